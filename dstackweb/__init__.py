@@ -1,0 +1,1 @@
+"""dstackweb: a web dashboard and scheduler that lets a team share its GPUs."""
