@@ -1,0 +1,1 @@
+"""Where capacity comes from: models, the contract, and one folder per kind."""

@@ -1,0 +1,115 @@
+"""Where capacity comes from: backends, and the team's own hosts with their GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+
+
+class BackendKind(models.TextChoices):
+    HOSTS = "hosts", "Own hosts"
+    AWS = "aws", "AWS EC2"
+    DASK = "dask", "Dask cluster"
+
+
+class Isolation(models.TextChoices):
+    """How a host keeps jobs away from the server's files and from each other (DESIGN 6)."""
+
+    USER = "user", "another user"
+    CONTAINER = "container", "a container"
+    SHARED = "shared", "none: jobs share the server's user"
+    NONE = "none", "none: jobs are refused"
+
+
+HOST_NAME = RegexValidator(
+    r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+    "Letters, digits, dots, dashes and underscores; a letter or a digit at both ends.",
+)
+
+
+class Backend(models.Model):
+    """A configured source of capacity. It belongs to the deployment, not to a project."""
+
+    name = models.SlugField(max_length=60, unique=True)
+    kind = models.CharField(max_length=10, choices=BackendKind.choices)
+    config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
+    version = models.BigIntegerField(
+        default=1, editable=False, help_text="Rises with each change, so that results of an older one never land"
+    )
+    enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones go on.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(kind__in=BackendKind.values), name="backend_kind_known"),
+        ]
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Host(models.Model):
+    """A machine of the team. What it has is written by the machine itself, what is taken of it by the claims.
+
+    `cpus_used` and `memory_used_mib` are the sums of the claims, guarded by this row. They may stand above the
+    capacity for a while, when a machine comes back smaller; so the schema holds them at zero or more (positive
+    fields), and each claim's UPDATE holds them under the capacity.
+    """
+
+    backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
+    name = models.CharField(max_length=60, unique=True, validators=[HOST_NAME])
+    address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
+    cluster = models.CharField(max_length=80, help_text="The django-q2 cluster that works on this machine")
+    labels: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
+    setup = models.TextField(
+        blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches."
+    )
+    draining = models.BooleanField(default=False, help_text="Takes no new jobs; running ones go on.")
+
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    cpus_used = models.PositiveIntegerField(default=0, editable=False)
+    memory_used_mib = models.PositiveBigIntegerField(default=0, editable=False)
+
+    isolation = models.CharField(max_length=10, choices=Isolation.choices, default=Isolation.NONE)
+    job_user = models.CharField(max_length=60, blank=True, help_text="The user jobs run as; empty: the host's own")
+    runs_dir = models.CharField(max_length=1024, blank=True, help_text="Where runs' directories lie on the host")
+    boot_id = models.CharField(max_length=64, blank=True)
+    error = models.TextField(blank=True, help_text="What is wrong there, as the host itself sees it")
+
+    beat = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the host")
+    seen_at = models.DateTimeField(null=True)
+    watched_beat = models.BigIntegerField(default=0)
+    silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(isolation__in=Isolation.values), name="host_isolation_known"),
+        ]
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Gpu(models.Model):
+    """A GPU of a host, known by its NVML UUID for ever: index and host may change, the UUID doesn't."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="gpus")
+    uuid = models.CharField(max_length=80, unique=True)
+    index = models.PositiveIntegerField(help_text="NVML's index, which is not CUDA's default order")
+    name = models.CharField(max_length=120)
+    memory_mib = models.PositiveBigIntegerField()
+    present = models.BooleanField(default=True)
+    stranger: models.JSONField[Any, Any] = models.JSONField(
+        null=True, blank=True, help_text="A process of no run that uses it: pid and user"
+    )
+
+    class Meta:
+        ordering = ["host", "index"]
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.index}: {self.name}"
