@@ -1,0 +1,8 @@
+"""The pages."""
+
+from django.apps import AppConfig
+
+
+class WebConfig(AppConfig):
+    name = "dstackweb.web"
+    label = "web"

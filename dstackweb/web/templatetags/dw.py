@@ -1,0 +1,74 @@
+"""What templates of the pages need besides Django's own: the sidebar, icons, times, and words for codes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any
+
+from django import template
+from django.template.context import RequestContext
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from dstackweb.web import shell, wording
+
+register = template.Library()
+
+register.filter("duration", wording.duration)
+register.filter("mebibytes", wording.mebibytes)
+register.filter("status_word", wording.status)
+register.filter("reason_word", wording.termination)
+
+
+@register.inclusion_tag("web/sidebar.html", takes_context=True)
+def sidebar(context: RequestContext) -> dict[str, Any]:
+    """The navigation for this reader; `project` of the context (or the request) is the one shown."""
+    request = context["request"]
+    project = context.get("project") or getattr(request, "project", None)
+    return {"csrf_token": context.get("csrf_token"), **shell.sidebar(request, project)}
+
+
+@register.simple_tag
+def now_ms() -> int:
+    """The server's clock, from which the page's ages count."""
+    return time.time_ns() // 1_000_000
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
+    return format_html(
+        '<svg class="icon dw-icon" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>',
+        static("icons.svg"),
+        name,
+    )
+
+
+@register.simple_tag
+def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
+    """A moment: `clock` and `moment` are shown in the reader's zone, `ago` and `for` count on by themselves.
+
+    The server's text is UTC, for readers without scripts; app.js replaces it.
+    """
+    if at is None:
+        return "–"
+    at = at.astimezone(dt.UTC)
+    age = wording.duration((timezone.now() - at).total_seconds())
+    ago = _("%s ago")
+    text = {
+        "for": age,
+        "ago": ago.replace("%s", age),
+        "clock": f"{at:%H:%M:%S} UTC",
+        "moment": f"{at:%b %d, %H:%M} UTC",
+    }[style]
+    return format_html(
+        '<time datetime="{}" data-when="{}"{}>{}</time>',
+        at.isoformat(timespec="milliseconds"),
+        style,
+        format_html(' data-ago="{}"', ago) if style == "ago" else "",
+        text,
+    )

@@ -1,0 +1,7 @@
+// Plain ES modules, no build step. Each module finds its elements by data attributes and works alone.
+import "./js/menus.js";
+import "./js/times.js";
+import "./js/polling.js";
+import "./js/actions.js";
+import "./js/log.js";
+import "./js/editor.js";

@@ -1,0 +1,48 @@
+// <time datetime="…" data-when="clock|moment|ago|for"> in the reader's own zone; the server renders UTC.
+// "ago" and "for" count on by themselves, by the server's clock, so that a poll need not send them again.
+const skewMs = Number(document.documentElement.dataset.now) - Date.now();
+const locale = document.documentElement.lang || undefined;
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const moment = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const full = new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" });
+
+export const clockText = (date) => clock.format(date);
+
+// The same words as `dstackweb.web.wording.duration`.
+export function durationText(seconds) {
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")}`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+function text(element, now) {
+  const at = new Date(element.dateTime);
+  if (Number.isNaN(at.getTime())) return element.textContent;
+  const age = (now - at.getTime()) / 1000;
+  switch (element.dataset.when) {
+    case "ago":
+      return element.dataset.ago.replace("%s", durationText(age));
+    case "for":
+      return durationText(age);
+    case "clock":
+      return age < 20 * 3600 ? clock.format(at) : moment.format(at);
+    default:
+      return moment.format(at);
+  }
+}
+
+function localise(root = document) {
+  const now = Date.now() + skewMs;
+  for (const element of root.querySelectorAll("time[data-when]")) {
+    const words = text(element, now);
+    if (element.textContent !== words) element.textContent = words;
+    if (!element.title) element.title = full.format(new Date(element.dateTime));
+  }
+}
+
+localise();
+document.addEventListener("htmx:after:swap", () => localise());
+setInterval(() => document.hidden || localise(), 1000);
+document.addEventListener("visibilitychange", () => document.hidden || localise());
