@@ -1,0 +1,155 @@
+"""People, the projects they share, and what lets them in: tokens, invites and one-time links.
+
+No secret is kept in plain: tokens and links by their SHA-256, project secrets encrypted.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import AbstractUser
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+SECRET_NAME = RegexValidator(
+    r"^[A-Za-z_][A-Za-z0-9_]*\Z", "Letters, digits and underscores; no digit at the start, as in HF_TOKEN."
+)
+
+
+class Role(models.TextChoices):
+    """What a member may do, least first: each role may do all that the ones before it may."""
+
+    VIEWER = "viewer", "viewer"
+    MEMBER = "member", "member"
+    MANAGER = "manager", "manager"
+    ADMIN = "admin", "admin"
+
+
+class User(AbstractUser):
+    """A person who signs in. A superuser is a deployment admin, and an admin of every project."""
+
+
+class Project(models.Model):
+    """A team's space: members with roles, runs, queues, a weight and a budget."""
+
+    name = models.SlugField(max_length=60, unique=True)
+    weight = models.PositiveIntegerField(
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(1000)],
+        help_text="Its share of the capacity against other projects: 2 may hold twice as many GPUs as 1.",
+    )
+    monthly_budget = models.DecimalField(
+        max_digits=12,
+        decimal_places=2,
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0)],
+        help_text="USD per month for paid backends. Empty: no limit.",
+    )
+    member_max_priority = models.PositiveSmallIntegerField(
+        default=80,
+        validators=[MaxValueValidator(100)],
+        help_text="The highest priority (0–100) that a member may give; managers may give any.",
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(weight__gte=1), name="project_weight_at_least_1"),
+            models.CheckConstraint(condition=Q(member_max_priority__lte=100), name="project_max_priority_0_to_100"),
+            models.CheckConstraint(
+                condition=Q(monthly_budget__isnull=True) | Q(monthly_budget__gte=0), name="project_budget_not_negative"
+            ),
+        ]
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    """A user's role in a project."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=Role.choices, default=Role.MEMBER)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user", "project"], name="membership_once_in_project"),
+            models.CheckConstraint(condition=Q(role__in=Role.values), name="membership_role_known"),
+        ]
+        ordering = ["project", "user"]
+
+    def __str__(self) -> str:
+        return f"{self.user} is {self.role} of {self.project}"
+
+
+class ApiToken(models.Model):
+    """A bearer token for the API and the CLI. Only its digest is kept; `hint` tells it apart from the others."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=80, help_text="Where it is used: laptop, CI")
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    hint = models.CharField(max_length=12, editable=False, help_text="Its last characters")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    last_used_at = models.DateTimeField(null=True, editable=False, help_text="To the minute")
+    revoked_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user}"
+
+
+class Invite(models.Model):
+    """A one-time link into a project with a role. It works once, until it expires."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invites")
+    role = models.CharField(max_length=10, choices=Role.choices, default=Role.MEMBER)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    created_by = models.ForeignKey(User, on_delete=models.CASCADE, related_name="invites_sent")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField()
+    used_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="invites_used")
+    used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(role__in=Role.values), name="invite_role_known")]
+        ordering = ["-created_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self.project}, invited by {self.created_by}"
+
+
+class LoginLink(models.Model):
+    """A link that signs its user in, once, until it expires."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="login_links")
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-expires_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"for {self.user} until {self.expires_at:%Y-%m-%d %H:%M} UTC"
+
+
+class ProjectSecret(models.Model):
+    """A value that runs read as `${{ secrets.NAME }}`. People write it and never see it again."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="secrets")
+    name = models.CharField(max_length=120, validators=[SECRET_NAME])
+    ciphertext = models.TextField(editable=False)
+    updated_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+", editable=False)
+    updated_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "name"], name="secret_name_in_project")]
+        ordering = ["project", "name"]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.project}"
