@@ -1,0 +1,92 @@
+"""The REST API (DESIGN 9): one NinjaAPI, bearer tokens, and errors as `{"detail": …}` with the right status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.security import HttpBearer
+
+from dstackweb.accounts.access import project_for
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import authenticate_token
+from dstackweb.lib.errors import DomainError, TooMany
+
+
+class ApiRequest(HttpRequest):
+    """A request whose bearer token was checked: `auth` is its user."""
+
+    auth: User
+
+
+class Token(HttpBearer):
+    """`Authorization: Bearer <API token>`."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> User | None:
+        return authenticate_token(token)
+
+
+api = NinjaAPI(
+    title="dstackweb",
+    version="1.0",
+    description="Runs, queues and hosts of a team that shares GPUs.",
+    urls_namespace="api",
+    docs_url=None,
+    auth=Token(),
+)
+
+
+@api.exception_handler(DomainError)
+def on_domain_error(request: HttpRequest, error: DomainError) -> HttpResponse:
+    """Whatever a service refuses, in its own words."""
+    response = api.create_response(request, {"detail": error.detail, **error.extra}, status=error.status)
+    if isinstance(error, TooMany):
+        response["Retry-After"] = str(max(1, round(error.retry_after)))
+    return response
+
+
+@api.exception_handler(AuthenticationError)
+def on_no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+    """No token, or one that isn't valid any more."""
+    detail = "Send a valid API token as `Authorization: Bearer …`; make one under Account → API tokens."
+    response = api.create_response(request, {"detail": detail}, status=401)
+    response["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@api.exception_handler(ValidationError)
+def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    """A body or query that doesn't have the documented form."""
+    errors = [
+        {"loc": [part for part in item["loc"] if part not in ("body", "data")], "line": None, "msg": item["msg"]}
+        for item in error.errors
+    ]
+    where = ".".join(str(part) for part in errors[0]["loc"]) if errors else ""
+    detail = f"{where}: {errors[0]['msg']}" if where else "the request does not have the documented form"
+    return api.create_response(request, {"detail": detail, "errors": errors}, status=422)
+
+
+@api.exception_handler(HttpError)
+def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    """What the framework itself refuses (a body that isn't JSON)."""
+    return api.create_response(request, {"detail": str(error)}, status=error.status_code)
+
+
+@api.exception_handler(Http404)
+def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+    """No such thing."""
+    return api.create_response(request, {"detail": "not found"}, status=404)
+
+
+def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tuple[Project, str]:
+    """The project and the caller's role in it; NotFound for a stranger, Forbidden for too low a role."""
+    return project_for(caller(request), name, at_least)
+
+
+def caller(request: HttpRequest) -> User:
+    """The user whose token came with the request."""
+    user: Any = getattr(request, "auth", None)
+    assert isinstance(user, User)
+    return user

@@ -1,0 +1,108 @@
+"""What isn't one project's: the caller, the projects they see, limits, hosts, uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Path, Router
+
+from dstackweb.accounts.access import project_for, visible_projects
+from dstackweb.api.app import caller, project_of
+from dstackweb.api.schemas import (
+    ArchiveOut,
+    ErrorOut,
+    GpuOut,
+    HostOut,
+    HostsOut,
+    LimitsOut,
+    ProjectOut,
+    ProjectsOut,
+    UserOut,
+)
+from dstackweb.backends.hosts.views import is_online
+from dstackweb.lib.errors import NotFound, TooLarge
+from dstackweb.runs import archives
+from dstackweb.runs.models import Archive
+from dstackweb.runs.selectors import hosts_with_holders
+from dstackweb.spec.run_file import MAX_BYTES
+
+router = Router(tags=["deployment"])
+REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+SHA256 = Path(..., pattern="^[0-9a-f]{64}$")
+CHUNK = 1 << 16
+
+
+@router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")
+def user(request: HttpRequest) -> UserOut:
+    found = caller(request)
+    return UserOut(username=found.get_username(), is_admin=found.is_superuser)
+
+
+@router.get("/limits", response={200: LimitsOut, 401: ErrorOut}, summary="Sizes that are taken")
+def limits(request: HttpRequest) -> LimitsOut:
+    return LimitsOut(archive_bytes=archives.limit_bytes(), config_bytes=MAX_BYTES)
+
+
+@router.get("/projects", response={200: ProjectsOut, 401: ErrorOut}, summary="The caller's projects")
+def projects(request: HttpRequest) -> ProjectsOut:
+    who = caller(request)
+    found = visible_projects(who).order_by("name")
+    return ProjectsOut(items=[ProjectOut(name=p.name, role=project_for(who, p.name)[1]) for p in found])
+
+
+@router.get("/hosts", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
+def hosts(request: HttpRequest) -> HostsOut:
+    """CPUs, memory and GPUs with their holders. Runs of projects that the caller can't see stay nameless."""
+    seen = {project.pk for project in visible_projects(caller(request))}
+    items = []
+    for host, gpus in hosts_with_holders():
+        items.append(
+            HostOut(
+                online=is_online(host),
+                gpus=[
+                    GpuOut(
+                        run=(run.name if run.project_id in seen else "a run of another project") if run else None,
+                        **{name: getattr(gpu, name) for name in "uuid index name memory_mib present stranger".split()},
+                    )
+                    for gpu, run in gpus
+                ],
+                **{
+                    name: getattr(host, name)
+                    for name in "name draining isolation cpus cpus_used memory_mib memory_used_mib labels seen_at error".split()
+                },
+            )
+        )
+    return HostsOut(items=items)
+
+
+@router.api_operation(
+    ["HEAD"], "/projects/{project}/archives/{sha256}", response={200: None, **REFUSALS}, summary="Is it there already?"
+)
+def archive_known(request: HttpRequest, project: str, sha256: str = SHA256) -> HttpResponse:
+    """200 when this content was uploaded before, 404 when not."""
+    found, _role = project_of(request, project, "member")
+    if not Archive.objects.filter(project=found, sha256=sha256).exists():
+        raise NotFound("not uploaded yet")
+    return HttpResponse(status=200)
+
+
+@router.put(
+    "/projects/{project}/archives/{sha256}",
+    response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, 413: ErrorOut},
+    summary="Upload a working directory",
+)
+def archive_put(request: HttpRequest, project: str, sha256: str = SHA256) -> tuple[int, ArchiveOut]:
+    """The raw bytes of a tar.gz; kept once per content."""
+    found, _role = project_of(request, project, "member")
+    announced = request.headers.get("Content-Length", "")
+    if announced.isdigit() and int(announced) > archives.limit_bytes():
+        raise TooLarge(f"the archive is over the limit of {archives.limit_bytes() >> 20} MB; nothing was kept")
+    archive, created = archives.store(found, _chunks(request), sha256)
+    return (201 if created else 200), ArchiveOut(sha256=archive.sha256, size=archive.size)
+
+
+def _chunks(request: HttpRequest) -> Iterator[bytes]:
+    """The body piece by piece, never whole in memory."""
+    while chunk := request.read(CHUNK):
+        yield chunk

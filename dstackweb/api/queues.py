@@ -1,0 +1,47 @@
+"""Queues: the line in its true order, and its switch."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from ninja import Query, Router
+
+from dstackweb.api.app import caller, project_of
+from dstackweb.api.schemas import ErrorOut, PatchQueueIn, QueueItem, QueueOut
+from dstackweb.runs import selectors, services
+from dstackweb.runs.models import Queue
+
+router = Router(tags=["queues"])
+REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+
+
+@router.get("/{name}", response={200: QueueOut, **REFUSALS}, summary="The queue in its true order")
+def detail(
+    request: HttpRequest,
+    project: str,
+    name: str,
+    limit: int = Query(50, ge=1, le=1000),
+    cursor: int = Query(0, ge=0),
+) -> QueueOut:
+    """Who waits, in which place and why; `cursor` is the `next` of the page before."""
+    found, _role = project_of(request, project)
+    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    return _page(queue, limit, cursor)
+
+
+@router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Pause or resume a queue")
+def change(request: HttpRequest, project: str, name: str, body: PatchQueueIn) -> QueueOut:
+    """Managers only. Nothing leaves a paused queue; what runs goes on."""
+    found, role = project_of(request, project, "member")
+    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    return _page(services.set_paused(queue, caller(request), role, body.paused), 50, 0)
+
+
+def _page(queue: Queue, limit: int, offset: int) -> QueueOut:
+    rows = selectors.queue_rows(queue, limit + 1, offset)
+    return QueueOut(
+        name=queue.name,
+        paused=queue.paused,
+        ageing_minutes=queue.ageing_minutes,
+        items=[QueueItem.of(row) for row in rows[:limit]],
+        next=str(offset + limit) if len(rows) > limit else None,
+    )

@@ -1,0 +1,140 @@
+"""What runners say and ask (docs/runner.md). Not part of the public interface; a job's token opens that job only."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import F
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
+from django.utils import timezone
+from ninja import Router, Schema
+from ninja.security import HttpBearer
+
+from dstackweb.lib.errors import Conflict, Forbidden, NotFound
+from dstackweb.runs import archives, attempts, logs
+from dstackweb.runs.launch import runner_spec
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus
+from dstackweb.scheduler.hosting import job_of_token
+
+
+class JobToken(HttpBearer):
+    """The token that the host handed to this job's runner."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
+        return job_of_token(token)
+
+
+router = Router(auth=JobToken(), include_in_schema=False)
+
+
+class ClaimIn(Schema):
+    nonce: str
+    pid: int | None = None
+    host: str = ""
+
+
+class HeartbeatIn(Schema):
+    beat: int
+    phase: Literal["waiting", "running", "stopping", "exited"] = "running"
+
+
+class ExitIn(Schema):
+    exit_code: int | None = None
+    reason: str
+    message: str = ""
+    log_size: int | None = None
+
+
+@router.post("/{job_id}/claim")
+def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
+    """Become the one runner of this job; 409 for any other."""
+    _own(request, job_id)
+    try:
+        attempts.claim(job_id, body.nonce, body.host)
+    except Job.DoesNotExist:
+        raise NotFound("no such job") from None
+    return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
+
+
+@router.get("/{job_id}/spec")
+def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
+    """What to execute, with the secrets filled in."""
+    return runner_spec(_claimed(request, job_id))
+
+
+@router.get("/{job_id}/archive")
+def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
+    """The code that was shipped with the run."""
+    run = _claimed(request, job_id).run
+    if run.archive is None:
+        raise NotFound("no code was shipped with this run")
+    return FileResponse(archives.path(run.project_id, run.archive.sha256).open("rb"))
+
+
+@router.post("/{job_id}/heartbeat")
+def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
+    """Alive; the answer says to carry on, to wait for the other nodes, or to stop."""
+    job = _claimed(request, job_id)
+    Job.objects.filter(pk=job.pk).update(beat=F("beat") + 1, beat_at=timezone.now())
+    answer: dict[str, Any] = {"action": "go", "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
+    if job.status == JobStatus.TERMINATING:
+        return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
+    if body.phase == "waiting" and _others_unclaimed(job):
+        return answer | {"action": "wait", "heartbeat_s": min(1.0, settings.DSTACKWEB_HEARTBEAT_S)}
+    return answer
+
+
+@router.post("/{job_id}/started")
+def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
+    """The commands run now."""
+    attempts.started(_claimed(request, job_id).pk)
+    return {}
+
+
+@router.post("/{job_id}/logs")
+def append_logs(request: HttpRequest, job_id: UUID, offset: int) -> HttpResponse:
+    """Bytes of the job's stream from `offset`; a gap is answered with 409 and the offset to go on from."""
+    job = _claimed(request, job_id)
+    try:
+        return JsonResponse({"next": logs.append(job.pk, offset, request.body)})
+    except logs.LogGap as gap:
+        return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
+
+
+@router.post("/{job_id}/exit")
+def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
+    """The job has ended, its processes are gone and its log has been shipped."""
+    job = _own(request, job_id)
+    attempts.ended(job.pk, body.reason, exit_code=body.exit_code, message=body.message, log_size=body.log_size)
+    return {}
+
+
+def _own(request: HttpRequest, job_id: UUID) -> Job:
+    """The job, if the token is for it and the nonce isn't another runner's."""
+    if getattr(request, "auth", None) != job_id:
+        raise Forbidden("this token is for another job")
+    job = Job.objects.select_related("run__project", "run__archive", "host").filter(pk=job_id).first()
+    if job is None:
+        raise NotFound("no such job")
+    nonce = request.headers.get("X-Nonce", "")
+    if job.claim_nonce and nonce and job.claim_nonce != nonce:
+        raise Conflict("another runner has this job")
+    return job
+
+
+def _claimed(request: HttpRequest, job_id: UUID) -> Job:
+    """The job, if the caller is the runner that claimed it and it is still wanted."""
+    job = _own(request, job_id)
+    if not job.claim_nonce or request.headers.get("X-Nonce", "") != job.claim_nonce:
+        raise Conflict("claim the job first")
+    if job.status not in JOB_ACTIVE:
+        raise Conflict("this job has ended")
+    return job
+
+
+def _others_unclaimed(job: Job) -> bool:
+    """Whether a node of the attempt has no runner yet."""
+    return Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, claim_nonce="").exists()

@@ -1,0 +1,136 @@
+"""Runs: plan, submit, list, look at, change, stop, read the logs of."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Header, Query, Router
+
+from dstackweb.api.app import caller, project_of
+from dstackweb.api.schemas import (
+    ErrorOut,
+    PatchRunIn,
+    PlanOut,
+    RunOut,
+    RunRow,
+    RunsOut,
+    RunStatusName,
+    StopIn,
+    SubmitIn,
+    SubmitRunIn,
+)
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import selectors, services
+from dstackweb.runs.models import Run
+from dstackweb.scheduler.plan import plan as plan_submission
+
+router = Router(tags=["runs"])
+REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+LOG_LIMIT = 4 << 20
+
+
+@router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="What a submission would do")
+def plan(request: HttpRequest, project: str, body: SubmitIn) -> PlanOut:
+    """Effective settings with where each came from, offers, the position it would get. Stores nothing."""
+    found, role = project_of(request, project, "member")
+    submission = services.Submission(body.config, body.env, body.overrides)
+    return PlanOut.of(plan_submission(found, caller(request), role, submission))
+
+
+@router.post("", response={201: RunOut, **REFUSALS, 409: ErrorOut, 413: ErrorOut}, summary="Submit a run")
+def submit(
+    request: HttpRequest,
+    response: HttpResponse,
+    project: str,
+    body: SubmitRunIn,
+    idempotency_key: str = Header("", max_length=200),
+) -> tuple[int, RunOut]:
+    """Put a run in its queue. An `Idempotency-Key` makes retries safe: the same key answers with the same run."""
+    found, role = project_of(request, project, "member")
+    submission = services.Submission(body.config, body.env, body.overrides, body.archive)
+    run, _made = services.submit(found, caller(request), role, submission, idempotency_key)
+    return 201, _tagged(response, selectors.find_run(found, str(run.uid)))
+
+
+@router.get("", response={200: RunsOut, **REFUSALS}, summary="List runs, newest first")
+def index(
+    request: HttpRequest,
+    project: str,
+    status: list[RunStatusName] = Query(default_factory=list),
+    user: str = "",
+    q: str = "",
+    limit: int = Query(50, ge=1, le=500),
+    cursor: int | None = None,
+) -> RunsOut:
+    """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
+    found, _role = project_of(request, project)
+    runs, following = selectors.runs_page(found, statuses=status, user=user, text=q, before=cursor, limit=limit)
+    return RunsOut(items=[RunRow.of(run) for run in runs], next=str(following) if following else None)
+
+
+@router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")
+def detail(request: HttpRequest, response: HttpResponse, project: str, name: str) -> RunOut:
+    """By id, or the newest of that name. The `ETag` covers only what people edit."""
+    return _tagged(response, _run(request, project, name))
+
+
+@router.patch("/{name}", response={200: RunOut, **REFUSALS, 409: ErrorOut, 412: ErrorOut}, summary="Change a run")
+def change(
+    request: HttpRequest,
+    response: HttpResponse,
+    project: str,
+    name: str,
+    body: PatchRunIn,
+    if_match: str | None = Header(None),
+) -> RunOut:
+    """Change its priority or its queue; with `If-Match` a stale write is refused."""
+    found, role = project_of(request, project, "member")
+    run = selectors.find_run(found, name)
+    if (body.priority is None) == (body.queue is None):
+        raise Invalid.at("priority", msg="send either `priority` or `queue`")
+    if body.priority is not None:
+        run = services.set_priority(run, caller(request), role, body.priority, if_match)
+    else:
+        run = services.set_queue(run, caller(request), role, body.queue or "", if_match)
+    return _tagged(response, run)
+
+
+@router.post("/{name}/stop", response={200: RunOut, **REFUSALS, 409: ErrorOut}, summary="Stop a run")
+def stop(request: HttpRequest, response: HttpResponse, project: str, name: str, body: StopIn | None = None) -> RunOut:
+    """Graceful: TERM, then KILL after its `stop_duration`. `abort` kills at once."""
+    found, role = project_of(request, project, "member")
+    run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
+    return _tagged(response, run)
+
+
+@router.get("/{name}/logs", response={200: None, **REFUSALS}, summary="Raw log bytes of one job")
+def read_logs(
+    request: HttpRequest,
+    project: str,
+    name: str,
+    node: int = Query(0, ge=0),
+    attempt: int | None = Query(None, ge=1),
+    offset: int = Query(0, ge=0),
+    tail: int | None = Query(None, ge=0, le=100_000),
+) -> HttpResponse:
+    """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.
+
+    `X-Next-Offset` is where to go on, `X-Log-Complete: true` says that nothing will follow.
+    """
+    run = _run(request, project, name)
+    part = selectors.log_part(run, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_LIMIT)
+    response = HttpResponse(part.data, content_type="application/octet-stream")
+    response["X-Next-Offset"] = str(part.next_offset)
+    response["X-Attempt"] = str(part.attempt)
+    response["X-Log-Complete"] = "true" if part.complete else "false"
+    return response
+
+
+def _run(request: HttpRequest, project: str, name: str) -> Run:
+    found, _role = project_of(request, project)
+    return selectors.find_run(found, name)
+
+
+def _tagged(response: HttpResponse, run: Run) -> RunOut:
+    """The run, with its ETag on the response."""
+    response["ETag"] = f'"{services.etag(run)}"'
+    return RunOut.of(run)

@@ -1,0 +1,319 @@
+"""The shapes of requests and answers. Times are ISO 8601 in UTC; money is USD."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Literal
+
+from ninja import Field, Schema
+
+from dstackweb.backends.contract import Offer
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.scheduler.plan import Plan
+from dstackweb.web.wording import reason as reason_told
+
+
+class SubmitIn(Schema):
+    """`config` is the run file, as YAML text or as an object."""
+
+    model_config = {"extra": "forbid"}
+
+    config: str | dict[str, Any]
+    env: dict[str, str] = Field(default_factory=dict, description="Values for the bare names in the file's env list")
+    overrides: dict[str, Any] = Field(default_factory=dict, description="Keys set on the command line")
+
+
+class SubmitRunIn(SubmitIn):
+    """A submission, with the code that was uploaded for it."""
+
+    archive: str | None = Field(None, description="SHA-256 of an archive uploaded before")
+
+
+class PatchRunIn(Schema):
+    """What people edit of a run."""
+
+    model_config = {"extra": "forbid"}
+
+    priority: int | None = Field(None, strict=True)
+    queue: str | None = None
+
+
+class StopIn(Schema):
+    """`abort` kills at once instead of waiting for `stop_duration`."""
+
+    model_config = {"extra": "forbid"}
+
+    abort: bool = False
+
+
+class PatchQueueIn(Schema):
+    """What managers edit of a queue."""
+
+    model_config = {"extra": "forbid"}
+
+    paused: bool
+
+
+class UserOut(Schema):
+    username: str
+    is_admin: bool
+
+
+class LimitsOut(Schema):
+    archive_bytes: int
+    config_bytes: int
+
+
+class ProjectOut(Schema):
+    name: str
+    role: str
+
+
+class ProjectsOut(Schema):
+    items: list[ProjectOut]
+    next: str | None = None
+
+
+class ArchiveOut(Schema):
+    sha256: str
+    size: int
+
+
+class JobOut(Schema):
+    """One node of one attempt."""
+
+    id: str
+    attempt: int
+    node: int
+    status: str
+    backend: str
+    host: str | None
+    cpus: int
+    memory_mib: int
+    gpus: list[str]
+    placed_at: dt.datetime
+    started_at: dt.datetime | None
+    ended_at: dt.datetime | None
+    exit_code: int | None
+    termination_reason: str
+    message: str
+
+    @classmethod
+    def of(cls, job: Job) -> JobOut:
+        names = "attempt node status cpus memory_mib gpus placed_at started_at ended_at exit_code termination_reason message"
+        return cls(
+            id=str(job.pk),
+            backend=job.backend.name,
+            host=job.host.name if job.host else None,
+            **{name: getattr(job, name) for name in names.split()},
+        )
+
+
+class EventOut(Schema):
+    """What happened: a code with data."""
+
+    at: dt.datetime
+    kind: str
+    actor: str | None
+    attempt: int
+    node: int | None
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, event: RunEvent) -> EventOut:
+        actor = event.actor.get_username() if event.actor else None
+        return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
+
+
+class RunRow(Schema):
+    """A run as lists show it."""
+
+    id: str
+    name: str
+    status: str
+    status_message: str
+    termination_reason: str
+    priority: int
+    queue: str
+    user: str
+    attempt: int
+    exit_code: int | None
+    submitted_at: dt.datetime
+    started_at: dt.datetime | None
+    ended_at: dt.datetime | None
+
+    @staticmethod
+    def values(run: Run) -> dict[str, Any]:
+        """The fields of a row."""
+        names = (
+            "name status status_message termination_reason priority attempt exit_code submitted_at started_at ended_at"
+        )
+        return {
+            "id": str(run.uid),
+            "queue": run.queue.name,
+            "user": run.user.get_username(),
+            **{name: getattr(run, name) for name in names.split()},
+        }
+
+    @classmethod
+    def of(cls, run: Run) -> RunRow:
+        return cls(**cls.values(run))
+
+
+class RunOut(RunRow):
+    """One run in full. `position` and `reason` are null unless it waits."""
+
+    position: int | None
+    reason: str | None
+    reason_detail: str | None
+    spec: dict[str, Any]
+    provenance: dict[str, Any]
+    jobs: list[JobOut]
+    events: list[EventOut]
+
+    @classmethod
+    def of(cls, run: Run) -> RunOut:
+        reason, data = selectors.why(run)
+        return cls(
+            **cls.values(run),
+            position=selectors.position(run),
+            reason=reason or None,
+            reason_detail=reason_told(reason, data).text if reason else None,
+            spec=run.spec,
+            provenance=run.provenance,
+            jobs=[JobOut.of(job) for job in selectors.jobs_of(run)],
+            events=[EventOut.of(event) for event in run.events.select_related("actor")],
+        )
+
+
+class RunsOut(Schema):
+    items: list[RunRow]
+    next: str | None
+
+
+class QueueItem(Schema):
+    """A waiting run in its place."""
+
+    name: str
+    id: str
+    position: int
+    priority: int
+    user: str
+    submitted_at: dt.datetime
+    reason: str
+    reason_detail: str
+
+    @classmethod
+    def of(cls, row: selectors.QueueRow) -> QueueItem:
+        run = row.run
+        return cls(
+            name=run.name,
+            id=str(run.uid),
+            position=row.position,
+            priority=run.priority,
+            user=run.user.get_username(),
+            submitted_at=run.submitted_at,
+            reason=row.reason,
+            reason_detail=reason_told(row.reason, row.reason_data).text,
+        )
+
+
+class QueueOut(Schema):
+    name: str
+    paused: bool
+    ageing_minutes: int | None
+    items: list[QueueItem]
+    next: str | None
+
+
+class OfferOut(Schema):
+    backend: str
+    region: str
+    instance_type: str
+    cpus: int
+    memory_mib: int
+    gpu_name: str
+    gpu_count: int
+    gpu_memory_mib: int
+    spot: bool
+    price: float
+    availability: str
+    detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, offer: Offer) -> OfferOut:
+        return cls(**{name: getattr(offer, name) for name in cls.model_fields})
+
+
+class Warning(Schema):
+    code: str
+    message: str
+
+
+class PlanOut(Schema):
+    """What a submission would do."""
+
+    spec: dict[str, Any]
+    provenance: dict[str, Any]
+    queue: str
+    position: int
+    offers: list[OfferOut]
+    reason: str | None
+    reason_detail: str | None
+    warnings: list[Warning]
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanOut:
+        effective = plan.prepared.effective
+        text = reason_told(plan.waits.reason, plan.waits.data).text if plan.waits else None
+        return cls(
+            spec=effective.spec.model_dump(mode="json"),
+            provenance=effective.provenance,
+            queue=plan.prepared.queue.name,
+            position=plan.position,
+            offers=[OfferOut.of(offer) for offer in plan.offers],
+            reason=plan.waits.reason if plan.waits else None,
+            reason_detail=text,
+            warnings=[Warning(code="impossible", message=text or "")] if plan.impossible else [],
+        )
+
+
+class GpuOut(Schema):
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int
+    present: bool
+    run: str | None
+    stranger: dict[str, Any] | None
+
+
+class HostOut(Schema):
+    name: str
+    online: bool
+    draining: bool
+    isolation: str
+    cpus: int
+    cpus_used: int
+    memory_mib: int
+    memory_used_mib: int
+    labels: dict[str, Any]
+    seen_at: dt.datetime | None
+    error: str
+    gpus: list[GpuOut]
+
+
+class HostsOut(Schema):
+    items: list[HostOut]
+    next: str | None = None
+
+
+class ErrorOut(Schema):
+    detail: str
+    errors: list[dict[str, Any]] | None = None
+
+
+RunStatusName = Literal[
+    "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
+]

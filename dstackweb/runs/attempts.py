@@ -1,0 +1,201 @@
+"""What runners report of their jobs, and what follows for the run (DESIGN 3 and 5).
+
+Each function is one transaction behind the run's row, and safe to repeat.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from dstackweb.lib.backoff import full_jitter
+from dstackweb.lib.errors import Conflict
+from dstackweb.runs import allocations, hints
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
+from dstackweb.runs.states import (
+    JOB_ACTIVE,
+    JobStatus,
+    Reason,
+    RunStatus,
+    job_end_status,
+)
+from dstackweb.runs.transitions import lock_run, move_job, move_run, record
+from dstackweb.spec.effective import EffectiveSpec
+
+RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
+
+
+def claim(job_id: UUID, nonce: str, where: str) -> Job:
+    """Give a job to the runner with this nonce, once and for ever; the same nonce may ask again.
+
+    Raises Conflict when another runner has it or it is no longer wanted, Job.DoesNotExist when there is none.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        job = Job.objects.get(pk=job_id)
+        run = lock_run(job.run_id)
+        won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
+            claim_nonce=nonce, claimed_at=now, beat_at=now, silent_s=0
+        )
+        if won:
+            record(run, "claimed", node=job.node, attempt=job.attempt, at=now, where=where)
+    job = Job.objects.select_related("run", "host").get(pk=job_id)
+    if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
+        raise Conflict("this job is not yours to run")
+    return job
+
+
+def started(job_id: UUID) -> None:
+    """The runner has spawned the job's commands."""
+    with transaction.atomic():
+        job = Job.objects.get(pk=job_id)
+        run = lock_run(job.run_id)
+        job = _fresh(job, run)
+        if job.status == JobStatus.PROVISIONING:
+            move_job(job, JobStatus.RUNNING, now=timezone.now())
+            settle(run)
+
+
+def ended(
+    job_id: UUID, reason: str, *, exit_code: int | None = None, message: str = "", log_size: int | None = None
+) -> bool:
+    """A job has ended and its process tree is gone: free what it held, and settle the run.
+
+    Returns False when it had ended before. A job that was told to stop ends for that reason.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        job = Job.objects.get(pk=job_id)
+        run = lock_run(job.run_id)
+        job = _fresh(job, run)
+        if job.status not in JOB_ACTIVE:
+            return False
+        if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
+            reason = job.stop_reason
+        move_job(
+            job,
+            job_end_status(reason),
+            now=now,
+            termination_reason=reason,
+            exit_code=exit_code,
+            message=message,
+            log_size=log_size,
+        )
+        settle(run)
+        allocations.release(job)
+        hints.want_pass()
+    return True
+
+
+def _fresh(job: Job, run: Run) -> Job:
+    """The job as it is behind the run's row, sharing the run's object."""
+    fresh = Job.objects.select_related("host").get(pk=job.pk)
+    fresh.run = run
+    return fresh
+
+
+def settle(run: Run) -> None:
+    """Do what the state of the current attempt's jobs asks for. Call behind `lock_run`."""
+    now = timezone.now()
+    jobs = list(Job.objects.select_related("host").filter(run=run, attempt=run.attempt).order_by("node"))
+    if not jobs:
+        return
+    match decide(run_view(run), [job_view(job) for job in jobs], now):
+        case Carry():
+            pass
+        case Started():
+            move_run(run, RunStatus.RUNNING, now=now)
+        case StopOthers(because=job):
+            move_run(run, RunStatus.TERMINATING, now=now, data={"node": job.node, "job_reason": job.reason})
+            stop_jobs(run, Reason.TERMINATED_BY_SERVER, grace_s=None)
+            settle(run)
+        case Retry(because=job, first_failed_at=since):
+            _retry(run, job, since, now)
+        case End() as end:
+            data = {"reason": end.reason, **end.data}
+            if end.exit_code is not None:
+                data["exit_code"] = end.exit_code
+            move_run(
+                run,
+                end.status,
+                now=now,
+                data=data,
+                termination_reason=end.reason,
+                status_message=end.message,
+                exit_code=end.exit_code,
+            )
+
+
+def _retry(run: Run, because: JobView, since: dt.datetime, now: dt.datetime) -> None:
+    """Back to waiting with its seniority kept, for the next attempt after a jittered delay."""
+    delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
+    retry_at = now + dt.timedelta(seconds=delay)
+    move_run(
+        run,
+        RunStatus.PENDING,
+        now=now,
+        event="retry",
+        data={"job_reason": because.reason, "exit_code": because.exit_code, "retry_at": retry_at.isoformat()},
+        attempt=run.attempt + 1,
+        retry_at=retry_at,
+        first_failed_at=since,
+        status_message=because.message,
+        stop_reason="",
+    )
+
+
+def requeue_due(now: dt.datetime, limit: int = 500) -> int:
+    """Pending runs whose time has come enter the queue again, at the rank they kept. Returns how many."""
+    due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:limit]
+    moved = sum(move_run(run, RunStatus.SUBMITTED, now=now, event="requeued", retry_at=None) for run in due)
+    if moved:
+        hints.want_pass()
+    return moved
+
+
+def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
+    """Tell the current attempt's active jobs to stop; the unclaimed ones end at once, since nothing runs there.
+
+    `grace_s` None leaves it to the run's `stop_duration`. Call behind `lock_run`.
+    """
+    now = timezone.now()
+    grace = EffectiveSpec.model_validate(run.spec).stop_duration_s if grace_s is None else grace_s
+    told = []
+    active = Job.objects.select_related("host").filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE)
+    for job in active.order_by("node"):
+        job.run = run
+        if job.status == JobStatus.PROVISIONING and move_job(
+            job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
+        ):
+            allocations.release(job)
+            continue
+        if job.status == JobStatus.TERMINATING:
+            Job.objects.filter(pk=job.pk).update(stop_grace_s=min(grace, job.stop_grace_s or grace), status_s=0)
+        else:
+            move_job(job, JobStatus.TERMINATING, now=now, stop_reason=reason, stop_grace_s=grace)
+        told.append(job)
+    hints.want_look(told)
+    if not told:
+        hints.want_pass()
+
+
+def job_view(job: Job) -> JobView:
+    """The part of a job that decisions look at."""
+    return JobView(job.node, JobStatus(job.status), job.termination_reason, job.exit_code, job.message, job.ended_at)
+
+
+def run_view(run: Run) -> RunView:
+    """The part of a run that decisions look at."""
+    retry = EffectiveSpec.model_validate(run.spec).retry
+    return RunView(
+        status=RunStatus(run.status),
+        stop_reason=run.stop_reason,
+        retry_on=frozenset(retry.on_events) if retry else frozenset(),
+        retry_for=dt.timedelta(seconds=retry.duration_s) if retry and retry.duration_s else None,
+        first_failed_at=run.first_failed_at,
+    )

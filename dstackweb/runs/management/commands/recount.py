@@ -1,0 +1,24 @@
+"""`manage.py recount --check`: compare every kept counter with a recount and name any difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import transaction
+
+from dstackweb.runs.recount import differences
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--check", action="store_true", required=True, help="compare; nothing is changed")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        with transaction.atomic():
+            found = list(differences())
+        if found:
+            raise CommandError("counters differ:\n  " + "\n  ".join(map(str, found)))
+        self.stdout.write("All counters equal a recount.")

@@ -1,0 +1,250 @@
+"""Runs, their attempts' jobs, what the jobs hold, and the queues they wait in.
+
+A status is written by `transitions` alone; `rank` by `services` behind the queue's row.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from dstackweb.runs import ordering
+from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
+
+
+def _choices(kind: type[RunStatus] | type[JobStatus]) -> list[tuple[str, str]]:
+    return [(status.value, status.value) for status in kind]
+
+
+class Queue(models.Model):
+    """An ordered line of submitted runs in a project. Whoever changes the order updates this row first."""
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="queues")
+    name = models.SlugField(max_length=60, default="default")
+    ageing_minutes = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        default=ordering.DEFAULT_AGEING_MINUTES,
+        validators=[MinValueValidator(1), MaxValueValidator(60 * 24 * 365)],
+        help_text="Minutes of waiting that make up for one point of priority. Empty: strict priority.",
+    )
+    paused = models.BooleanField(default=False, help_text="Nothing leaves a paused queue; running runs go on.")
+    last_seniority_us = models.BigIntegerField(default=0, editable=False)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "name"], name="queue_name_in_project")]
+        ordering = ["project", "name"]
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.name}"
+
+    @property
+    def step_us(self) -> int:
+        """The ageing step in microseconds."""
+        return ordering.step_us(self.ageing_minutes)
+
+
+class QueueCount(models.Model):
+    """How many runs of a queue are in each status, shifted by each transition; `version` counts the changes."""
+
+    queue = models.OneToOneField(Queue, on_delete=models.CASCADE, primary_key=True, related_name="count")
+    version = models.BigIntegerField(default=0)
+    pending = models.IntegerField(default=0)
+    submitted = models.IntegerField(default=0)
+    provisioning = models.IntegerField(default=0)
+    running = models.IntegerField(default=0)
+    terminating = models.IntegerField(default=0)
+    done = models.IntegerField(default=0)
+    failed = models.IntegerField(default=0)
+    terminated = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.queue}: version {self.version}"
+
+
+class Archive(models.Model):
+    """A working directory shipped with a run: a tar.gz named by its hash, kept once per project."""
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE)
+    sha256 = models.CharField(max_length=64)
+    size = models.BigIntegerField(help_text="bytes")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "sha256"], name="archive_once_in_project")]
+
+    def __str__(self) -> str:
+        return f"{self.sha256[:12]} ({self.size} bytes)"
+
+
+class Run(models.Model):
+    """What a person submitted, with the spec that was in effect at that moment."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="runs")
+    queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="runs")
+    user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
+    name = models.CharField(max_length=60)
+
+    status = models.CharField(max_length=12, choices=_choices(RunStatus), default=RunStatus.SUBMITTED)
+    status_message = models.TextField(blank=True)
+    termination_reason = models.CharField(max_length=60, blank=True)
+    exit_code = models.IntegerField(null=True)
+    attempt = models.PositiveIntegerField(default=1)
+    stop_reason = models.CharField(max_length=60, blank=True, help_text="Why it was told to stop, while terminating")
+    retry_at = models.DateTimeField(null=True, help_text="When a pending run enters the queue again")
+    first_failed_at = models.DateTimeField(null=True, help_text="From here the retry's duration counts")
+
+    priority = models.PositiveSmallIntegerField(default=ordering.PRIORITY_DEFAULT)
+    seniority_us = models.BigIntegerField()
+    rank = models.BigIntegerField()
+    shape = models.CharField(max_length=64)
+
+    spec: models.JSONField[Any, Any] = models.JSONField(help_text="EffectiveSpec, as resolved at submit")
+    provenance: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    config_text = models.TextField(blank=True)
+    env_secret = models.TextField(blank=True, help_text="Values taken from the client's environment, encrypted")
+    archive = models.ForeignKey(Archive, null=True, on_delete=models.PROTECT)
+    idempotency_key = models.CharField(max_length=200, blank=True)
+    body_digest = models.CharField(max_length=64, blank=True)
+
+    submitted_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    version = models.BigIntegerField(default=0, help_text="Counts every visible change of the run or its jobs")
+
+    class Meta:
+        constraints = [
+            # Names are free again once a run ends; two active runs never share one.
+            models.UniqueConstraint(
+                fields=["project", "name"], condition=Q(status__in=ACTIVE), name="run_name_among_active"
+            ),
+            models.UniqueConstraint(
+                fields=["project", "user", "idempotency_key"],
+                condition=~Q(idempotency_key=""),
+                name="run_idempotency_key",
+            ),
+            models.CheckConstraint(
+                condition=Q(priority__gte=ordering.PRIORITY_MIN, priority__lte=ordering.PRIORITY_MAX),
+                name="run_priority_0_to_100",
+            ),
+            models.CheckConstraint(condition=Q(status__in=[s.value for s in RunStatus]), name="run_status_known"),
+        ]
+        indexes = [
+            # The next k of n are one index scan, however long the queue is.
+            models.Index("queue", "rank", "id", condition=Q(status=RunStatus.SUBMITTED), name="run_queue_order"),
+            models.Index("queue", "shape", condition=Q(status=RunStatus.SUBMITTED), name="run_queue_shape"),
+            models.Index("project", F("id").desc(), name="run_newest_in_project"),
+            models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),
+            models.Index("status", "retry_at", condition=Q(status__in=ACTIVE), name="run_active"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Job(models.Model):
+    """One node of one attempt of a run, on the capacity it was placed on."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
+    attempt = models.PositiveIntegerField()
+    node = models.PositiveIntegerField(default=0)
+    status = models.CharField(max_length=12, choices=_choices(JobStatus), default=JobStatus.PROVISIONING)
+
+    backend = models.ForeignKey("backends.Backend", on_delete=models.PROTECT)
+    host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
+    region = models.CharField(max_length=60, blank=True)
+    instance_type = models.CharField(max_length=120, blank=True)
+    price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs")
+
+    claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
+    placed_at = models.DateTimeField(default=timezone.now)
+    claimed_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True)
+    termination_reason = models.CharField(max_length=60, blank=True)
+    message = models.TextField(blank=True)
+    stop_reason = models.CharField(max_length=60, blank=True)
+    stop_grace_s = models.PositiveIntegerField(null=True)
+    status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
+    log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
+
+    beat = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")
+    beat_at = models.DateTimeField(null=True)
+    watched_beat = models.BigIntegerField(default=0)
+    silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run", "attempt", "node"], name="job_node_once_in_attempt"),
+            models.CheckConstraint(condition=Q(status__in=[s.value for s in JobStatus]), name="job_status_known"),
+        ]
+        indexes = [
+            models.Index(
+                "status", condition=Q(status__in=["provisioning", "running", "terminating"]), name="job_active"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run} attempt {self.attempt} node {self.node}"
+
+
+class Allocation(models.Model):
+    """What a job holds of a host: one row for its CPUs and memory, one more for each GPU.
+
+    A GPU can be in one row only, so it is never given twice; a host's sums are kept on its own row.
+    """
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="allocations")
+    host = models.ForeignKey("backends.Host", on_delete=models.PROTECT, related_name="allocations")
+    gpu = models.OneToOneField("backends.Gpu", null=True, on_delete=models.PROTECT, related_name="allocation")
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.job}: {self.gpu or f'{self.cpus} CPUs'}"
+
+
+class RunEvent(models.Model):
+    """What happened to a run, as a code with data; worded when shown."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField(default=timezone.now)
+    kind = models.CharField(max_length=60)
+    actor = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL)
+    attempt = models.PositiveIntegerField(default=1)
+    node = models.PositiveIntegerField(null=True)
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+
+    class Meta:
+        indexes = [models.Index("run", "id", name="event_of_run")]
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.run}"
+
+
+class Verdict(models.Model):
+    """Why runs of one shape in one queue wait: a reason code and its numbers, written only when it changes."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="verdicts")
+    shape = models.CharField(max_length=64)
+    reason = models.CharField(max_length=40)
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "shape"], name="verdict_per_shape")]
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.shape[:8]}: {self.reason}"

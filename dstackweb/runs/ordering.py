@@ -1,0 +1,30 @@
+"""The order inside one queue as a single sortable integer (DESIGN 5).
+
+    rank = seniority_us - priority * step_us        ascending, then id
+
+Times are microseconds since the epoch. Pure: time and steps are arguments.
+"""
+
+from __future__ import annotations
+
+PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 100, 50
+DEFAULT_AGEING_MINUTES = 30
+STRICT_STEP_US = 10 * 365 * 24 * 3600 * 1_000_000
+"""`strict` is a step of ten years: no wait makes up for one point of priority."""
+MIN_GAP_US = 1000
+"""Runs submitted in the same instant stand this far apart, so that there is room between them."""
+
+
+def step_us(ageing_minutes: int | None) -> int:
+    """How long (µs) a run must have waited to make up for one point of priority; None means strict."""
+    return STRICT_STEP_US if ageing_minutes is None else ageing_minutes * 60 * 1_000_000
+
+
+def rank(seniority_us: int, priority: int, step: int) -> int:
+    """Where a run stands: smaller goes first. Fits 64 bits for every date until the year 5000."""
+    return seniority_us - priority * step
+
+
+def next_seniority(now_us: int, last_us: int) -> int:
+    """The seniority of a run submitted now behind one that has `last_us`: never equal, never earlier."""
+    return max(now_us, last_us + MIN_GAP_US)

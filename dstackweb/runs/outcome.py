@@ -1,0 +1,121 @@
+"""What becomes of a run when the jobs of its attempt change: a pure decision on plain data (DESIGN 3, rule 3)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstackweb.runs.states import JOB_ENDED, RETRY_EVENT, JobStatus, Reason, RunStatus
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the decision needs of one job."""
+
+    node: int
+    status: JobStatus
+    reason: str = ""
+    exit_code: int | None = None
+    message: str = ""
+    ended_at: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the decision needs of the run; `retry_on` is empty and `retry_for` None without `retry`."""
+
+    status: RunStatus
+    stop_reason: str = ""
+    retry_on: frozenset[str] = frozenset()
+    retry_for: dt.timedelta | None = None
+    first_failed_at: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class Carry:
+    """Nothing to do yet."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run is running: a job of it is."""
+
+
+@dataclass(frozen=True)
+class StopOthers:
+    """A node has ended badly: the rest of the attempt must stop."""
+
+    because: JobView
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The attempt failed in a way that the run's `retry` covers."""
+
+    because: JobView
+    first_failed_at: dt.datetime
+
+
+@dataclass(frozen=True)
+class End:
+    """The run has ended."""
+
+    status: RunStatus
+    reason: str
+    message: str = ""
+    exit_code: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+Outcome = Carry | Started | StopOthers | Retry | End
+
+
+def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
+    """What follows for the run from the jobs of its current attempt (at least one)."""
+    culprit = first_bad(jobs)
+    if any(job.status not in JOB_ENDED for job in jobs):
+        if culprit is not None and run.status != RunStatus.TERMINATING:
+            return StopOthers(culprit)
+        if run.status == RunStatus.PROVISIONING and any(job.status == JobStatus.RUNNING for job in jobs):
+            return Started()
+        return Carry()
+    if run.stop_reason and not (culprit is None and all(job.status == JobStatus.DONE for job in jobs)):
+        return End(RunStatus.TERMINATED, run.stop_reason, exit_code=_exit_code(jobs))
+    if culprit is None:
+        return End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+    return _failed(run, culprit, now)
+
+
+def first_bad(jobs: Sequence[JobView]) -> JobView | None:
+    """The job whose end brought the attempt down: the first to end other than done or stopped for another's sake."""
+    bad = [
+        job
+        for job in jobs
+        if job.status in (JobStatus.FAILED, JobStatus.TERMINATED)
+        and job.reason not in (Reason.TERMINATED_BY_SERVER, Reason.TERMINATED_BY_USER, Reason.ABORTED_BY_USER)
+    ]
+    return min(bad, key=lambda job: (job.ended_at or dt.datetime.max.replace(tzinfo=dt.UTC), job.node), default=None)
+
+
+def _exit_code(jobs: Sequence[JobView]) -> int | None:
+    return next((job.exit_code for job in jobs if job.exit_code is not None), None)
+
+
+def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
+    """The end, or the next attempt, of a run whose job `culprit` ended badly."""
+    since = run.first_failed_at or now
+    covered = RETRY_EVENT.get(culprit.reason) in run.retry_on
+    if covered and (run.retry_for is None or now - since < run.retry_for):
+        return Retry(culprit, since)
+    if culprit.status == JobStatus.TERMINATED:
+        return End(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code)
+    reason = Reason.RETRY_LIMIT_EXCEEDED if covered else Reason.JOB_FAILED
+    return End(
+        RunStatus.FAILED,
+        reason,
+        culprit.message,
+        culprit.exit_code,
+        {"node": culprit.node, "job_reason": culprit.reason},
+    )

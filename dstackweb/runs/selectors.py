@@ -1,0 +1,180 @@
+"""What pages, the API and the scheduler read. Nothing here writes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q, QuerySet, Sum
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.lib.errors import NotFound
+from dstackweb.runs import logs
+from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, Verdict
+from dstackweb.runs.states import JOB_ENDED, RunStatus
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """One waiting run in its place. `position` counts from 1; `reason` is a code, `reason_data` its numbers."""
+
+    run: Run
+    position: int
+    reason: str
+    reason_data: dict[str, Any]
+
+
+def find_run(project: Project, name: str) -> Run:
+    """The run with this uid, or the newest of this name. Raises NotFound."""
+    runs = Run.objects.select_related("queue", "project", "user").filter(project=project)
+    try:
+        run = runs.filter(uid=uuid.UUID(name)).first()
+    except ValueError:
+        run = runs.filter(name=name).order_by("-id").first()
+    if run is None:
+        raise NotFound(f"no run is called {name!r} in {project.name}")
+    return run
+
+
+def find_queue(project: Project, name: str) -> Queue:
+    """The queue of this name. Raises NotFound."""
+    queue = Queue.objects.select_related("project").filter(project=project, name=name).first()
+    if queue is None:
+        raise NotFound(f"no queue is called {name!r} in {project.name}")
+    return queue
+
+
+def in_order(queue: Queue) -> QuerySet[Run]:
+    """The queue's waiting runs in their true order."""
+    return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
+
+
+def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
+    """A page of the queue in true order."""
+    runs = list(in_order(queue).select_related("user")[offset : offset + limit])
+    told = _verdicts(queue, {run.shape for run in runs})
+    return [QueueRow(run, position, *_reason(queue, run, told)) for position, run in enumerate(runs, start=offset + 1)]
+
+
+def _verdicts(queue: Queue, shapes: set[str]) -> dict[str, Verdict]:
+    return {verdict.shape: verdict for verdict in Verdict.objects.filter(queue=queue, shape__in=shapes)}
+
+
+def _reason(queue: Queue, run: Run, told: dict[str, Verdict]) -> tuple[str, dict[str, Any]]:
+    """Why a waiting run waits, from the verdict on its shape. Without one the next pass will look at it."""
+    if queue.paused:
+        return "queue_paused", {}
+    verdict = told.get(run.shape)
+    return (verdict.reason, verdict.data) if verdict else ("starting", {})
+
+
+def why(run: Run) -> tuple[str, dict[str, Any]]:
+    """Reason code and numbers of a run that waits; empty for any other."""
+    if run.status != RunStatus.SUBMITTED:
+        return "", {}
+    return _reason(run.queue, run, _verdicts(run.queue, {run.shape}))
+
+
+def position(run: Run) -> int | None:
+    """A run's place in its queue, from 1; None when it isn't waiting in it."""
+    if run.status != RunStatus.SUBMITTED:
+        return None
+    return position_at(run.queue, run.rank, run.pk)
+
+
+def position_at(queue: Queue, rank: int, pk: int | None) -> int:
+    """The place that `rank` has in a queue; `pk` None stands behind its equals."""
+    ahead = Q(rank__lt=rank) | (Q(rank=rank, pk__lt=pk) if pk is not None else Q(rank=rank))
+    return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).filter(ahead).count() + 1
+
+
+def counts(project: Project) -> dict[str, int]:
+    """Runs of a project per status, from the kept counters."""
+    row = QueueCount.objects.filter(queue__project=project).aggregate(**{s.value: Sum(s.value) for s in RunStatus})
+    return {status: row[status] or 0 for status in (s.value for s in RunStatus)}
+
+
+def list_version(project: Project) -> str:
+    """Changes whenever anything that the project's lists show has changed. Read it before the data."""
+    rows = QueueCount.objects.filter(queue__project=project).order_by("queue_id").values_list("queue_id", "version")
+    return "-".join(f"{queue}.{version}" for queue, version in rows)
+
+
+def runs_page(
+    project: Project,
+    *,
+    statuses: Sequence[str] = (),
+    user: str = "",
+    text: str = "",
+    before: int | None = None,
+    limit: int = 50,
+) -> tuple[list[Run], int | None]:
+    """Newest runs first, and the cursor (`before`) of the next page or None."""
+    runs = Run.objects.filter(project=project).select_related("user", "queue").order_by("-id")
+    if statuses:
+        runs = runs.filter(status__in=statuses)
+    if user:
+        runs = runs.filter(user__username=user)
+    if text:
+        runs = runs.filter(name__icontains=text)
+    if before is not None:
+        runs = runs.filter(pk__lt=before)
+    found = list(runs[: limit + 1])
+    return found[:limit], (found[limit - 1].pk if len(found) > limit else None)
+
+
+def jobs_of(run: Run) -> list[Job]:
+    """Every job of a run, newest attempt first, then by node."""
+    return list(Job.objects.filter(run=run).select_related("host", "backend").order_by("-attempt", "node"))
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Bytes of one job's log. `complete` says that nothing will follow `next_offset`."""
+
+    data: bytes
+    next_offset: int
+    attempt: int
+    complete: bool
+    job: Job | None
+
+
+def log_part(
+    run: Run,
+    *,
+    node: int = 0,
+    attempt: int | None = None,
+    offset: int = 0,
+    tail: int | None = None,
+    limit: int = 1 << 20,
+) -> LogPart:
+    """Part of a log: from `offset`, or its last `tail` lines. Defaults to the newest attempt that was placed.
+
+    Raises NotFound for a node or attempt that never was.
+    """
+    jobs = Job.objects.filter(run=run, node=node)
+    job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
+    if job is None:
+        if attempt is None and node == 0:
+            return LogPart(b"", 0, run.attempt, run.ended_at is not None, None)
+        raise NotFound(f"{run.name} has no node {node} in attempt {attempt or run.attempt}")
+    # Whether it has ended is read first: what is there then is all there will be.
+    over = job.status in JOB_ENDED
+    if tail is not None:
+        offset = logs.tail_offset(job.pk, tail)
+    data = logs.read(job.pk, offset, limit)
+    following = offset + len(data)
+    return LogPart(data, following, job.attempt, over and following >= logs.size(job.pk), job)
+
+
+def hosts_with_holders() -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
+    """Every host by name, each with its GPUs by index and the run that holds each."""
+    holders = {
+        allocation.gpu_id: allocation.job.run
+        for allocation in Allocation.objects.exclude(gpu=None).select_related("job__run__project")
+    }
+    hosts = Host.objects.prefetch_related("gpus").order_by("name")
+    return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in hosts]

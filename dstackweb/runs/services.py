@@ -1,0 +1,317 @@
+"""What people do to runs and queues. Each raises a DomainError that says what is wrong and what is safe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import BigIntegerField, F, Value
+from django.db.models.functions import Greatest
+from django.utils import timezone
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import secret_names as project_secret_names
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
+from dstackweb.lib.secrets import encrypt
+from dstackweb.profiles.resolve import Effective, resolve
+from dstackweb.profiles.services import profile_for
+from dstackweb.runs import hints, ordering
+from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.models import Archive, Queue, QueueCount, Run
+from dstackweb.runs.names import random_name
+from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
+from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
+from dstackweb.spec.run_file import RunFile, parse_run_file
+from dstackweb.spec.secrets import secret_names
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run file as it came in, with what the command line adds to it."""
+
+    config: str | dict[str, Any]
+    env: dict[str, str] = field(default_factory=dict)
+    """Values from the client's environment for the bare names in the file's `env` list."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys of the run file set on the command line; `env` is merged."""
+    archive: str | None = None
+    """SHA-256 of an archive that was uploaded before."""
+
+    def digest(self) -> str:
+        """What an Idempotency-Key is compared by."""
+        body = [self.config, self.env, self.overrides, self.archive]
+        return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A submission that was read, resolved and checked against what its user may do."""
+
+    run_file: RunFile
+    effective: Effective
+    queue: Queue
+    config_text: str
+
+
+def ensure_queue(project: Project, name: str = "default") -> Queue:
+    """The queue of this name, made when it is missing. Every project has `default`."""
+    queue, created = Queue.objects.get_or_create(project=project, name=name)
+    if created:
+        QueueCount.objects.get_or_create(queue=queue)
+    return queue
+
+
+def prepare(project: Project, user: User, role: str, submission: Submission) -> Prepared:
+    """Read and resolve a submission; stores nothing. Raises Invalid with where and what, or Forbidden."""
+    if not allows(role, "member"):
+        raise Forbidden("Viewers can look but not submit. Ask a manager of the project for the role of member.")
+    run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
+    profile = profile_for(project, run_file.profile)
+    effective = resolve(run_file, profile)
+    spec = effective.spec
+    queue = Queue.objects.filter(project=project, name=spec.queue).first()
+    if queue is None and spec.queue != "default":
+        known = ", ".join(Queue.objects.filter(project=project).values_list("name", flat=True)) or "default"
+        raise Invalid.at(
+            "queue", msg=f"no queue is called {spec.queue!r}; there is: {known}", line=run_file.line("queue")
+        )
+    _check_priority(project, role, spec.priority, line=run_file.line("priority"))
+    missing = sorted(secret_names(spec.env) - set(project_secret_names(project)))
+    if missing:
+        msg = f"the project has no secret called {missing[0]!r}; an admin sets it on the secrets page"
+        raise Invalid.at("env", msg=msg, line=run_file.line("env"))
+    if submission.archive and not Archive.objects.filter(project=project, sha256=submission.archive).exists():
+        raise Invalid.at("archive", msg="this archive was not uploaded, or has been pruned: upload it again")
+    text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
+    return Prepared(run_file, effective, queue or ensure_queue(project), text)
+
+
+def _check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:
+    """Refuse what the caller may not ask for, rather than clamp it."""
+    if not ordering.PRIORITY_MIN <= priority <= ordering.PRIORITY_MAX:
+        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {priority}", line=line)
+    if priority > project.member_max_priority and not allows(role, "manager"):
+        msg = (
+            f"members may ask for a priority of up to {project.member_max_priority} here; "
+            f"a manager can raise it to {priority}"
+        )
+        raise Invalid.at("priority", msg=msg, line=line)
+
+
+def submit(
+    project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
+) -> tuple[Run, bool]:
+    """Put a run in its queue. Returns it, and whether this call made it (False: the key was used before).
+
+    Raises Invalid, Forbidden, or Conflict when the name is taken by an active run or the key by another body.
+    """
+    if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+        return earlier, False
+    prepared = prepare(project, user, role, submission)
+    spec = prepared.effective.spec
+    name = spec.name or _free_name(project)
+    archive = Archive.objects.filter(project=project, sha256=submission.archive).first() if submission.archive else None
+    try:
+        with transaction.atomic():
+            queue = advance(prepared.queue.pk)
+            run = Run.objects.create(
+                project=project,
+                queue=queue,
+                user=user,
+                name=name,
+                priority=spec.priority,
+                seniority_us=queue.last_seniority_us,
+                rank=ordering.rank(queue.last_seniority_us, spec.priority, queue.step_us),
+                shape=spec.shape_key(user.pk),
+                spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
+                provenance=prepared.effective.provenance,
+                config_text=prepared.config_text,
+                env_secret=encrypt(json.dumps(_masked_values(prepared.run_file, submission))),
+                archive=archive,
+                idempotency_key=idempotency_key,
+                body_digest=submission.digest() if idempotency_key else "",
+            )
+            entered(run)
+            record(run, "submitted", actor=user, priority=spec.priority, queue=queue.name)
+            hints.want_pass()
+    except IntegrityError:
+        if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+            return earlier, False
+        raise _name_taken(project, name) from None
+    return run, True
+
+
+def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
+    """The run that this key made before; Conflict when it was another body."""
+    run = Run.objects.filter(project=project, user=user, idempotency_key=key).first()
+    if run is not None and run.body_digest != submission.digest():
+        raise Conflict("this Idempotency-Key was used for another run; nothing was submitted")
+    return run
+
+
+def _name_taken(project: Project, name: str) -> Conflict:
+    holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
+    status = holder.status if holder else "active"
+    return Conflict(
+        f"a run called {name!r} is {status}. Nothing was submitted: choose another name, or stop that run first.",
+        name=name,
+    )
+
+
+def _free_name(project: Project) -> str:
+    """A name no active run of the project has."""
+    rnd = random.Random()
+    for _ in range(20):
+        name = random_name(rnd)
+        if not Run.objects.filter(project=project, name=name).exists():
+            return name
+    return f"{random_name(rnd)}-{rnd.randint(1000, 9999)}"
+
+
+def _masked_values(run_file: RunFile, submission: Submission) -> dict[str, str]:
+    """The values that came from the client's environment: kept encrypted, never in the spec."""
+    return {name: submission.env[name] for name in run_file.masked_env if name in submission.env}
+
+
+def now_us() -> int:
+    """Microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+def advance(queue_id: int) -> Queue:
+    """Take the next seniority of a queue, behind its row. Call first in a transaction."""
+    candidate = Value(now_us(), output_field=BigIntegerField())
+    Queue.objects.filter(pk=queue_id).update(
+        last_seniority_us=Greatest(F("last_seniority_us") + ordering.MIN_GAP_US, candidate)
+    )
+    return Queue.objects.select_related("project").get(pk=queue_id)
+
+
+def hold_queue(queue_id: int) -> Queue:
+    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction."""
+    Queue.objects.filter(pk=queue_id).update(last_seniority_us=F("last_seniority_us"))
+    return Queue.objects.get(pk=queue_id)
+
+
+def etag(run: Run) -> str:
+    """Covers only what people edit, so that it goes stale only when a person changed something."""
+    text = f"{run.pk}:{run.priority}:{run.queue_id}:{run.seniority_us}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
+    """Change a run's priority (R24). While it waits, its place changes with it; while it runs it is recorded.
+
+    Raises Stale when `if_match` isn't the run's etag any more, Conflict once it has ended.
+    """
+    _may_change(run, user, role)
+    _check_priority(run.project, role, priority)
+    with transaction.atomic():
+        queue = hold_queue(run.queue_id)
+        fresh = lock_run(run.pk)
+        if if_match is not None and if_match.strip('"') != etag(fresh):
+            raise _stale(fresh)
+        if fresh.status in ENDED:
+            raise Conflict(f"{fresh.name} has already ended ({fresh.status}); its priority no longer matters")
+        if fresh.priority != priority:
+            Run.objects.filter(pk=fresh.pk).update(
+                priority=priority, rank=ordering.rank(fresh.seniority_us, priority, queue.step_us)
+            )
+            record(fresh, "priority", actor=user, **{"from": fresh.priority, "to": priority})
+            touch(queue.pk)
+            hints.want_pass()
+    return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None = None) -> Run:
+    """Move a waiting run to another queue of its project, at the place its seniority gives it there."""
+    _may_change(run, user, role)
+    target = Queue.objects.filter(project=run.project, name=name).first()
+    if target is None:
+        raise Invalid.at("queue", msg=f"no queue is called {name!r} in this project")
+    with transaction.atomic():
+        for queue_id in sorted({run.queue_id, target.pk}):
+            hold_queue(queue_id)
+        fresh = lock_run(run.pk)
+        if if_match is not None and if_match.strip('"') != etag(fresh):
+            raise _stale(fresh)
+        if fresh.status not in WAITING:
+            raise Conflict(f"{fresh.name} is {fresh.status}: only waiting runs change their queue")
+        if fresh.queue_id != target.pk:
+            Run.objects.filter(pk=fresh.pk).update(
+                queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, target.step_us)
+            )
+            for queue_id, step in sorted([(fresh.queue_id, -1), (target.pk, 1)]):
+                QueueCount.objects.filter(queue_id=queue_id).update(
+                    **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
+                )
+            record(fresh, "queue", actor=user, **{"from": fresh.queue.name, "to": target.name})
+            hints.want_pass()
+    return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _stale(run: Run) -> Stale:
+    event = run.events.filter(kind__in=("priority", "queue")).select_related("actor").last()
+    who = event.actor.get_username() if event and event.actor else "somebody"
+    return Stale(
+        f"{run.name} was changed by {who} since you looked: its priority is {run.priority} in queue "
+        f"{run.queue.name} now. Nothing of yours was applied; look and try again.",
+        priority=run.priority,
+        queue=run.queue.name,
+        etag=etag(run),
+    )
+
+
+def _may_change(run: Run, user: User, role: str) -> None:
+    """Members change their own runs, managers any."""
+    if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):
+        return
+    raise Forbidden(f"{run.name} belongs to {run.user.get_username()}: they or a manager can change it")
+
+
+def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
+    """Stop a run: TERM and the run's `stop_duration`, or at once with `abort`. Repeating it is harmless.
+
+    Raises Conflict once it has ended, Forbidden for another member's run.
+    """
+    _may_change(run, user, role)
+    now = timezone.now()
+    reason = Reason.ABORTED_BY_USER if abort else Reason.STOPPED_BY_USER
+    job_reason = Reason.ABORTED_BY_USER if abort else Reason.TERMINATED_BY_USER
+    with transaction.atomic():
+        fresh = lock_run(run.pk)
+        if fresh.status in ENDED:
+            raise Conflict(f"{fresh.name} has already ended ({fresh.status})")
+        if fresh.status in WAITING:
+            move_run(
+                fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}
+            )
+            hints.want_pass()
+        else:
+            if fresh.status != RunStatus.TERMINATING:
+                move_run(fresh, RunStatus.TERMINATING, now=now, actor=user, stop_reason=reason, data={"reason": reason})
+            elif abort or not fresh.stop_reason:
+                Run.objects.filter(pk=fresh.pk).update(stop_reason=reason)
+                fresh.stop_reason = reason
+                record(fresh, "stop_requested", actor=user, reason=reason)
+            stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
+            settle(fresh)
+    return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def set_paused(queue: Queue, user: User, role: str, paused: bool) -> Queue:
+    """Pause or resume a queue: nothing leaves a paused one, running runs go on. Managers only."""
+    if not allows(role, "manager"):
+        raise Forbidden("only managers pause and resume queues")
+    with transaction.atomic():
+        Queue.objects.filter(pk=queue.pk).update(paused=paused)
+        touch(queue.pk)
+        hints.want_pass()
+    queue.refresh_from_db()
+    return queue

@@ -1,0 +1,175 @@
+"""The one mover: the only place where the status of a run or a job is written (DESIGN 3, rule 2).
+
+A move is a guarded UPDATE (`WHERE status = old AND attempt = n`) whose row count says who won. In the same
+transaction it writes the event and shifts the queue's counters, so they can't disagree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from dstackweb.accounts.models import User
+from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
+from dstackweb.runs.states import (
+    ENDED,
+    JOB_ENDED,
+    JOB_MOVES,
+    PLACED,
+    RUN_MOVES,
+    WAITING,
+    JobStatus,
+    RunStatus,
+)
+
+
+class IllegalTransition(RuntimeError):
+    """A move that the table does not know: a bug in the caller. Carries the run's last events."""
+
+    def __init__(self, run: Run, old: str, new: str, what: str = "run") -> None:
+        history = list(run.events.order_by("-id").values_list("kind", "data")[:10])
+        super().__init__(f"{what} of {run.name} (id {run.pk}): {old} → {new} is no legal move; last events: {history}")
+
+
+def lock_run(run_id: int) -> Run:
+    """Load a run behind its own row, so that what happens to its jobs happens one after the other.
+
+    Call first in a transaction: rows are always locked in the order queue, run, jobs, counters, hosts.
+    (An UPDATE, not `select_for_update`, which does nothing on SQLite.) Raises Run.DoesNotExist.
+    """
+    Run.objects.filter(pk=run_id).update(version=F("version") + 1)
+    return Run.objects.select_related("queue", "project").get(pk=run_id)
+
+
+def record(
+    run: Run,
+    kind: str,
+    *,
+    actor: User | None = None,
+    node: int | None = None,
+    attempt: int | None = None,
+    at: dt.datetime | None = None,
+    **data: Any,
+) -> RunEvent:
+    """Write an event of a run and bump what polls look at. Call inside a transaction."""
+    Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
+    return RunEvent.objects.create(
+        run=run,
+        kind=kind,
+        actor=actor,
+        node=node,
+        attempt=attempt or run.attempt,
+        data=data,
+        at=at or timezone.now(),
+    )
+
+
+def touch(queue_id: int) -> None:
+    """Say that what the lists of this queue show has changed, though no run changed its status."""
+    QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1)
+
+
+def entered(run: Run) -> None:
+    """Count a run that was just created. Call in the transaction that created it."""
+    QueueCount.objects.filter(queue_id=run.queue_id).update(
+        **{run.status: F(run.status) + 1, "version": F("version") + 1}
+    )
+
+
+def move_run(
+    run: Run,
+    new: RunStatus,
+    *,
+    now: dt.datetime,
+    actor: User | None = None,
+    event: str | None = None,
+    data: dict[str, Any] | None = None,
+    **fields: Any,
+) -> bool:
+    """Move `run` from the status it was loaded with to `new`, with `fields` written in the same UPDATE.
+
+    Returns False, having changed nothing, when somebody else moved it first or a newer attempt has begun.
+    On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
+    """
+    old = RunStatus(run.status)
+    if new not in RUN_MOVES[old]:
+        raise IllegalTransition(run, old, new)
+    fields |= _moments(run, old, new, now)
+    attempt = run.attempt
+    with transaction.atomic():
+        won = Run.objects.filter(pk=run.pk, status=old, attempt=attempt).update(
+            status=new, version=F("version") + 1, **fields
+        )
+        if not won:
+            return False
+        QueueCount.objects.filter(queue_id=run.queue_id).update(
+            **{old.value: F(old.value) - 1, new.value: F(new.value) + 1, "version": F("version") + 1}
+        )
+        RunEvent.objects.create(
+            run=run,
+            kind=event or new.value,
+            actor=actor,
+            attempt=attempt,
+            data={"from": old.value, **(data or {})},
+            at=now,
+        )
+    run.status = new
+    for name, value in fields.items():
+        setattr(run, name, value)
+    return True
+
+
+def _moments(run: Run, old: RunStatus, new: RunStatus, now: dt.datetime) -> dict[str, Any]:
+    """The times that a move itself stamps."""
+    if new in ENDED:
+        return {"ended_at": now, "retry_at": None}
+    if new == RunStatus.RUNNING and run.started_at is None:
+        return {"started_at": now}
+    if old in PLACED and new in WAITING:
+        return {"exit_code": None}
+    return {}
+
+
+def move_job(
+    job: Job,
+    new: JobStatus,
+    *,
+    now: dt.datetime,
+    event: str | None = None,
+    unclaimed: bool = False,
+    **fields: Any,
+) -> bool:
+    """Move a job likewise; guarded by its status alone, since a job belongs to one attempt for ever.
+
+    `unclaimed` also guards against a runner that claims it at this moment. Call behind `lock_run`.
+    """
+    old = JobStatus(job.status)
+    if new not in JOB_MOVES[old]:
+        raise IllegalTransition(job.run, old, new, what=f"job {job.node} of attempt {job.attempt}")
+    guard = {"claim_nonce": ""} if unclaimed else {}
+    fields["status_s"] = 0
+    if new in JOB_ENDED:
+        fields["ended_at"] = now
+    elif new == JobStatus.RUNNING:
+        fields["started_at"] = now
+    with transaction.atomic():
+        if not Job.objects.filter(pk=job.pk, status=old, **guard).update(status=new, **fields):
+            return False
+        told = ("exit_code", "termination_reason", "message", "stop_reason")
+        detail = {name: fields[name] for name in told if fields.get(name) not in (None, "")}
+        record(
+            job.run,
+            event or f"job_{new.value}",
+            node=job.node,
+            attempt=job.attempt,
+            at=now,
+            **{"from": old.value, **detail},
+        )
+    job.status = new
+    for name, value in fields.items():
+        setattr(job, name, value)
+    return True

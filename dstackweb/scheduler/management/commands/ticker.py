@@ -1,0 +1,52 @@
+"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for this machine's host."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import OperationalError, close_old_connections
+from django.utils import timezone
+
+from dstackweb.lib.process import die_with_parent
+from dstackweb.scheduler import periodic
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.25
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--host", default=settings.DSTACKWEB_HOST_NAME, help="the host whose work to enqueue")
+        parser.add_argument("--cluster", default=settings.DSTACKWEB_CLUSTERS["control"], help="that host's cluster")
+        parser.add_argument("--host-only", action="store_true", help="leave the deployment's work to other tickers")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        die_with_parent()
+        stopping = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopping.set())
+        jobs = periodic.host_jobs(options["host"], options["cluster"])
+        if not options["host_only"]:
+            jobs += periodic.control_jobs()
+        known = False
+        while not stopping.wait(LOOK_EVERY_S):
+            try:
+                if not known:
+                    periodic.ensure_rows(jobs)
+                    known = True
+                periodic.enqueue_due(jobs, timezone.now())
+            except OperationalError as error:
+                # A database that is away or locked comes back; what is due then is still due.
+                log.warning("ticker: %s; trying again", error)
+                close_old_connections()
+            except Exception:
+                log.exception("ticker: could not enqueue; trying again")
+                close_old_connections()

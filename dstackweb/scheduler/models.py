@@ -1,0 +1,58 @@
+"""What the scheduler itself remembers. Every row may be lost or late: passes find what is due from the runs' rows."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class PeriodicJob(models.Model):
+    """Work that is due every so often. Whoever's guarded UPDATE of `due_at` wins enqueues it; there is no leader."""
+
+    name = models.CharField(max_length=120, primary_key=True)
+    due_at = models.DateTimeField(default=timezone.now)
+    outstanding_until = models.DateTimeField(null=True, help_text="A tick is queued or running, at most until then")
+    last_started_at = models.DateTimeField(null=True)
+    last_ended_at = models.DateTimeField(null=True)
+    last_error = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class PassState(models.Model):
+    """The one row that makes placement passes exclusive: who claims it raises `generation`, and each transaction
+    of a pass first checks that its generation is still there."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    generation = models.BigIntegerField(default=0)
+    expires_at = models.DateTimeField(null=True, help_text="Null: no pass is at work")
+    requested = models.BooleanField(default=False, help_text="A pass is queued that has not begun")
+    ended_at = models.DateTimeField(null=True)
+    duration_ms = models.FloatField(default=0)
+    placed = models.PositiveIntegerField(default=0, help_text="Runs placed by the last pass")
+
+    class Meta:
+        verbose_name_plural = "pass state"
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_pass_row")]
+
+    def __str__(self) -> str:
+        return f"generation {self.generation}"
+
+
+class Watch(models.Model):
+    """When the watcher last looked, in its machine's monotonic time: silence counts only between two looks."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    boot_id = models.CharField(max_length=64, blank=True)
+    monotonic_s = models.FloatField(default=0)
+
+    class Meta:
+        verbose_name_plural = "watch"
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_watch_row")]
+
+    def __str__(self) -> str:
+        return f"{self.monotonic_s:.0f} s after boot {self.boot_id[:8]}"

@@ -1,0 +1,242 @@
+"""The placement pass: takes waiting runs in order and places each where it fits (DESIGN 5).
+
+One at a time, by generation; best effort; decided once per shape. Reads rows only, never a cloud.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from django.db import transaction
+from django.db.models import Count, F, Q, Sum
+from django.utils import timezone
+
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.models import Backend
+from dstackweb.runs import hints
+from dstackweb.runs.allocations import Claim, Taken, claim_all
+from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
+from dstackweb.runs.selectors import in_order
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import move_run, touch
+from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.placement import Placed, Waits, place
+from dstackweb.spec.effective import EffectiveSpec
+
+log = logging.getLogger(__name__)
+
+PASS_EXPIRES_S = 30.0
+BATCH = 100
+MAX_PLACED = 500
+"""Runs placed by one pass; the next one is asked for at once when there may be more."""
+
+
+class Outdated(Exception):
+    """A newer pass has begun: this one must not write any more."""
+
+
+def request() -> bool:
+    """Note that a pass is wanted; True when the caller should enqueue it, False when one is queued already."""
+    PassState.objects.get_or_create(pk=1)
+    return bool(PassState.objects.filter(pk=1, requested=False).update(requested=True))
+
+
+def run_passes() -> int:
+    """Pass until nobody asks for another; returns how many runs were placed.
+
+    Leaves at once when a pass is at work elsewhere: its holder sees the request when it ends.
+    """
+    placed = 0
+    while (generation := _claim(timezone.now())) is not None:
+        began = time.monotonic()
+        done = Pass(generation).run()
+        placed += done
+        PassState.objects.filter(pk=1, generation=generation).update(
+            expires_at=None, ended_at=timezone.now(), duration_ms=(time.monotonic() - began) * 1000, placed=done
+        )
+        if done < MAX_PLACED and not PassState.objects.filter(pk=1, requested=True).exists():
+            break
+    return placed
+
+
+def _claim(now: dt.datetime) -> int | None:
+    """Make this the one pass; None while another is at work.
+
+    A claim whose end lies further ahead than it could have been set (the clock was put back) is void.
+    """
+    PassState.objects.get_or_create(pk=1)
+    until = now + dt.timedelta(seconds=PASS_EXPIRES_S)
+    free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=until)
+    with transaction.atomic():
+        won = PassState.objects.filter(free, pk=1).update(
+            generation=F("generation") + 1, expires_at=until, requested=False
+        )
+        if not won:
+            # The holder looks at this when it ends, so what the caller came for isn't missed.
+            PassState.objects.filter(pk=1).update(requested=True)
+            return None
+        return PassState.objects.values_list("generation", flat=True).get(pk=1)
+
+
+@dataclass
+class Line:
+    """A queue being walked in order; runs of shapes that don't fit are skipped, in the query and in the batch."""
+
+    queue: Queue
+    blocked: set[str] = field(default_factory=set)
+    batch: list[Run] = field(default_factory=list)
+    at: tuple[int, int] | None = None
+    over: bool = False
+
+    def head(self) -> Run | None:
+        """The next run to decide on; None at the end of the queue."""
+        while True:
+            while self.batch and self.batch[0].shape in self.blocked:
+                self.batch.pop(0)
+            if self.batch:
+                return self.batch[0]
+            if self.over:
+                return None
+            self._fetch()
+
+    def _fetch(self) -> None:
+        runs = in_order(self.queue).exclude(shape__in=self.blocked)
+        if self.at is not None:
+            rank, pk = self.at
+            runs = runs.filter(Q(rank__gt=rank) | Q(rank=rank, pk__gt=pk))
+        self.batch = list(runs[:BATCH])
+        self.over = len(self.batch) < BATCH
+        if self.batch:
+            self.at = (self.batch[-1].rank, self.batch[-1].pk)
+
+
+class Pass:
+    """One walk over all queues. `generation` is this pass's claim."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.hosts = tuple(host_views())
+        self.lines = [Line(queue) for queue in _open_queues()]
+        self.held = _held_by_project()
+        self.known = {
+            (v.queue_id, v.shape): (v.reason, v.data)
+            for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
+        }
+        self.backend_id = Backend.objects.values_list("pk", flat=True).filter(kind="hosts").first()
+
+    def run(self) -> int:
+        """Place what fits; returns how many runs that were."""
+        placed = 0
+        try:
+            for line, run in self._next():
+                placed += self._decide(line, run)
+                if placed >= MAX_PLACED:
+                    break
+        except Outdated:
+            log.warning("pass %s was overtaken by a newer one after placing %s runs", self.generation, placed)
+        return placed
+
+    def _next(self) -> Iterator[tuple[Line, Run]]:
+        """The next head of a queue, weighted fair between projects (ranks of queues are never compared)."""
+        while True:
+            heads = [(line, run) for line in self.lines if (run := line.head()) is not None]
+            if not heads:
+                return
+            yield min(heads, key=lambda head: self._turn(*head))
+
+    def _turn(self, line: Line, run: Run) -> tuple[float, int]:
+        """Who goes first: the project that holds the least per weight, then the earlier submit."""
+        gpus, cpus = self.held[line.queue.project_id]
+        asks_gpus = run.spec["requirements"]["gpu_count_min"] > 0
+        return (gpus if asks_gpus else cpus) / line.queue.project.weight, run.seniority_us
+
+    def _decide(self, line: Line, run: Run) -> bool:
+        """Place one run, or say why its shape waits. True when it was placed."""
+        spec = EffectiveSpec.model_validate(run.spec)
+        outcome = place(spec, self.hosts)
+        if isinstance(outcome, Waits):
+            line.blocked.add(run.shape)
+            self._tell(line.queue, run.shape, outcome)
+            return False
+        line.batch.pop(0)
+        try:
+            won = self._apply(run, outcome)
+        except Taken as taken:
+            log.info("placing %s: %s; looking again", run.name, taken)
+            self.hosts = tuple(host_views())
+            return False
+        if won:
+            self.hosts = outcome.hosts
+            gpus, cpus = self.held[line.queue.project_id]
+            self.held[line.queue.project_id] = (
+                gpus + sum(len(made.gpu_uuids) for made in outcome.fits),
+                cpus + sum(made.cpus for made in outcome.fits),
+            )
+        return won
+
+    def _apply(self, run: Run, outcome: Placed) -> bool:
+        """Write a placement: all nodes or none. False when the run has moved on; raises Taken or Outdated."""
+        now = timezone.now()
+        with transaction.atomic():
+            if not PassState.objects.filter(pk=1, generation=self.generation).update(generation=self.generation):
+                raise Outdated
+            where = [
+                {"node": node, "host": made.host_name, "gpus": len(made.gpu_uuids)}
+                for node, made in enumerate(outcome.fits)
+            ]
+            if not move_run(run, RunStatus.PROVISIONING, now=now, data={"nodes": where}):
+                return False
+            jobs = [
+                Job(
+                    run=run,
+                    attempt=run.attempt,
+                    node=node,
+                    backend_id=self.backend_id,
+                    host_id=made.host_id,
+                    cpus=made.cpus,
+                    memory_mib=made.memory_mib,
+                    gpus=list(made.gpu_uuids),
+                    placed_at=now,
+                )
+                for node, made in enumerate(outcome.fits)
+            ]
+            Job.objects.bulk_create(jobs)
+            claim_all(
+                [
+                    (job, Claim(made.host_id, made.cpus, made.memory_mib, made.gpu_uuids))
+                    for job, made in zip(jobs, outcome.fits, strict=True)
+                ]
+            )
+            hints.want_look(Job.objects.select_related("host").filter(pk__in=[job.pk for job in jobs]))
+        return True
+
+    def _tell(self, queue: Queue, shape: str, waits: Waits) -> None:
+        """Keep the verdict on a shape, written only when it changes."""
+        if self.known.get((queue.pk, shape)) == (waits.reason, waits.data):
+            return
+        with transaction.atomic():
+            Verdict.objects.update_or_create(
+                queue=queue,
+                shape=shape,
+                defaults={"reason": waits.reason, "data": waits.data, "at": timezone.now()},
+            )
+            touch(queue.pk)
+
+
+def _open_queues() -> list[Queue]:
+    """Queues that have somebody waiting and aren't paused."""
+    return list(Queue.objects.select_related("project").filter(paused=False, count__submitted__gt=0).order_by("pk"))
+
+
+def _held_by_project() -> defaultdict[int, tuple[int, int]]:
+    """GPUs and CPUs that each project's jobs hold now."""
+    held: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    rows = Allocation.objects.values_list("job__run__project").annotate(cpus=Sum("cpus"), gpus=Count("gpu"))
+    for project_id, cpus, gpus in rows:
+        held[project_id] = (gpus, cpus)
+    return held

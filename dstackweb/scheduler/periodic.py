@@ -1,0 +1,107 @@
+"""Which work is due every so often, and who enqueues it: data, and one guarded UPDATE.
+
+A tick that waited longer than one interval is worthless and does nothing; none is enqueued while one is outstanding.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+from django_q.tasks import async_task
+
+from dstackweb.scheduler.models import PeriodicJob
+
+log = logging.getLogger(__name__)
+
+OUTSTANDING_S = 60.0
+"""A tick that hasn't ended by then was lost with its worker or broker; the next one may go."""
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """`task` is the dotted path that `cluster`'s workers call every `every_s` seconds, with `args`."""
+
+    name: str
+    task: str
+    every_s: float
+    cluster: str
+    args: tuple[str, ...] = ()
+
+
+def control_jobs() -> list[Periodic]:
+    """Work of the deployment, whichever machine's ticker wins it."""
+    control = settings.DSTACKWEB_CLUSTERS["control"]
+    tasks = "dstackweb.scheduler.tasks"
+    return [
+        Periodic("pass", f"{tasks}.place_waiting", settings.DSTACKWEB_PASS_EVERY_S, control),
+        Periodic("watch", f"{tasks}.watch", settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
+    ]
+
+
+def host_jobs(host: str, cluster: str) -> list[Periodic]:
+    """Work of one machine, enqueued by its own ticker for its own cluster."""
+    tasks = "dstackweb.scheduler.tasks"
+    return [
+        Periodic(f"look:{host}", f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
+        Periodic(f"tidy:{host}", f"{tasks}.tidy_host", 600.0, cluster, (host,)),
+    ]
+
+
+def ensure_rows(jobs: list[Periodic]) -> None:
+    """Make the rows that are missing."""
+    PeriodicJob.objects.bulk_create([PeriodicJob(name=job.name) for job in jobs], ignore_conflicts=True)
+
+
+def enqueue_due(jobs: list[Periodic], now: dt.datetime) -> int:
+    """Enqueue what is due and not outstanding; returns how many.
+
+    A row whose times lie further ahead than they could have been set (the clock was put back) counts as due.
+    """
+    names = [job.name for job in jobs]
+    horizon = now + dt.timedelta(seconds=OUTSTANDING_S + max(job.every_s for job in jobs))
+    due = Q(due_at__lte=now) | Q(due_at__gt=horizon)
+    free = Q(outstanding_until=None) | Q(outstanding_until__lte=now) | Q(outstanding_until__gt=horizon)
+    ready = set(PeriodicJob.objects.filter(due, free, name__in=names).values_list("name", flat=True))
+    return sum(_enqueue(job, due & free, now) for job in jobs if job.name in ready)
+
+
+def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
+    won = PeriodicJob.objects.filter(guard, name=job.name).update(
+        due_at=now + dt.timedelta(seconds=job.every_s),
+        outstanding_until=now + dt.timedelta(seconds=max(OUTSTANDING_S, job.every_s)),
+    )
+    if not won:
+        return False
+    async_task(
+        "dstackweb.scheduler.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
+        cluster=job.cluster, q_options={"task_name": job.name},
+    )  # fmt: skip
+    return True
+
+
+def run_tick(name: str, work: Callable[[], object], enqueued_at: float, every_s: float) -> None:
+    """Do a tick's work unless it is too old, and say that it is no longer outstanding.
+
+    The error of the work is kept on the row, where the health page shows it, and raised on.
+    """
+    started = timezone.now()
+    if started.timestamp() - enqueued_at > max(every_s, OUTSTANDING_S):
+        return
+    PeriodicJob.objects.filter(name=name).update(last_started_at=started)
+    error = ""
+    try:
+        work()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        raise
+    finally:
+        PeriodicJob.objects.filter(name=name).update(
+            outstanding_until=None, last_ended_at=timezone.now(), last_error=error
+        )

@@ -1,0 +1,91 @@
+"""Whether and where a run fits: pure decisions on plain data (DESIGN 5).
+
+The caller loads hosts into `HostView`s and applies what comes back; nothing here knows a database or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
+from dstackweb.spec.effective import EffectiveSpec
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A place for every node, in node order. `hosts` is the capacity that is left."""
+
+    fits: tuple[Fit, ...]
+    hosts: tuple[HostView, ...]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Why a run can't be placed now: a reason of DESIGN 5 and its numbers."""
+
+    reason: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
+    """A place for all nodes of a run at once, or the most permanent reason why there is none."""
+    if (refusal := _refused(spec, hosts)) is not None:
+        return refusal
+    capable = [host for host in hosts if could_ever_fit(host, spec.requirements)]
+    fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
+    if len(fits) < spec.nodes:
+        return _waits(spec, capable, hosts, placed=len(fits))
+    return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
+
+
+def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
+    """A place for each node for as long as there is one, and what is left of the hosts."""
+    left = {host.id: host for host in hosts}
+    fits: list[Fit] = []
+    for _node in range(spec.nodes):
+        best = _best(spec, left.values())
+        if best is None:
+            break
+        fits.append(best)
+        left[best.host_id] = taken(left[best.host_id], best)
+    return fits, left
+
+
+def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Waits | None:
+    """What no amount of waiting on the team's own machines would cure."""
+    if spec.backends and "hosts" not in spec.backends:
+        return Waits("backend_unavailable", {"code": "no_such_backend", "backends": sorted(spec.backends)})
+    if spec.spot_policy == "spot":
+        return Waits("impossible", {"code": "no_spot_on_hosts"})
+    if spec.image and not any(host.isolation == "container" for host in hosts):
+        return Waits("impossible", {"code": "image_not_supported", "image": spec.image})
+    return None
+
+
+def _best(spec: EffectiveSpec, hosts: Iterable[HostView]) -> Fit | None:
+    """The tightest place: the host that has the fewest GPUs, then CPUs, to spare afterwards."""
+    found = [made for host in hosts if isinstance(made := fit(host, spec.requirements), Fit)]
+    return min(found, key=lambda made: (made.gpus_left, made.cpus_left, made.host_id), default=None)
+
+
+def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Waits:
+    """The reason and the numbers when node `placed` found no place."""
+    needs = spec.requirements
+    numbers: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "gpus": needs.gpu_count_min,
+                               "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}  # fmt: skip
+    if not hosts:
+        return Waits("backend_unavailable", {"code": "no_hosts", **numbers})
+    at_best, _ = _gang(spec, [host.emptied() for host in capable])
+    if len(at_best) < spec.nodes:
+        return Waits("impossible", {"code": "too_large", **numbers, **shortfall(hosts, needs)})
+    ready = [host for host in capable if host.online and not host.draining]
+    if not ready:
+        return Waits(
+            "backend_unavailable", {"code": "hosts_offline", "hosts": [host.name for host in capable], **numbers}
+        )
+    refusing = [host.name for host in ready if host.isolation == "none"]
+    if len(refusing) == len(ready):
+        return Waits("backend_unavailable", {"code": "no_isolation", "hosts": refusing, **numbers})
+    return Waits("waiting_for_capacity", {**numbers, **shortfall(ready, needs)})
