@@ -1,0 +1,121 @@
+"""Typed readers for settings from the environment.
+
+Each reader takes the variable's name and its default, remembers both in `READ` (a test holds docs/settings.md to it),
+and raises `BadSetting` with the name, the value and what was expected. An empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+T = TypeVar("T")
+
+READ: dict[str, str] = {}
+"""Every variable read so far, with its default as text."""
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+class BadSetting(ImproperlyConfigured):
+    """A setting has a value that can't be used. Its text is one line, meant for the person who starts the program."""
+
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        super().__init__(f"{name}={_without_password(value)!r}: expected {expected}")
+        self.name = name
+
+
+def _without_password(value: str) -> str:
+    return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", value)
+
+
+def _read(name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
+    READ[name] = "" if default is None else str(default)
+    raw = os.environ.get(name, "").strip()
+    if not raw:
+        return default
+    try:
+        return parse(raw)
+    except ValueError:
+        raise BadSetting(name, raw, expected) from None
+
+
+def text(name: str, default: str = "", *, pattern: str = "", expected: str = "text") -> str:
+    """A string; with `pattern`, one that matches it as a whole, described by `expected`."""
+
+    def parse(raw: str) -> str:
+        if pattern and not re.fullmatch(pattern, raw):
+            raise ValueError(raw)
+        return raw
+
+    return _read(name, default, parse, expected)
+
+
+def secret(name: str) -> str:
+    """A string whose value never appears in an error."""
+    return _read(name, "", str, "text")
+
+
+def integer(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
+    """A whole number from `least` to `most`."""
+
+    def parse(raw: str) -> int:
+        number = int(raw)
+        if not least <= number <= most:
+            raise ValueError(raw)
+        return number
+
+    return _read(name, default, parse, f"a whole number from {least} to {most}")
+
+
+def seconds(name: str, default: float) -> float:
+    """A duration in seconds, fractions allowed, above zero and at most 30 days."""
+
+    def parse(raw: str) -> float:
+        number = float(raw)
+        if not 0 < number <= 30 * 86400:
+            raise ValueError(raw)
+        return number
+
+    return _read(name, default, parse, "a number of seconds above 0, at most 30 days")
+
+
+def boolean(name: str, default: bool = False) -> bool:
+    """1/true/yes/on or 0/false/no/off, in any case."""
+
+    def parse(raw: str) -> bool:
+        word = raw.lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(raw)
+        return word in _TRUE
+
+    return _read(name, default, parse, "1, true, yes or on, or else 0, false, no or off")
+
+
+def path(name: str, default: Path) -> Path:
+    """A path, made absolute against the current directory; `~` is the home directory."""
+    return _read(name, default, lambda raw: Path(raw).expanduser().absolute(), "a path")
+
+
+def url(name: str, *schemes: str, example: str) -> str:
+    """An absolute URL in one of `schemes`, without a trailing slash; empty when not set. It may hold a password."""
+
+    def parse(raw: str) -> str:
+        parts = urlsplit(raw)
+        if parts.scheme not in schemes or not (parts.netloc or parts.path.strip("/")):
+            raise ValueError(raw)
+        return raw.rstrip("/")
+
+    return _read(name, "", parse, f"a URL such as {example}")
+
+
+def words(name: str) -> list[str]:
+    """A list separated by commas; empty when not set."""
+    return _read(name, [], lambda raw: [word.strip() for word in raw.split(",") if word.strip()], "a, comma, list")

@@ -1,0 +1,307 @@
+"""Django's settings. What a deployment may change comes from the environment, through the typed readers of `env`.
+
+docs/settings.md describes each variable; a test holds it to this file.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import dj_database_url
+from csp.constants import NONE, SELF
+
+from dstackweb import env
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+DSTACKWEB_HOME = env.path("DSTACKWEB_HOME", BASE_DIR / "var")
+DSTACKWEB_HOST = env.text("DSTACKWEB_HOST", "127.0.0.1")
+DSTACKWEB_PORT = env.integer("DSTACKWEB_PORT", 8000, least=1, most=65535)
+DSTACKWEB_PUBLIC_URL = env.url("DSTACKWEB_PUBLIC_URL", "http", "https", example="https://gpus.example.org")
+DSTACKWEB_ALLOWED_HOSTS = env.words("DSTACKWEB_ALLOWED_HOSTS")
+DSTACKWEB_ADMIN_PASSWORD = env.secret("DSTACKWEB_ADMIN_PASSWORD")
+DSTACKWEB_ADMIN_TOKEN = env.secret("DSTACKWEB_ADMIN_TOKEN")
+DSTACKWEB_SECRET_KEY = env.secret("DSTACKWEB_SECRET_KEY")
+DSTACKWEB_WEB_THREADS = env.integer("DSTACKWEB_WEB_THREADS", 8, least=1, most=256)
+DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", 1, least=1, most=64)
+DSTACKWEB_CLUSTER_WORKERS = env.integer("DSTACKWEB_CLUSTER_WORKERS", 2, least=1, most=256)
+DSTACKWEB_CLUSTERS = {
+    "control": env.text("DSTACKWEB_CLUSTER_CONTROL", "dstackweb"),
+    "cloud": env.text("DSTACKWEB_CLUSTER_CLOUD", "dstackweb"),
+}
+DSTACKWEB_STATIC_ROOT = env.text("DSTACKWEB_STATIC_ROOT")
+DSTACKWEB_HOST_NAME = env.text(
+    "DSTACKWEB_HOST_NAME",
+    re.sub(r"[^\w.-]", "-", socket.gethostname()) or "localhost",
+    pattern=r"[\w.-]{1,100}",
+    expected="letters, digits, dots, dashes and underscores, at most 100",
+)
+DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", "nobody")
+DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
+DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)
+DSTACKWEB_LOST_AFTER_S = env.seconds("DSTACKWEB_LOST_AFTER_S", 1800)
+DSTACKWEB_HOST_SILENT_S = env.seconds("DSTACKWEB_HOST_SILENT_S", 30)
+DSTACKWEB_START_DEADLINE_S = env.seconds("DSTACKWEB_START_DEADLINE_S", 300)
+DSTACKWEB_PASS_EVERY_S = env.seconds("DSTACKWEB_PASS_EVERY_S", 2)
+DSTACKWEB_WATCH_EVERY_S = env.seconds("DSTACKWEB_WATCH_EVERY_S", 2)
+DSTACKWEB_LOG_LIMIT_MB = env.integer("DSTACKWEB_LOG_LIMIT_MB", 100, least=1)
+DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
+_DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
+_REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")
+DEBUG = env.boolean("DSTACKWEB_DEBUG")
+
+
+def _url_host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+_any_address = DSTACKWEB_HOST in {"0.0.0.0", "::"}
+_local_url = f"http://{'127.0.0.1' if _any_address else _url_host(DSTACKWEB_HOST)}:{DSTACKWEB_PORT}"
+DSTACKWEB_API_URL = DSTACKWEB_PUBLIC_URL or _local_url
+
+
+def _make_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError
+    except OSError:
+        raise env.BadSetting("DSTACKWEB_HOME", str(home), "a folder that this program may write") from None
+
+
+def _secret_key(home: Path) -> str:
+    """The key in `home`, made by the first process that looks: link() puts a whole file in place, or finds one."""
+    path = home / "secret_key"
+    if not path.exists():
+        draft = home / f".secret_key.{os.getpid()}.{secrets.token_hex(4)}"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(48))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path.read_text().strip()
+
+
+def _database(home: Path) -> dict[str, Any]:
+    if _DATABASE_URL and not _DATABASE_URL.startswith("sqlite"):
+        return dict(dj_database_url.parse(_DATABASE_URL, conn_max_age=60, conn_health_checks=True))
+    if _DATABASE_URL:
+        database = dict(dj_database_url.parse(_DATABASE_URL))
+    else:
+        path = home / "db.sqlite3"
+        # Jobs run as other users, and SQLite gives its -wal and -shm files the mode of the database.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
+    return database | {
+        "CONN_MAX_AGE": 60,
+        "OPTIONS": {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 30,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-16000",
+        },
+    }
+
+
+def _cache(name: str, entries: int) -> dict[str, Any]:
+    if _REDIS_URL:
+        return {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": _REDIS_URL,
+            "KEY_PREFIX": f"dstackweb:{name}",
+            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
+        }
+    return {
+        "BACKEND": "django.core.cache.backends.db.DatabaseCache",
+        "LOCATION": f"dstackweb_cache_{name}",
+        # The default of 300 culls by key, not by age: it must never be reached.
+        "OPTIONS": {"MAX_ENTRIES": entries},
+    }
+
+
+_make_home(DSTACKWEB_HOME)
+
+SECRET_KEY = DSTACKWEB_SECRET_KEY or _secret_key(DSTACKWEB_HOME)
+DATABASES = {"default": _database(DSTACKWEB_HOME)}
+CACHES = {"default": _cache("default", 10_000), "offers": _cache("offers", 10_000)}
+# A cache is allowed to be away: then everything is a miss.
+DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# Tasks are hints: short, repeatable, found again from rows when lost. So each is delivered once and never retried;
+# `retry` only bounds how long a task whose worker was killed stays in the ORM broker.
+Q_CLUSTER: dict[str, Any] = {
+    "name": "dstackweb",
+    "ALT_CLUSTERS": {},  # any Q_CLUSTER_NAME works, with these same values
+    "workers": DSTACKWEB_CLUSTER_WORKERS,
+    "bulk": 10,
+    "queue_limit": 20,
+    "timeout": 60,
+    "retry": 90,
+    "max_attempts": 2,
+    "ack_failures": True,
+    "save_limit": -1,
+    "poll": 0.1,
+    "recycle": 5000,
+    "scheduler": False,
+    "catch_up": False,
+    "log_level": "WARNING",
+    "label": "Task queue",
+}
+if _REDIS_URL:
+    Q_CLUSTER["redis"] = _REDIS_URL
+else:
+    Q_CLUSTER["orm"] = "default"
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.humanize",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "axes",
+    "csp",
+    "django_htmx",
+    "django_q",
+    "dstackweb.accounts",
+    "dstackweb.profiles",
+    "dstackweb.progress",
+    "dstackweb.backends",
+    "dstackweb.offers",
+    "dstackweb.runs",
+    "dstackweb.gpus",
+    "dstackweb.scheduler",
+    "dstackweb.web",
+    "dstackweb.api",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+ROOT_URLCONF = "dstackweb.urls"
+WSGI_APPLICATION = "dstackweb.wsgi.application"
+
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "login"
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = dt.timedelta(minutes=10)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_DISABLE_ACCESS_LOG = True
+AXES_VERBOSE = False
+
+_https = DSTACKWEB_PUBLIC_URL.startswith("https://")
+_public_host = urlsplit(DSTACKWEB_PUBLIC_URL).hostname or ""
+ALLOWED_HOSTS = DSTACKWEB_ALLOWED_HOSTS or sorted(
+    {"localhost", "127.0.0.1", "[::1]", DSTACKWEB_HOST_NAME.lower(), _url_host(DSTACKWEB_HOST), _public_host} - {""}
+)
+CSRF_TRUSTED_ORIGINS = ["{0.scheme}://{0.netloc}".format(urlsplit(DSTACKWEB_PUBLIC_URL))] if DSTACKWEB_PUBLIC_URL else []
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
+SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+# Browsers send a host's cookies to all its ports: two servers on one machine must not sign each other out.
+_suffix = "" if _https else f"_{DSTACKWEB_PORT}"
+SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
+SESSION_ENGINE = "django.contrib.sessions.backends." + ("cached_db" if _REDIS_URL else "db")
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        "img-src": [SELF, "data:"],  # Tabler's style sheet holds its icons
+        "object-src": [NONE],
+        "base-uri": [SELF],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+    }
+}
+
+# Bodies held in memory: run files and log chunks. Archives are uploaded as files or read as a stream.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 1024 * 1024
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
+
+STATIC_URL = "static/"
+STATIC_ROOT = DSTACKWEB_STATIC_ROOT or None
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "dstackweb.lib.staticfiles.HashedStorage"
+        if STATIC_ROOT
+        else "django.contrib.staticfiles.storage.StaticFilesStorage"
+    },
+}
+# Without collected files (a shell, tests, runserver) whitenoise serves them from where they lie.
+WHITENOISE_USE_FINDERS = not STATIC_ROOT
+WHITENOISE_MAX_AGE = 0
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+USE_I18N = True
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
+LOCALE_PATHS = [BASE_DIR / "locale"]
+
+TEST_RUNNER = "django.test.runner.DiscoverRunner"
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "INFO"},
+    "loggers": {
+        "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "django-q": {"level": "WARNING"},
+        "axes": {"level": "WARNING"},
+        "httpx": {"level": "WARNING"},
+    },
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""The server's command line: `up`, `migrate`, `qcluster`, `ticker`, …; `manage.py help` lists all."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
+    from django.core.management import execute_from_command_line
+
+    from dstackweb.env import BadSetting
+
+    try:
+        execute_from_command_line(sys.argv)
+    except BadSetting as error:
+        sys.exit(f"dstackweb: {error}")
+
+
+if __name__ == "__main__":
+    main()
