@@ -81,10 +81,10 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
         if run.status == RunStatus.PROVISIONING and any(job.status == JobStatus.RUNNING for job in jobs):
             return Started()
         return Carry()
-    if run.stop_reason and not (culprit is None and all(job.status == JobStatus.DONE for job in jobs)):
-        return End(RunStatus.TERMINATED, run.stop_reason, exit_code=_exit_code(jobs))
-    if culprit is None:
+    if all(job.status == JobStatus.DONE for job in jobs):
         return End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+    if run.stop_reason or culprit is None:
+        return End(RunStatus.TERMINATED, run.stop_reason or Reason.SERVER_ERROR, exit_code=_exit_code(jobs))
     return _failed(run, culprit, now)
 
 

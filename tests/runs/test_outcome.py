@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
+from dstackweb.runs.states import JOB_ENDED, JobStatus, Reason, RunStatus, job_end_status
+
+NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+RUNNING = RunView(RunStatus.RUNNING)
+RETRYING = RunView(RunStatus.RUNNING, retry_on=frozenset({"error", "interruption"}), retry_for=dt.timedelta(hours=1))
+
+
+def failed(node: int = 0, reason: Reason = Reason.CONTAINER_EXITED_WITH_ERROR, at: dt.datetime = NOW) -> JobView:
+    return JobView(node, job_end_status(reason), reason, 1, "exit code 1", at)
+
+
+def done(node: int = 0) -> JobView:
+    return JobView(node, JobStatus.DONE, Reason.DONE_BY_RUNNER, 0, "", NOW)
+
+
+def test_a_run_is_running_once_a_job_of_it_is() -> None:
+    run = RunView(RunStatus.PROVISIONING)
+    assert decide(run, [JobView(0, JobStatus.PROVISIONING)], NOW) == Carry()
+    assert decide(run, [JobView(0, JobStatus.RUNNING), JobView(1, JobStatus.PROVISIONING)], NOW) == Started()
+
+
+def test_a_run_is_done_only_when_every_node_is() -> None:
+    assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) == Carry()
+    assert decide(RUNNING, [done(0), done(1)], NOW) == End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+
+
+def test_a_failed_node_stops_the_others() -> None:
+    assert decide(RUNNING, [failed(0), JobView(1, JobStatus.RUNNING)], NOW) == StopOthers(failed(0))
+
+
+def test_the_others_are_told_only_once() -> None:
+    run = RunView(RunStatus.TERMINATING)
+    assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) == Carry()
+
+
+def test_the_failure_that_came_first_names_the_end() -> None:
+    later = failed(0, Reason.EXECUTOR_ERROR, NOW)
+    first = JobView(1, JobStatus.FAILED, Reason.CONTAINER_EXITED_WITH_ERROR, 3, "why", NOW - dt.timedelta(seconds=5))
+    outcome = decide(RunView(RunStatus.TERMINATING), [later, first], NOW)
+    assert isinstance(outcome, End)
+    assert (outcome.exit_code, outcome.message, outcome.data["node"]) == (3, "why", 1)
+
+
+def test_a_stop_by_a_person_ends_as_terminated_and_is_never_retried() -> None:
+    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER, retry_on=frozenset({"error"}))
+    outcome = decide(run, [failed(0), failed(1, Reason.TERMINATED_BY_USER)], NOW)
+    assert isinstance(outcome, End)
+    assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, Reason.STOPPED_BY_USER)
+
+
+def test_a_run_that_finished_before_the_stop_reached_it_is_done() -> None:
+    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
+    assert decide(run, [done()], NOW) == End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+
+
+def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
+    assert decide(RETRYING, [failed()], NOW) == Retry(failed(), NOW)
+    late = RunView(
+        RunStatus.RUNNING,
+        retry_on=frozenset({"error"}),
+        retry_for=dt.timedelta(hours=1),
+        first_failed_at=NOW - dt.timedelta(hours=1),
+    )
+    outcome = decide(late, [failed()], NOW)
+    assert isinstance(outcome, End)
+    assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
+
+
+@pytest.mark.parametrize("reason", [Reason.MAX_DURATION_EXCEEDED, Reason.UTILIZATION_POLICY])
+def test_what_a_limit_or_a_policy_stopped_is_never_retried(reason: Reason) -> None:
+    outcome = decide(RETRYING, [failed(0, reason)], NOW)
+    assert isinstance(outcome, End)
+    assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, reason)
+
+
+job_views = st.builds(
+    lambda node, reason, status: JobView(node, status if reason is None else job_end_status(reason), reason or ""),
+    st.integers(0, 3),
+    st.none() | st.sampled_from(list(Reason)),
+    st.sampled_from([JobStatus.PROVISIONING, JobStatus.RUNNING, JobStatus.TERMINATING]),
+)
+run_views = st.builds(
+    RunView,
+    st.sampled_from([RunStatus.PROVISIONING, RunStatus.RUNNING, RunStatus.TERMINATING]),
+    st.sampled_from(["", Reason.STOPPED_BY_USER]),
+    st.frozensets(st.sampled_from(["error", "interruption", "no-capacity"])),
+)
+
+
+@given(run_views, st.lists(job_views, min_size=1, max_size=4))
+def test_a_run_never_ends_while_a_job_lives_and_never_hangs_once_all_have_ended(
+    run: RunView, jobs: list[JobView]
+) -> None:
+    outcome = decide(run, jobs, NOW)
+    alive = any(job.status not in JOB_ENDED for job in jobs)
+    assert isinstance(outcome, End | Retry) == (not alive)
+
+
+@given(run_views, st.lists(job_views, min_size=1, max_size=4))
+def test_done_means_that_every_job_is_done(run: RunView, jobs: list[JobView]) -> None:
+    outcome = decide(run, jobs, NOW)
+    if isinstance(outcome, End) and outcome.status == RunStatus.DONE:
+        assert all(job.status == JobStatus.DONE for job in jobs)
