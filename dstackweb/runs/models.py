@@ -6,6 +6,7 @@ A status is written by `transitions` alone; `rank` by `services` behind the queu
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -14,11 +15,16 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from dstackweb.runs import ordering
-from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
+from dstackweb.runs.states import ACTIVE, JOB_ACTIVE, JobStatus, RunStatus
 
 
 def _choices(kind: type[RunStatus] | type[JobStatus]) -> list[tuple[str, str]]:
     return [(status.value, status.value) for status in kind]
+
+
+def _values(statuses: Iterable[RunStatus | JobStatus]) -> list[str]:
+    """Plain strings, which migrations can hold."""
+    return [status.value for status in statuses]
 
 
 class Queue(models.Model):
@@ -91,7 +97,7 @@ class Run(models.Model):
     user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
     name = models.CharField(max_length=60)
 
-    status = models.CharField(max_length=12, choices=_choices(RunStatus), default=RunStatus.SUBMITTED)
+    status = models.CharField(max_length=12, choices=_choices(RunStatus), default=RunStatus.SUBMITTED.value)
     status_message = models.TextField(blank=True)
     termination_reason = models.CharField(max_length=60, blank=True)
     exit_code = models.IntegerField(null=True)
@@ -122,7 +128,7 @@ class Run(models.Model):
         constraints = [
             # Names are free again once a run ends; two active runs never share one.
             models.UniqueConstraint(
-                fields=["project", "name"], condition=Q(status__in=ACTIVE), name="run_name_among_active"
+                fields=["project", "name"], condition=Q(status__in=_values(ACTIVE)), name="run_name_among_active"
             ),
             models.UniqueConstraint(
                 fields=["project", "user", "idempotency_key"],
@@ -133,15 +139,15 @@ class Run(models.Model):
                 condition=Q(priority__gte=ordering.PRIORITY_MIN, priority__lte=ordering.PRIORITY_MAX),
                 name="run_priority_0_to_100",
             ),
-            models.CheckConstraint(condition=Q(status__in=[s.value for s in RunStatus]), name="run_status_known"),
+            models.CheckConstraint(condition=Q(status__in=_values(RunStatus)), name="run_status_known"),
         ]
         indexes = [
             # The next k of n are one index scan, however long the queue is.
-            models.Index("queue", "rank", "id", condition=Q(status=RunStatus.SUBMITTED), name="run_queue_order"),
-            models.Index("queue", "shape", condition=Q(status=RunStatus.SUBMITTED), name="run_queue_shape"),
+            models.Index("queue", "rank", "id", condition=Q(status=RunStatus.SUBMITTED.value), name="run_queue_order"),
+            models.Index("queue", "shape", condition=Q(status=RunStatus.SUBMITTED.value), name="run_queue_shape"),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),
             models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),
-            models.Index("status", "retry_at", condition=Q(status__in=ACTIVE), name="run_active"),
+            models.Index("status", "retry_at", condition=Q(status__in=_values(ACTIVE)), name="run_active"),
         ]
 
     def __str__(self) -> str:
@@ -155,7 +161,7 @@ class Job(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
     attempt = models.PositiveIntegerField()
     node = models.PositiveIntegerField(default=0)
-    status = models.CharField(max_length=12, choices=_choices(JobStatus), default=JobStatus.PROVISIONING)
+    status = models.CharField(max_length=12, choices=_choices(JobStatus), default=JobStatus.PROVISIONING.value)
 
     backend = models.ForeignKey("backends.Backend", on_delete=models.PROTECT)
     host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
@@ -187,13 +193,9 @@ class Job(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["run", "attempt", "node"], name="job_node_once_in_attempt"),
-            models.CheckConstraint(condition=Q(status__in=[s.value for s in JobStatus]), name="job_status_known"),
+            models.CheckConstraint(condition=Q(status__in=_values(JobStatus)), name="job_status_known"),
         ]
-        indexes = [
-            models.Index(
-                "status", condition=Q(status__in=["provisioning", "running", "terminating"]), name="job_active"
-            )
-        ]
+        indexes = [models.Index("status", condition=Q(status__in=_values(JOB_ACTIVE)), name="job_active")]
 
     def __str__(self) -> str:
         return f"{self.run} attempt {self.attempt} node {self.node}"
