@@ -1,0 +1,108 @@
+"""The forms of the account pages. They check shapes; what a service refuses is put beside its field by `attempt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django import forms
+from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
+from django.utils.translation import gettext_lazy as _
+
+from dstackweb.accounts.models import Role
+from dstackweb.lib.errors import Conflict, Invalid
+
+T = TypeVar("T")
+
+
+class Styled(forms.Form):
+    """Tabler's classes on the inputs, and on those with an error its mark."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            select = isinstance(field.widget, forms.Select)
+            field.widget.attrs["class"] = "form-select" if select else "form-control"
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        super().add_error(field, error)
+        if field in self.fields:
+            widget = self.fields[field].widget
+            widget.attrs["class"] = f"{widget.attrs['class'].removesuffix(' is-invalid')} is-invalid"
+
+
+class SignInForm(Styled, AuthenticationForm):
+    """Name and password."""
+
+
+class ChangePasswordForm(Styled, PasswordChangeForm):
+    """The old password and the new one twice."""
+
+
+class AccountForm(Styled):
+    """A new account, made on the page of an invite."""
+
+    username = forms.CharField(
+        label=_("User name"),
+        max_length=150,
+        widget=forms.TextInput(attrs={"autocomplete": "username", "autocapitalize": "none"}),
+    )
+    password = forms.CharField(
+        label=_("Password"),
+        strip=False,
+        help_text=_("At least 8 characters."),
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+    )
+
+
+class InviteForm(Styled):
+    """Whom an invite lets in as, and for how long it waits."""
+
+    role = forms.ChoiceField(label=_("Role"), choices=Role.choices, initial=Role.MEMBER)
+    days = forms.TypedChoiceField(
+        label=_("Works for"), coerce=int, choices=[(1, _("1 day")), (7, _("7 days")), (30, _("30 days"))], initial=7
+    )
+
+    @property
+    def ttl(self) -> timedelta:
+        return timedelta(days=self.cleaned_data["days"])
+
+
+class TokenForm(Styled):
+    """What a new API token is called."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=80,
+        help_text=_("Where you will use it, so that you know which one to revoke."),
+        widget=forms.TextInput(attrs={"placeholder": _("laptop"), "autocomplete": "off"}),
+    )
+
+
+class SecretForm(Styled):
+    """A project secret. Its value is never sent back to the page, not even after an error."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=120,
+        widget=forms.TextInput(attrs={"placeholder": "HF_TOKEN", "autocomplete": "off", "autocapitalize": "none"}),
+    )
+    value = forms.CharField(
+        label=_("Value"), strip=False, widget=forms.PasswordInput(attrs={"autocomplete": "off"})
+    )
+
+
+def attempt(form: forms.Form, service: Callable[[], T]) -> T | None:
+    """What the service returns, or None with its errors (and the form's own) in the form, beside their fields."""
+    if not form.is_valid():
+        return None
+    try:
+        return service()
+    except Invalid as error:
+        for fault in error.errors:
+            field = str(fault["loc"][0]) if fault["loc"] else None
+            form.add_error(field if field in form.fields else None, fault["msg"])
+    except Conflict as error:
+        form.add_error(None, error.detail)
+    return None

@@ -1,0 +1,102 @@
+"""Rows of lists as templates show them: the run with its words and what this reader may do to it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.runs.selectors import QueueRow
+from dstackweb.runs.states import ENDED
+from dstackweb.web import wording
+from dstackweb.web.pages import PageRequest
+
+
+def may_change(run: Run, user: User, role: str) -> bool:
+    """Whether the controls of a run are of use to this reader; the services decide again."""
+    return allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)
+
+
+def number(text: str | None, least: int = 0) -> int:
+    """A whole number of a query string; anything else is the least."""
+    try:
+        return max(least, int(text or ""))
+    except ValueError:
+        return least
+
+
+def priority(text: str | None) -> int:
+    """A priority that was typed. Raises Invalid for what is no whole number."""
+    try:
+        return int((text or "").strip())
+    except ValueError:
+        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {text!r}") from None
+
+
+def needs(spec: dict[str, Any]) -> str:
+    """What a run asks for, short: `2 × A100 40 GB`, `4 × (1 GPU)`, `2 CPUs`."""
+    wants = spec["requirements"]
+    nodes = spec.get("nodes", 1)
+    if count := wants["gpu_count_min"]:
+        names = "/".join(wants["gpu_names"]) or "GPU"
+        memory = f" {wording.mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
+        text = f"{count} × {names}{memory}"
+    else:
+        text = f"{wants['cpu_min']} CPU" + ("s" if wants["cpu_min"] != 1 else "")
+    return f"{nodes} × ({text})" if nodes > 1 else text
+
+
+@dataclass(frozen=True)
+class QueueLine:
+    """One waiting run in its place."""
+
+    run: Run
+    position: int
+    why: wording.Told
+    needs: str
+    etag: str
+    may_change: bool
+
+    @classmethod
+    def of(cls, row: QueueRow, request: PageRequest) -> QueueLine:
+        """The row as this reader sees it."""
+        return cls(
+            run=row.run,
+            position=row.position,
+            why=wording.reason(row.reason, row.reason_data),
+            needs=needs(row.run.spec),
+            etag=services.etag(row.run),
+            may_change=may_change(row.run, request.user, request.role),
+        )
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run of a list, of any status."""
+
+    run: Run
+    needs: str
+    told: str
+
+    @classmethod
+    def of(cls, run: Run) -> RunLine:
+        """The row with the reason it ended, if it did not end well."""
+        reason = wording.termination(run.termination_reason) if run.termination_reason else ""
+        return cls(run, needs(run.spec), run.status_message or ("" if run.status == "done" else reason))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has come to its end."""
+        return self.run.status in ENDED
+
+    @property
+    def took(self) -> dt.timedelta | None:
+        """From its first start to its end."""
+        if self.run.started_at and self.run.ended_at:
+            return self.run.ended_at - self.run.started_at
+        return None

@@ -1,0 +1,252 @@
+"""The words for codes and numbers: the one place where statuses, reasons and events become sentences (DESIGN 3.11).
+
+Every function takes what is stored and returns text in the reader's language; an unknown code is shown as it is, so
+that a newer server's event is still told.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+
+class Told(NamedTuple):
+    """A short word for a badge, a sentence for beside it, and a tone: `go`, `wait`, `bad` or `info`."""
+
+    label: str
+    text: str
+    tone: str = "wait"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `12 s`, `4 min`, `2 h 05`, `1 d 2 h`. app.js says the same."""
+    if seconds is None:
+        return "–"
+    s = max(0, math.floor(seconds))
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60} min"
+    if s < 86400:
+        return f"{s // 3600} h {s % 3600 // 60:02d}"
+    return f"{s // 86400} d {s % 86400 // 3600} h"
+
+
+def span(seconds: float | None) -> str:
+    """A length of time as people write it in a run file: `24h`, `30m`, `1h30m`, `45s`; no limit is `off`."""
+    if seconds is None:
+        return _("off")
+    s = int(seconds)
+    parts = [(s // 86400, "d"), (s % 86400 // 3600, "h"), (s % 3600 // 60, "m"), (s % 60, "s")]
+    if s < 2 * 86400:
+        parts = [(s // 3600, "h"), *parts[2:]]
+    return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
+
+
+def mebibytes(mib: int | None) -> str:
+    """Memory with the unit that fits: `512 MB`, `80 GB`, `1.5 TB`."""
+    if mib is None:
+        return "–"
+    if mib < 1024:
+        return f"{mib} MB"
+    amount, unit = (mib / 1024, "GB") if mib < 1024 * 1024 else (mib / 1024 / 1024, "TB")
+    return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def gpus(count: int) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return ngettext("%d GPU", "%d GPUs", count) % count
+
+
+def status(code: str) -> str:
+    """A run's or job's status; dstack's own words, which the API and the command line use as well."""
+    return {
+        "pending": _("pending"),
+        "submitted": _("submitted"),
+        "provisioning": _("provisioning"),
+        "running": _("running"),
+        "terminating": _("terminating"),
+        "done": _("done"),
+        "failed": _("failed"),
+        "terminated": _("terminated"),
+    }.get(code, code)
+
+
+def termination(code: str) -> str:
+    """Why a run or a job ended, as a sentence."""
+    return {
+        "all_jobs_done": _("All commands finished."),
+        "job_failed": _("A job failed."),
+        "stopped_by_user": _("Stopped by a member."),
+        "aborted_by_user": _("Aborted by a member."),
+        "retry_limit_exceeded": _("It failed again after the time for retries had passed."),
+        "server_error": _("The server could not go on with it."),
+        "done_by_runner": _("All commands finished."),
+        "container_exited_with_error": _("A command failed."),
+        "terminated_by_user": _("Stopped by a member."),
+        "terminated_by_server": _("Stopped because another node of the run ended."),
+        "max_duration_exceeded": _("It ran longer than its max_duration."),
+        "executor_error": _("Its runner failed."),
+        "instance_unreachable": _("It was interrupted: its host or its runner went away."),
+        "failed_to_start_due_to_no_capacity": _("It could not be started on its host in time."),
+        "creating_container_error": _("Its container could not be created."),
+        "log_quota_exceeded": _("It wrote more log than is allowed."),
+        "terminated_due_to_utilization_policy": _("Stopped by the utilization policy: its GPUs were not used enough."),
+    }.get(code, code)
+
+
+def exit_code(code: int | None) -> str:
+    """What an exit code usually means, where it has a usual meaning."""
+    if code is None:
+        return ""
+    return {
+        126: _("the command can't be executed"),
+        127: _("command not found"),
+        130: _("interrupted"),
+        137: _("killed; often out of memory"),
+        139: _("crashed: segmentation fault"),
+        143: _("terminated"),
+    }.get(code, "")
+
+
+def reason(code: str, data: dict[str, Any]) -> Told:
+    """Why a run waits, with its numbers."""
+    match code:
+        case "starting":
+            return Told(_("starting"), _("its turn is being looked at"), "go")
+        case "queue_paused":
+            return Told(_("paused"), _("the queue is paused; a manager resumes it"), "info")
+        case "waiting_for_capacity":
+            return Told(_("capacity"), _shortfall(data))
+        case "impossible":
+            return Told(_("impossible"), _impossible(data), "bad")
+        case "backend_unavailable":
+            return Told(_("unavailable"), _unavailable(data), "bad")
+        case "no_quota":
+            return Told(_("quota"), _("the cloud account's quota is used up"), "wait")
+        case "budget_limit":
+            return Told(_("budget"), _("the project's budget for this month is used up"), "wait")
+        case "user_limit":
+            return Told(_("limit"), _("the member's own limit is reached"), "wait")
+        case "queue_limit":
+            return Told(_("limit"), _("the queue's limit is reached"), "wait")
+        case "reserved_for_other":
+            return Told(_("reserved"), _("what is free is reserved for a run ahead of it"), "wait")
+    return Told(code.replace("_", " "), "")
+
+
+def _shortfall(data: dict[str, Any]) -> str:
+    """`needs 4 GPUs, 1 of 8 free on gpu-box-1`: each thing that the closest host lacks, with its numbers."""
+    lacks = [_lack(what, data) for what in data.get("short", ())]
+    text = "; ".join(lacks) or _("nothing that fits is free")
+    if lacks and data.get("host"):
+        text = _("%(lacks)s on %(host)s") % {"lacks": text, "host": data["host"]}
+    if data.get("nodes", 1) > 1:
+        numbers = {"nodes": data["nodes"], "placed": data.get("nodes_placed", 0), "text": text}
+        text = _("room for %(placed)d of %(nodes)d nodes; %(text)s") % numbers
+    return text
+
+
+def _lack(what: str, data: dict[str, Any]) -> str:
+    free, total = data.get(f"{what}_free", 0), data.get(f"{what}_total", 0)
+    if what == "gpus":
+        text = _("needs %(needs)s, %(free)d of %(total)d free") % {
+            "needs": gpus(data.get("gpus", 0)),
+            "free": free,
+            "total": total,
+        }
+        if outside := data.get("gpus_outside"):
+            text += _(" (%d used outside dstackweb)") % outside
+        return text
+    if what == "cpus":
+        needs = ngettext("%d CPU", "%d CPUs", data.get("cpus", 0)) % data.get("cpus", 0)
+        return _("needs %(needs)s, %(free)d of %(total)d free") % {"needs": needs, "free": free, "total": total}
+    return _("needs %(needs)s of memory, %(free)s of %(total)s free") % {
+        "needs": mebibytes(data.get("memory_mib", 0)),
+        "free": mebibytes(free),
+        "total": mebibytes(total),
+    }
+
+
+def _impossible(data: dict[str, Any]) -> str:
+    match data.get("code"):
+        case "no_spot_on_hosts":
+            return _("it asks for spot instances, and only own hosts are set up")
+        case "image_not_supported":
+            return _("it asks for the image %s, and no host runs containers") % data.get("image", "")
+        case "too_large" if data.get("nodes", 1) > 1 and not data.get("short"):
+            return _("the hosts together can never hold all %d nodes at once") % data["nodes"]
+        case "too_large":
+            lacks = "; ".join(_never(what, data) for what in data.get("short", ()))
+            return _("no host could ever give this: %s") % lacks if lacks else _("no host could ever give this")
+    return _("no host could ever give this")
+
+
+def _never(what: str, data: dict[str, Any]) -> str:
+    """What the closest host lacks for good: its total is what counts, not what is free."""
+    total = data.get(f"{what}_total", 0)
+    if what == "gpus":
+        if not total:
+            return _("needs %s, and no host has such a GPU") % gpus(data.get("gpus", 0))
+        return _("needs %(needs)s, the most on one host is %(total)d") % {
+            "needs": gpus(data.get("gpus", 0)),
+            "total": total,
+        }
+    if what == "cpus":
+        return _("needs %(needs)d CPUs, the largest host has %(total)d") % {
+            "needs": data.get("cpus", 0),
+            "total": total,
+        }
+    return _("needs %(needs)s of memory, the largest host has %(total)s") % {
+        "needs": mebibytes(data.get("memory_mib", 0)),
+        "total": mebibytes(total),
+    }
+
+
+def _unavailable(data: dict[str, Any]) -> str:
+    hosts = ", ".join(data.get("hosts", ()))
+    match data.get("code"):
+        case "no_hosts":
+            return _("no host is registered yet")
+        case "hosts_offline":
+            return _("the hosts that could run it are offline or draining: %s") % hosts
+        case "no_isolation":
+            return _("the hosts that could run it refuse jobs because they can't isolate them: %s") % hosts
+        case "no_such_backend":
+            return _("it is limited to backends that aren't set up: %s") % ", ".join(data.get("backends", ()))
+    return _("the backend can't be asked")
+
+
+def offer_detail(detail: dict[str, Any]) -> str:
+    """What an offer says beside its availability."""
+    match detail.get("code"):
+        case "busy":
+            return "; ".join(_lack(what, detail) for what in detail.get("short", ()))
+        case "too_small":
+            return "; ".join(_never(what, detail) for what in detail.get("short", ())) or _("too small")
+        case "offline":
+            return _("offline")
+        case "draining":
+            return _("draining: takes no new jobs")
+        case "no_isolation":
+            return _("refuses jobs: it can't isolate them")
+    return str(detail.get("text", ""))
+
+
+def availability(code: str) -> Told:
+    """An offer's availability as a badge."""
+    tones = {"available": "go", "idle": "go", "busy": "wait", "unknown": "wait", "no_quota": "bad", "not_available": "bad"}
+    return Told(code.replace("_", " "), "", tones.get(code, "info"))
+
+
+def isolation(code: str) -> str:
+    """How a host keeps jobs apart from the server."""
+    return {
+        "user": _("jobs run as another user"),
+        "container": _("jobs run in containers"),
+        "shared": _("none: jobs share the server's user"),
+        "none": _("none: jobs are refused"),
+    }.get(code, code)
