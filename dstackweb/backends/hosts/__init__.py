@@ -1,0 +1,1 @@
+"""The team's own machines: what they have, who may use it, and the work done on them."""

@@ -1,0 +1,253 @@
+"""Whether and how a job fits on a host: pure decisions on plain data (DESIGN 3.3).
+
+A job takes the least of each range it asks for, so that the most runs fit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.hosts.gpu_match import gpu_matches
+from dstackweb.spec.requirements import Requirements
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A GPU that is present. `held`: a job has it. `stranger`: {"pid", "user"} of a process of no run that uses it."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int
+    held: bool = False
+    stranger: dict[str, Any] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether a job may get it now."""
+        return not self.held and self.stranger is None
+
+
+@dataclass(frozen=True)
+class HostView:
+    """A host as decisions see it. Free amounts are what no job holds, never below zero."""
+
+    id: int
+    name: str
+    online: bool
+    draining: bool
+    isolation: str
+    cpus: int
+    cpus_free: int
+    memory_mib: int
+    memory_free_mib: int
+    gpus: tuple[GpuView, ...] = ()
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    def emptied(self) -> HostView:
+        """The same host at its best: online, open, nothing held, no stranger, no reason to refuse jobs."""
+        gpus = tuple(replace(gpu, held=False, stranger=None) for gpu in self.gpus)
+        return replace(
+            self, online=True, draining=False, isolation="user",
+            cpus_free=self.cpus, memory_free_mib=self.memory_mib, gpus=gpus,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a job takes of a host, and what stays free there for others."""
+
+    host_id: int
+    host_name: str
+    cpus: int
+    memory_mib: int
+    gpu_uuids: tuple[str, ...]
+    gpus_left: int
+    cpus_left: int
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a job doesn't fit on a host now: a code and its numbers.
+
+    Codes, most permanent first: `too_small`, `no_isolation`, `offline`, `draining`, `busy`.
+    """
+
+    code: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def fit(host: HostView, needs: Requirements) -> Fit | Miss:
+    """What a job with these needs would take of the host now, or why it can't."""
+    if not could_ever_fit(host, needs):
+        return Miss("too_small", _numbers(host, needs))
+    if host.isolation == "none":
+        return Miss("no_isolation")
+    if not host.online:
+        return Miss("offline")
+    if host.draining:
+        return Miss("draining")
+    gpus = _choose([gpu for gpu in _matching(host, needs) if gpu.free], needs.gpu_count_min)
+    if gpus is None or host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
+        return Miss("busy", _numbers(host, needs))
+    return Fit(
+        host_id=host.id,
+        host_name=host.name,
+        cpus=needs.cpu_min,
+        memory_mib=needs.memory_min_mib,
+        gpu_uuids=tuple(gpu.uuid for gpu in gpus),
+        gpus_left=sum(gpu.free for gpu in host.gpus) - len(gpus),
+        cpus_left=host.cpus_free - needs.cpu_min,
+    )
+
+
+def could_ever_fit(host: HostView, needs: Requirements) -> bool:
+    """Whether the host would do with nothing else on it, were it online and open."""
+    return (
+        host.cpus >= needs.cpu_min
+        and host.memory_mib >= needs.memory_min_mib
+        and len(_matching(host, needs)) >= needs.gpu_count_min
+    )
+
+
+def taken(host: HostView, fit: Fit) -> HostView:
+    """The host once a job has what `fit` takes of it."""
+    gpus = tuple(replace(gpu, held=True) if gpu.uuid in fit.gpu_uuids else gpu for gpu in host.gpus)
+    return replace(
+        host,
+        cpus_free=host.cpus_free - fit.cpus,
+        memory_free_mib=host.memory_free_mib - fit.memory_mib,
+        gpus=gpus,
+    )
+
+
+def shortfall(hosts: Sequence[HostView], needs: Requirements) -> dict[str, Any]:
+    """The numbers of the host that comes closest to what one job needs; empty without hosts.
+
+    `host` is its name, `short` lists what it lacks: "gpus", "cpus", "memory_mib". For each of these: `<it>_free`,
+    `<it>_total`; for GPUs (matching ones) also `gpus_held` and `gpus_outside`, used by strangers.
+    """
+    if not hosts:
+        return {}
+    closest = min(hosts, key=lambda host: _distance(host, needs))
+    return {"host": closest.name, **_numbers(closest, needs)}
+
+
+def host_offers(
+    hosts: Sequence[HostView], needs: Requirements, *, backend: str = "hosts", image: str | None = None
+) -> list[Offer]:
+    """Each host as an offer with what the machine has in all, those that can't take the job now included.
+
+    Idle ones first, the tightest before the roomy, then busy ones, then those that are not available, by name.
+    `detail["code"]` is `idle`, `image_not_supported`, or a Miss's code.
+    """
+    order = [Availability.IDLE, Availability.BUSY, Availability.NOT_AVAILABLE]
+    ranked = []
+    for host in hosts:
+        outcome = fit(host, needs)
+        offer = _offer(host, needs, outcome, backend, image)
+        spare = (outcome.gpus_left, outcome.cpus_left) if isinstance(outcome, Fit) else (0, 0)
+        ranked.append((order.index(offer.availability), *spare, host.name, offer))
+    return [offer for *_, offer in sorted(ranked, key=lambda entry: entry[:-1])]
+
+
+def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: str, image: str | None) -> Offer:
+    gpus = _matching(host, needs) or host.gpus
+    if image is not None and host.isolation != "container":
+        availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
+    elif isinstance(outcome, Miss):
+        availability = Availability.BUSY if outcome.code == "busy" else Availability.NOT_AVAILABLE
+        detail = {"code": outcome.code, **outcome.data}
+    else:
+        availability = Availability.IDLE
+        detail = {
+            "code": "idle",
+            "gpus_free": sum(gpu.free for gpu in gpus),
+            "gpus_total": len(gpus),
+            "cpus_free": host.cpus_free,
+            "memory_mib_free": host.memory_free_mib,
+        }
+    return Offer(
+        backend=backend,
+        region=str(host.labels.get("region", "")),
+        instance_type=host.name,
+        cpus=host.cpus,
+        memory_mib=host.memory_mib,
+        gpu_name=gpus[0].name if gpus else "",
+        gpu_count=len(gpus),
+        gpu_memory_mib=min((gpu.memory_mib for gpu in gpus), default=0),
+        availability=availability,
+        detail=detail,
+        host_id=host.id,
+    )
+
+
+def _matching(host: HostView, needs: Requirements) -> list[GpuView]:
+    """The host's GPUs that are of the kind asked for, free or not; none where no GPU is needed."""
+    if needs.gpu_count_min == 0:
+        return []
+    return [
+        gpu
+        for gpu in host.gpus
+        if gpu_matches(
+            gpu.name,
+            gpu.memory_mib,
+            names=needs.gpu_names,
+            memory_min_mib=needs.gpu_memory_min_mib,
+            memory_max_mib=needs.gpu_memory_max_mib,
+        )
+    ]
+
+
+def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
+    """`count` of the GPUs: the smallest that do, all of one model where that is possible. None if there are too few."""
+    ordered = sorted(free, key=lambda gpu: (gpu.memory_mib, gpu.name, gpu.index))
+    models: dict[tuple[int, str], list[GpuView]] = defaultdict(list)
+    for gpu in ordered:
+        models[gpu.memory_mib, gpu.name].append(gpu)
+    for alike in models.values():
+        if len(alike) >= count:
+            return alike[:count]
+    return ordered[:count] if len(ordered) >= count else None
+
+
+def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
+    """What the host lacks for the needs, with the amounts of just that."""
+    gpus = _matching(host, needs)
+    free = sum(gpu.free for gpu in gpus)
+    short: list[str] = []
+    numbers: dict[str, Any] = {"short": short}
+    if free < needs.gpu_count_min:
+        short.append("gpus")
+        numbers |= {
+            "gpus_free": free,
+            "gpus_held": sum(gpu.held for gpu in gpus),
+            "gpus_outside": sum(gpu.stranger is not None and not gpu.held for gpu in gpus),
+            "gpus_total": len(gpus),
+        }
+    if host.cpus_free < needs.cpu_min:
+        short.append("cpus")
+        numbers |= {"cpus_free": host.cpus_free, "cpus_total": host.cpus}
+    if host.memory_free_mib < needs.memory_min_mib:
+        short.append("memory_mib")
+        numbers |= {"memory_mib_free": host.memory_free_mib, "memory_mib_total": host.memory_mib}
+    return numbers
+
+
+def _distance(host: HostView, needs: Requirements) -> tuple[int, int, int, int, int]:
+    """How far a host is from taking the job: first what it will never have, then what it lacks now."""
+    gpus = _matching(host, needs)
+    never = (
+        max(0, needs.gpu_count_min - len(gpus)) + max(0, needs.cpu_min - host.cpus),
+        max(0, needs.memory_min_mib - host.memory_mib),
+    )
+    now = (
+        max(0, needs.gpu_count_min - sum(gpu.free for gpu in gpus)),
+        max(0, needs.cpu_min - host.cpus_free),
+        max(0, needs.memory_min_mib - host.memory_free_mib),
+    )
+    return (*never, *now)

@@ -1,0 +1,84 @@
+"""How jobs are kept apart from the server on a machine, and where their directories lie (DESIGN 6)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstackweb.backends.models import Isolation
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a machine runs jobs. `job_user` is empty for the server's own; `error` says why jobs are refused."""
+
+    isolation: Isolation
+    job_user: str
+    runs_dir: Path
+    error: str = ""
+
+
+def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrangement:
+    """Decide for a server running as `uid` with its files in `home`.
+
+    Root runs jobs as `job_user`. Anybody else can't become another user, and refuses jobs unless `shared_uid` says
+    that they may share the server's own.
+    """
+    if uid == 0:
+        user = _user(job_user)
+        if user is not None and user.pw_uid != 0:
+            return Arrangement(Isolation.USER, job_user, runs_dir(home, user))
+        reason = f"there is no user {job_user!r}" if user is None else f"{job_user!r} is root, which no job may be"
+        error = f"{reason}: set DSTACKWEB_JOB_USER to the user that jobs run as"
+    else:
+        error = (
+            "jobs would share the server's user: start as root, or set DSTACKWEB_SHARED_UID=1 where everybody "
+            "who may submit runs is trusted"
+        )
+    if shared_uid:
+        return Arrangement(Isolation.SHARED, "", runs_dir(home, None))
+    return Arrangement(Isolation.NONE, "", runs_dir(home, None), error)
+
+
+def runs_dir(home: Path, user: pwd.struct_passwd | None) -> Path:
+    """Where runs' directories lie: in the server's home where the jobs' user can get there, else under /var/lib.
+
+    The path is the same at each start, so that checkpoints are found again. `user` None means the server's own.
+    """
+    home = home.resolve()
+    if user is None or can_traverse(home, user.pw_uid, os.getgrouplist(user.pw_name, user.pw_gid)):
+        return home / "runs"
+    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
+    return Path(f"/var/lib/dstackweb-{digest}/runs")
+
+
+def can_traverse(path: Path, uid: int, gids: list[int]) -> bool:
+    """Whether a user may pass through a directory and all above it, by their mode bits. `path` must exist."""
+    return all(_may_enter(folder.stat(), uid, gids) for folder in (path, *path.parents))
+
+
+def _may_enter(info: os.stat_result, uid: int, gids: list[int]) -> bool:
+    if info.st_uid == uid:
+        return bool(info.st_mode & stat.S_IXUSR)
+    if info.st_gid in gids:
+        return bool(info.st_mode & stat.S_IXGRP)
+    return bool(info.st_mode & stat.S_IXOTH)
+
+
+def make_runs_dir(path: Path) -> None:
+    """Make the directory so that other users can pass through it and see nothing in it."""
+    for folder in (path.parent, path):
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o711)
+
+
+def _user(name: str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None

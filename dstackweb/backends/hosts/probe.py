@@ -1,0 +1,157 @@
+"""What this machine has: CPUs and memory that may really be used, and GPUs by NVML."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+log = logging.getLogger(__name__)
+
+MIB = 1024 * 1024
+RESERVED_MIB = 512
+RESERVED_PART = 0.05
+"""Memory kept back for the system and the server: the larger of the two."""
+
+
+@dataclass(frozen=True)
+class GpuProbe:
+    """One GPU. `stranger` is {"pid", "user"} of a process on it that belongs to no job; user None when unknown."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int
+    stranger: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A machine's capacity. `error` says what could not be asked; a machine without NVML simply has no GPUs."""
+
+    cpus: int
+    memory_mib: int
+    gpus: tuple[GpuProbe, ...]
+    boot_id: str
+    error: str = ""
+
+
+def probe(is_ours: Callable[[int], bool]) -> Probe:
+    """Look at this machine; never raises. `is_ours` tells whether a process id belongs to a job that runs here."""
+    gpus, error = probe_gpus(is_ours)
+    return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error)
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot: while it is the same, processes may have survived."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def usable_cpus(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs this process may run on, and no more than its cgroups' quota; at least 1."""
+    cpus = len(os.sched_getaffinity(0))
+    for folder in _cgroup_folders(proc, cgroups, "cpu"):
+        match _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"):
+            case [quota, period] if quota.isdigit():
+                cpus = min(cpus, math.floor(int(quota) / int(period)))
+    return max(1, cpus)
+
+
+def usable_memory_mib(
+    total: int | None = None, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Memory jobs may have, in MiB: the machine's or its cgroups' limit, less what is kept back. `total` in bytes."""
+    limits = [psutil.virtual_memory().total if total is None else total]
+    for folder in _cgroup_folders(proc, cgroups, "memory"):
+        match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
+            case [limit] if limit.isdigit():
+                limits.append(int(limit))
+    mib = min(limits) // MIB
+    return max(0, mib - max(RESERVED_MIB, math.ceil(mib * RESERVED_PART)))
+
+
+def _cgroup_folders(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroup and all above it, for version 2 and for version 1's controller."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = cgroups / controller if controllers else cgroups
+        # Inside a container the path may be the outside's, which isn't there; its own limits are at the root.
+        folder = root / path.lstrip("/")
+        yield root
+        while folder != root and root in folder.parents:
+            yield folder
+            folder = folder.parent
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
+    """The GPUs that answer, in NVML's order, and what went wrong with the others; no NVML library is no error."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return (), ""
+    except pynvml.NVMLError as error:
+        return (), f"NVML: {error}"
+    try:
+        return _ask_all(is_ours)
+    except pynvml.NVMLError as error:
+        return (), f"NVML: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask_all(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
+    gpus, errors = [], []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(_ask(index, is_ours))
+        except pynvml.NVMLError as error:
+            errors.append(f"GPU {index}: {error}")
+    return tuple(gpus), "; ".join(errors)
+
+
+def _ask(index: int, is_ours: Callable[[int], bool]) -> GpuProbe:
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return GpuProbe(
+        uuid=pynvml.nvmlDeviceGetUUID(device),
+        index=index,
+        name=pynvml.nvmlDeviceGetName(device),
+        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(device).total // MIB,
+        stranger=_stranger(device, is_ours),
+    )
+
+
+def _stranger(device: Any, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
+    """The first process computing on a GPU that belongs to no job; a desktop's drawing doesn't count."""
+    try:
+        pids = sorted(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device))
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return None
+    return next(({"pid": pid, "user": _user_of(pid)} for pid in pids if not is_ours(pid)), None)
+
+
+def _user_of(pid: int) -> str | None:
+    """None for a process that has ended or lives in another container: NVML may see further than this one."""
+    try:
+        return psutil.Process(pid).username()
+    except psutil.Error:
+        return None
