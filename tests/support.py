@@ -1,0 +1,78 @@
+"""What tests of real processes share: waiting, ports, and the environment of a deployment of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tests.servers import free_port
+
+__all__ = ["REPO", "deployment_env", "eventually", "free_port"]
+
+T = TypeVar("T")
+REPO = Path(__file__).resolve().parent.parent
+_numbers = itertools.count(1)
+
+
+def eventually(fn: Callable[[], T], deadline: float = 5, every: float = 0.05) -> T:
+    """What `fn` returns, as soon as that is true; asked again `every` seconds, for `deadline` seconds.
+
+    An exception counts as not yet. After the deadline the last one is raised, or AssertionError with the last value.
+    """
+    ends = time.monotonic() + deadline
+    while True:
+        error: Exception | None = None
+        value: T | None = None
+        try:
+            value = fn()
+            if value:
+                return value
+        except Exception as raised:
+            error = raised
+        if time.monotonic() >= ends:
+            if error is not None:
+                raise error
+            raise AssertionError(f"still {value!r} after {deadline} s")
+        time.sleep(every)
+
+
+def deployment_env(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a deployment apart from the test's own database: an empty one, on the side under test.
+
+    `home` must be a folder that other users may enter, when jobs run.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DSTACKWEB_", "PYTEST_"))}
+    env |= {
+        "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
+        "DSTACKWEB_HOME": str(home),
+        "DSTACKWEB_PORT": str(free_port()),
+        "PYTHONPATH": str(REPO),
+    }
+    if "DATABASE_URL" in os.environ:
+        env["DATABASE_URL"] = _fresh_database(os.environ["DATABASE_URL"])
+        # 512 numbers: tests' own caches have the first 64, deployments of one test process 8 of the others in turn.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        number = 64 + worker % 56 * 8 + next(_numbers) % 8
+        env["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{number}"
+        _empty_redis(env["REDIS_URL"])
+    return env | more
+
+
+def _fresh_database(url: str) -> str:
+    import psycopg
+
+    name = f"deployment_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return f"{url.rsplit('/', 1)[0]}/{name}"
+
+
+def _empty_redis(url: str) -> None:
+    import redis
+
+    with redis.from_url(url) as client:
+        client.flushdb()
