@@ -24,10 +24,7 @@ class Isolation(models.TextChoices):
     NONE = "none", "none: jobs are refused"
 
 
-HOST_NAME = RegexValidator(
-    r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
-    "Letters, digits, dots, dashes and underscores; a letter or a digit at both ends.",
-)
+HOST_NAME = RegexValidator(r"^[\w.-]+\Z", "Letters, digits, dots, dashes and underscores.")
 
 
 class Backend(models.Model):
@@ -60,9 +57,9 @@ class Host(models.Model):
     """
 
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
-    name = models.CharField(max_length=60, unique=True, validators=[HOST_NAME])
+    name = models.CharField(max_length=100, unique=True, validators=[HOST_NAME])
     address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
-    cluster = models.CharField(max_length=80, help_text="The django-q2 cluster that works on this machine")
+    cluster = models.CharField(max_length=120, help_text="The django-q2 cluster that works on this machine")
     labels: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
     setup = models.TextField(
         blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches."

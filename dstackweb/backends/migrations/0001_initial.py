@@ -32,9 +32,9 @@ class Migration(migrations.Migration):
             name='Host',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=60, unique=True, validators=[django.core.validators.RegexValidator('^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$', 'Letters, digits, dots, dashes and underscores; a letter or a digit at both ends.')])),
+                ('name', models.CharField(max_length=100, unique=True, validators=[django.core.validators.RegexValidator('^[\\w.-]+\\Z', 'Letters, digits, dots, dashes and underscores.')])),
                 ('address', models.CharField(blank=True, help_text="Where the host's other nodes reach it", max_length=255)),
-                ('cluster', models.CharField(help_text='The django-q2 cluster that works on this machine', max_length=80)),
+                ('cluster', models.CharField(help_text='The django-q2 cluster that works on this machine', max_length=120)),
                 ('labels', models.JSONField(blank=True, default=dict)),
                 ('setup', models.TextField(blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches.")),
                 ('draining', models.BooleanField(default=False, help_text='Takes no new jobs; running ones go on.')),

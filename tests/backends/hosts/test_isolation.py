@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pwd
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,6 @@ from dstackweb.backends.models import Isolation
 @pytest.fixture
 def nobody() -> pwd.struct_passwd:
     return pwd.getpwnam("nobody")
-
-
-@pytest.fixture
-def open_home() -> Iterator[Path]:
-    """A home that everybody may pass through; pytest's own directories are closed to others."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o711)
-        yield Path(folder).resolve()
 
 
 def test_root_runs_jobs_as_another_user(open_home: Path) -> None:

@@ -1,0 +1,129 @@
+"""Backends, hosts and GPUs in the admin. What a machine found out about itself is read-only here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db.models import F, QuerySet
+from django.http import HttpRequest
+
+from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.models import Backend, Gpu, Host
+from dstackweb.backends.registry import KINDS
+
+
+class BackendForm(forms.ModelForm[Backend]):
+    class Meta:
+        model = Backend
+        fields = ("name", "kind", "config", "enabled")
+
+    def clean_kind(self) -> str:
+        kind: str = self.cleaned_data["kind"]
+        if kind not in KINDS:
+            raise forms.ValidationError(f"Nothing here serves this kind yet; there is {', '.join(KINDS)}.")
+        return kind
+
+    def clean_config(self) -> dict[str, Any]:
+        config = self.cleaned_data["config"] or {}
+        if not isinstance(config, dict):
+            raise forms.ValidationError('An object is expected, such as {"regions": ["eu-west-1"]}.')
+        return config
+
+
+@admin.register(Backend)
+class BackendAdmin(admin.ModelAdmin[Backend]):
+    form = BackendForm
+    list_display = ("name", "kind", "enabled", "version")
+    list_filter = ("kind", "enabled")
+    search_fields = ("name",)
+    readonly_fields = ("version",)
+
+    def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
+        """Raise the version with each change, also when two people save at once."""
+        super().save_model(request, obj, form, change)
+        if change and form.changed_data:
+            Backend.objects.filter(pk=obj.pk).update(version=F("version") + 1)
+
+
+class HostForm(forms.ModelForm[Host]):
+    class Meta:
+        model = Host
+        fields = ("labels", "setup", "draining")
+
+    def clean_labels(self) -> dict[str, str]:
+        labels = self.cleaned_data["labels"] or {}
+        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+            raise forms.ValidationError('An object of texts is expected, such as {"region": "cellar"}.')
+        return labels
+
+    def clean_setup(self) -> str:
+        """Shell lines end in plain line feeds, whatever the browser sent."""
+        setup: str = self.cleaned_data["setup"]
+        return setup.replace("\r\n", "\n")
+
+
+class GpuInline(admin.TabularInline[Gpu, Host]):
+    model = Gpu
+    fields = readonly_fields = ("index", "name", "memory_mib", "uuid", "present", "stranger")
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Host | None = None) -> bool:
+        return False
+
+
+@admin.register(Host)
+class HostAdmin(admin.ModelAdmin[Host]):
+    """Hosts register themselves; here they get labels and a set-up snippet, and are drained or removed."""
+
+    form = HostForm
+    list_display = ("name", "online", "draining", "cpus", "cpus_used", "memory_mib", "isolation", "seen_at", "error")
+    list_filter = ("backend", "draining", "isolation")
+    search_fields = ("name", "address", "gpus__name", "gpus__uuid")
+    inlines = (GpuInline,)
+    actions = ("drain", "undrain")
+    readonly_fields = (
+        "name", "backend", "address", "cluster", "online", "error",
+        "cpus", "cpus_used", "memory_mib", "memory_used_mib",
+        "isolation", "job_user", "runs_dir", "boot_id", "seen_at",
+    )  # fmt: skip
+    fieldsets = (
+        (None, {"fields": ("name", "backend", "online", "error")}),
+        ("Settings", {"fields": ("draining", "labels", "setup")}),
+        ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
+        (
+            "The machine, as it told",
+            {"fields": ("address", "cluster", "isolation", "job_user", "runs_dir", "boot_id", "seen_at")},
+        ),
+    )
+
+    @admin.display(boolean=True)
+    def online(self, host: Host) -> bool:
+        return is_online(host)
+
+    @admin.action(description="Drain: running jobs go on, no new ones come", permissions=["change"])
+    def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{hosts.filter(draining=False).update(draining=True)} drained.")
+
+    @admin.action(description="End draining: take new jobs again", permissions=["change"])
+    def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
+        self.message_user(request, f"{hosts.filter(draining=True).update(draining=False)} take jobs again.")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+
+@admin.register(Gpu)
+class GpuAdmin(admin.ModelAdmin[Gpu]):
+    list_display = ("uuid", "host", "index", "name", "memory_mib", "present", "stranger")
+    list_filter = ("host", "present", "name")
+    list_select_related = ("host",)
+    search_fields = ("uuid", "name", "host__name")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Gpu | None = None) -> bool:
+        return False
