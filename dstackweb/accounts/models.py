@@ -6,6 +6,7 @@ No secret is kept in plain: tokens and links by their SHA-256, project secrets e
 from __future__ import annotations
 
 from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
@@ -14,6 +15,14 @@ from django.utils import timezone
 SECRET_NAME = RegexValidator(
     r"^[A-Za-z_][A-Za-z0-9_]*\Z", "Letters, digits and underscores; no digit at the start, as in HF_TOKEN."
 )
+# The API token that DSTACKWEB_ADMIN_TOKEN sets has this name, and no other has.
+ENVIRONMENT = "environment"
+
+
+def not_the_environments(name: str) -> None:
+    """Refuse the name of the token that belongs to the environment: it comes and goes with its value."""
+    if name == ENVIRONMENT:
+        raise ValidationError("This name is kept for the token that DSTACKWEB_ADMIN_TOKEN sets.")
 
 
 class Role(models.TextChoices):
@@ -89,7 +98,7 @@ class ApiToken(models.Model):
     """A bearer token for the API and the CLI. Only its digest is kept; `hint` tells it apart from the others."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
-    name = models.CharField(max_length=80, help_text="Where it is used: laptop, CI")
+    name = models.CharField(max_length=80, validators=[not_the_environments], help_text="Where it is used: laptop, CI")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     hint = models.CharField(max_length=12, editable=False, help_text="Its last characters")
     created_at = models.DateTimeField(default=timezone.now, editable=False)

@@ -10,6 +10,7 @@ from django import forms
 from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
 from django.utils.translation import gettext_lazy as _
 
+from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import Role
 from dstackweb.lib.errors import Conflict, Invalid
 
@@ -81,16 +82,15 @@ class TokenForm(Styled):
 
 
 class SecretForm(Styled):
-    """A project secret. Its value is never sent back to the page, not even after an error."""
+    """A project secret."""
 
     name = forms.CharField(
         label=_("Name"),
         max_length=120,
+        help_text=_("A name that exists gets the new value."),
         widget=forms.TextInput(attrs={"placeholder": "HF_TOKEN", "autocomplete": "off", "autocapitalize": "none"}),
     )
-    value = forms.CharField(
-        label=_("Value"), strip=False, widget=forms.PasswordInput(attrs={"autocomplete": "off"})
-    )
+    value = SecretField(label=_("Value"), help_text=_("Stored encrypted. Nobody can read it here again."))
 
 
 def attempt(form: forms.Form, service: Callable[[], T]) -> T | None:

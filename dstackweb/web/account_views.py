@@ -24,7 +24,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dstackweb.accounts import selectors, services
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Role, User
-from dstackweb.lib.errors import DomainError, Forbidden, NotFound
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound
 from dstackweb.web.account_forms import (
     AccountForm,
     ChangePasswordForm,
@@ -136,7 +136,7 @@ def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> Http
         "may_change": may_change,
         "form": form,
     }
-    return render(request, "accounts/members.html", values, status=_status(form))
+    return render(request, "accounts/members.html", values, status=409 if "refused" in values else _status(form))
 
 
 @project_page("admin")
@@ -164,7 +164,10 @@ def invite_withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
 @project_page("admin")
 @require_POST
 def member_role(request: PageRequest, user_id: int) -> HttpResponse:
-    changed = services.set_role(request.project, _member(request, user_id), request.POST.get("role", ""))
+    try:
+        changed = services.set_role(request.project, _member(request, user_id), request.POST.get("role", ""))
+    except Conflict as error:
+        return _members_page(request, InviteForm(), refused=error.detail)
     return _back_to_members(request, _("%(user)s is %(role)s now.") % {"user": changed.user, "role": changed.role})
 
 
@@ -175,7 +178,10 @@ def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
     member = _member(request, user_id)
     if member != request.user and not allows(request.role, Role.ADMIN):
         raise Forbidden("Only an admin of the project takes others out of it.")
-    services.remove_member(request.project, member)
+    try:
+        services.remove_member(request.project, member)
+    except Conflict as error:
+        return _members_page(request, InviteForm(), refused=error.detail)
     if member == request.user and not member.is_superuser:
         return done(request, _("You have left %(project)s.") % {"project": request.project}, "/")
     return _back_to_members(request, _("%(user)s is no longer a member.") % {"user": member})

@@ -1,0 +1,53 @@
+"""Who sees which project, and what their role allows. Every query of the product starts from here.
+
+A project that the caller may not see is told apart from one that doesn't exist in no way: both are `NotFound`.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import AnonymousUser
+from django.db.models import QuerySet
+
+from dstackweb.accounts.models import Membership, Project, Role, User
+from dstackweb.lib.errors import Forbidden, NotFound
+
+ARTICLE = {Role.VIEWER: "a viewer", Role.MEMBER: "a member", Role.MANAGER: "a manager", Role.ADMIN: "an admin"}
+
+
+def allows(role: str, at_least: str) -> bool:
+    """Whether `role` may do what `at_least` may: roles are ordered viewer < member < manager < admin."""
+    return Role.values.index(role) >= Role.values.index(at_least)
+
+
+def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
+    """The projects that the user is a member of, by name; all for a superuser, none for an inactive user."""
+    if not user.is_active:
+        return Project.objects.none()
+    if user.is_superuser:
+        return Project.objects.all()
+    return Project.objects.filter(memberships__user=user)
+
+
+def role_in(project: Project, user: User | AnonymousUser) -> str | None:
+    """The user's role in the project, `admin` for superusers; None for strangers and inactive users."""
+    if not user.is_active:
+        return None
+    if user.is_superuser:
+        return Role.ADMIN
+    membership = Membership.objects.filter(project=project, user=user).first()
+    return membership.role if membership else None
+
+
+def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEWER) -> tuple[Project, str]:
+    """The project called `name` and the user's role there.
+
+    Raises NotFound to whoever isn't a member, and Forbidden to a member whose role is below `at_least`.
+    """
+    project = visible_projects(user).filter(name=name).first()
+    # A membership may end between the two reads; then the project is out of sight too.
+    role = role_in(project, user) if project else None
+    if project is None or role is None:
+        raise NotFound(f"No project is called {name}, or you are not a member of it.")
+    if not allows(role, at_least):
+        raise Forbidden(f"This needs {ARTICLE[Role(at_least)]} of {name}; you are {ARTICLE[Role(role)]} of it.")
+    return project, role

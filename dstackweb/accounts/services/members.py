@@ -1,0 +1,156 @@
+"""Projects, who belongs to them, and the invites that let people in without a mail server."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from dstackweb.accounts.access import role_in
+from dstackweb.accounts.models import Invite, Membership, Project, Role, User
+from dstackweb.accounts.services.checks import check, field_errors, invalid
+from dstackweb.lib.errors import Conflict, FieldError, Invalid, NotFound
+from dstackweb.lib.secrets import digest, new_token
+
+INVITE_TTL = timedelta(days=7)
+
+
+def create_project(user: User, name: str) -> Project:
+    """A new project with `user` as its admin. Raises Invalid for a bad name, Conflict for a taken one."""
+    project = Project(name=name)
+    check(project, "name")
+    try:
+        with transaction.atomic():
+            project.save()
+            Membership.objects.create(project=project, user=user, role=Role.ADMIN)
+    except IntegrityError:
+        raise Conflict(f"A project is called {name} already.") from None
+    return project
+
+
+def set_role(project: Project, user: User, role: str) -> Membership:
+    """Give a member another role. Raises NotFound for whoever isn't a member, Conflict for the last admin."""
+    _check_role(role)
+    with transaction.atomic():
+        membership = _locked_membership(project, user, stays_admin=role == Role.ADMIN)
+        membership.role = role
+        membership.save(update_fields=["role"])
+    return membership
+
+
+def remove_member(project: Project, user: User) -> None:
+    """Take a member out. Raises NotFound for whoever isn't one, Conflict for the last admin."""
+    with transaction.atomic():
+        _locked_membership(project, user, stays_admin=False).delete()
+
+
+def _locked_membership(project: Project, user: User, stays_admin: bool) -> Membership:
+    """The membership, with the project's row held until the transaction ends.
+
+    The project's row puts changes of roles in order: two admins who remove each other at the same moment must not
+    both find the other still there. (On SQLite the transaction itself has the write lock from its start.)
+    """
+    Project.objects.select_for_update().get(pk=project.pk)
+    membership = Membership.objects.filter(project=project, user=user).first()
+    if membership is None:
+        raise NotFound(f"{user} is not a member of {project}.")
+    if membership.role == Role.ADMIN and not stays_admin:
+        admins = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
+        if not admins.exclude(user=user).exists():
+            raise Conflict(f"{user} is the last admin of {project}. Make somebody else an admin first.")
+    return membership
+
+
+def _check_role(role: str) -> None:
+    if role not in Role.values:
+        raise Invalid.at("role", msg=f"{role} is no role; roles are {', '.join(Role.values)}.")
+
+
+def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -> tuple[Invite, str]:
+    """A one-time invite and its token, which is in no row and can't be shown again."""
+    _check_role(role)
+    token = new_token("inv")
+    row = Invite.objects.create(
+        project=project, role=role, created_by=by, digest=digest(token), expires_at=timezone.now() + ttl
+    )
+    return row, token
+
+
+def withdraw_invite(project: Project, invite_id: int) -> None:
+    """Make an unused invite of this project worthless. Raises NotFound if there is none."""
+    deleted, _ = Invite.objects.filter(project=project, pk=invite_id, used_at=None).delete()
+    if not deleted:
+        raise NotFound("This invite has been used or withdrawn already.")
+
+
+def open_invite(token: str) -> Invite:
+    """The invite of a token that would work now.
+
+    Raises NotFound if unknown, Conflict if used, expired, or made by somebody who may no longer invite.
+    """
+    row = Invite.objects.select_related("project", "created_by").filter(digest=digest(token)).first()
+    if row is None:
+        raise NotFound("This invite doesn't exist or was withdrawn. Ask for a new one.")
+    if row.used_at is not None:
+        raise Conflict("This invite has been used already; each works once. Ask for a new one.")
+    if row.expires_at <= timezone.now():
+        raise Conflict("This invite has expired. Ask for a new one.")
+    if role_in(row.project, row.created_by) != Role.ADMIN:
+        raise Conflict(f"Whoever made this invite is no longer an admin of {row.project}. Ask for a new one.")
+    return row
+
+
+def accept_invite(token: str, username: str, password: str) -> Membership:
+    """Make an account and join with it. A refusal leaves the invite unused.
+
+    Raises Invalid at `username` or `password`, and what `open_invite` raises.
+    """
+    row = open_invite(token)
+    user = User(username=User.normalize_username(username.strip()))
+    _check_account(user, password)
+    user.set_password(password)
+    try:
+        with transaction.atomic():
+            user.save()
+            return _join(row, user)
+    except IntegrityError:
+        raise Invalid.at("username", msg="This name is taken.") from None
+
+
+def join_by_invite(token: str, user: User) -> Membership:
+    """Join with an account that exists. Raises Conflict to a member already, who keeps their role and the invite."""
+    row = open_invite(token)
+    try:
+        with transaction.atomic():
+            return _join(row, user)
+    except IntegrityError:
+        raise Conflict(f"You are a member of {row.project} already.") from None
+
+
+def _join(row: Invite, user: User) -> Membership:
+    # Two people may open one invite at once: whoever's UPDATE finds it unused gets in. It names no other table, as
+    # PostgreSQL would judge those by the state before the other's commit.
+    now = timezone.now()
+    if not Invite.objects.filter(pk=row.pk, used_at=None, expires_at__gt=now).update(used_at=now, used_by=user):
+        raise Conflict("This invite has been used already; each works once. Ask for a new one.")
+    return Membership.objects.create(project=row.project, user=user, role=row.role)
+
+
+def _check_account(user: User, password: str) -> None:
+    errors: list[FieldError] = []
+    try:
+        check(user, "username")
+        # Names that differ in case alone would let one person pass for another.
+        if User.objects.filter(username__iexact=user.username).exists():
+            errors.append({"loc": ["username"], "line": None, "msg": "This name is taken."})
+    except Invalid as error:
+        errors += error.errors
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        errors += field_errors(error, "password")
+    if errors:
+        raise invalid(errors)
