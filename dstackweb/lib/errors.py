@@ -6,14 +6,18 @@ Each carries the HTTP status it is answered with, so a handler renders any of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 
 class FieldError(TypedDict):
-    """One thing wrong in the input: where it is (`loc`, and the line of the file if known) and what was expected."""
+    """One thing wrong in the input: where it is (`loc`, and the line of the file if known) and what was expected.
+
+    `col` is the column (from 1) where the text can't even be read.
+    """
 
     loc: list[str | int]
     line: int | None
+    col: NotRequired[int]
     msg: str
 
 

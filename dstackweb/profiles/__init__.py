@@ -1,0 +1,1 @@
+"""Profiles: named, admin-edited defaults for runs."""

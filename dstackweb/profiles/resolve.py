@@ -1,0 +1,103 @@
+"""Run file + profile + defaults → what a run runs with, and where each value came from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dstackweb.spec.effective import EffectiveSpec, Retry, Schedule, UtilizationPolicy
+from dstackweb.spec.profile_fields import ProfileFields, RetryFields, ScheduleFields, UtilizationFields
+from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.run_fields import ResourcesFields
+from dstackweb.spec.run_file import RunFile
+
+
+@dataclass(frozen=True)
+class ProfileData:
+    """A profile as resolving needs it."""
+
+    name: str
+    fields: ProfileFields
+
+
+@dataclass(frozen=True)
+class Effective:
+    """`provenance` has the source of each of the run file's keys, those of `resources` as `resources.cpu` and so on:
+
+    {"source": "run_file", "line": 7} (None when it came as an object), {"source": "command_line"},
+    {"source": "profile", "profile": "nightly"} or {"source": "default"}.
+    """
+
+    spec: EffectiveSpec
+    provenance: dict[str, dict[str, Any]]
+
+
+def resolve(run_file: RunFile, profile: ProfileData | None) -> Effective:
+    """The file's own values, then the profile's, then the defaults of EffectiveSpec.
+
+    A value that is switched off (`retry: false`, `max_duration: off`) counts as given.
+    """
+    own = run_file.fields
+    values: dict[str, Any] = {}
+    for source in (profile.fields if profile else None, own):
+        if source is not None:
+            values |= {key: getattr(source, key) for key in source.model_fields_set}
+    values = {_FIELD_OF.get(key, key): _settled(value) for key, value in values.items()}
+    values |= {"env": run_file.env, "masked_env": tuple(sorted(run_file.masked_env))}
+    if profile is not None:
+        values["profile"] = profile.name
+    spec = EffectiveSpec.model_validate(values)
+    return Effective(spec, {key: _provenance(key, run_file, profile) for key in _keys()})
+
+
+_FIELD_OF = {
+    "resources": "requirements",
+    "max_duration": "max_duration_s",
+    "stop_duration": "stop_duration_s",
+    "idle_duration": "idle_duration_s",
+}
+"""The spec's name for a key of the run file, where it has another: there the unit is in the name."""
+
+
+def _settled(value: Any) -> Any:
+    """A value of the file in the form of the spec."""
+    match value:
+        case ResourcesFields():
+            return Requirements.of(value)
+        case RetryFields():
+            return Retry(on_events=value.on_events, duration_s=value.duration)
+        case UtilizationFields():
+            return UtilizationPolicy(
+                min_gpu_utilization=value.min_gpu_utilization,
+                time_window_s=value.time_window,
+                scope=value.scope,
+                warmup_s=value.warmup,
+                action=value.action,
+            )
+        case ScheduleFields():
+            return Schedule(cron=value.cron)
+    return value
+
+
+def _keys() -> Iterator[str]:
+    """The run file's keys in the order of `EffectiveSpec.as_file`."""
+    key_of = {field: key for key, field in _FIELD_OF.items()}
+    for field in EffectiveSpec.model_fields:
+        if field == "requirements":
+            yield from (f"resources.{key}" for key in ResourcesFields.model_fields)
+        elif field != "masked_env":
+            yield key_of.get(field, field)
+
+
+def _provenance(key: str, run_file: RunFile, profile: ProfileData | None) -> dict[str, Any]:
+    top, _, inner = key.partition(".")
+    given = run_file.fields
+    if top in run_file.overridden:
+        return {"source": "command_line"}
+    here = given.resources if inner else given
+    if here is not None and (inner or top) in here.model_fields_set:
+        return {"source": "run_file", "line": run_file.line(key)}
+    if profile is not None and top in profile.fields.model_fields_set:
+        return {"source": "profile", "profile": profile.name}
+    return {"source": "default"}

@@ -1,0 +1,154 @@
+"""What a run really runs with, once its file, its profile and the defaults are put together. Stored with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dstackweb.spec.profile_fields import RetryEvent
+from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.units import format_duration
+
+MASK = "********"
+
+
+class _Settled(BaseModel):
+    """Values that were checked before, in a form that JSON gives back the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Retry(_Settled):
+    """After which failures, and for how long after the first, there is another attempt."""
+
+    on_events: tuple[RetryEvent, ...]
+    duration_s: int
+
+    def as_file(self) -> dict[str, Any]:
+        """The run file's `retry` that says the same."""
+        return {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
+
+
+class UtilizationPolicy(_Settled):
+    """The least use of GPUs (percent), over which time, and what happens below it."""
+
+    min_gpu_utilization: int
+    time_window_s: int
+    scope: Literal["any", "all"] = "any"
+    warmup_s: int = 0
+    action: Literal["terminate", "notify"] = "terminate"
+
+    def as_file(self) -> dict[str, Any]:
+        """The run file's `utilization_policy` that says the same."""
+        return {
+            "min_gpu_utilization": self.min_gpu_utilization,
+            "time_window": format_duration(self.time_window_s),
+            "scope": self.scope,
+            "warmup": format_duration(self.warmup_s),
+            "action": self.action,
+        }
+
+
+class Schedule(_Settled):
+    """Cron expressions in UTC: the run enters its queue when any of them comes round."""
+
+    cron: tuple[str, ...]
+
+
+class EffectiveSpec(_Settled):
+    """The settings of a run. Durations are seconds, None is "off"; prices are USD per hour.
+
+    A list of places (`backends`, `regions`, `instance_types`) that is None doesn't limit. `env` has references to
+    secrets unfilled, and lacks the values of `masked_env`.
+    """
+
+    type: Literal["task"] = "task"
+    name: str | None = None
+    commands: tuple[str, ...]
+    shell: str = "/bin/sh"
+    working_dir: str | None = None
+    env: dict[str, str] = {}
+    masked_env: tuple[str, ...] = ()
+    image: str | None = None
+    nodes: int = 1
+    requirements: Requirements = Requirements()
+    priority: int = 50
+    queue: str = "default"
+    preemptible: bool = False
+    profile: str | None = None
+    backends: tuple[str, ...] | None = None
+    regions: tuple[str, ...] | None = None
+    instance_types: tuple[str, ...] | None = None
+    spot_policy: Literal["spot", "on-demand", "auto"] = "on-demand"
+    max_price: float | None = None
+    max_duration_s: int | None = None
+    stop_duration_s: int = 20
+    retry: Retry | None = None
+    utilization_policy: UtilizationPolicy | None = None
+    schedule: Schedule | None = None
+    idle_duration_s: int | None = 300
+
+    def shape_key(self, user_id: int) -> str:
+        """SHA-256 (hex) of what decides whether a run fits: runs that share it fit in the same places."""
+        decides = {
+            "user": user_id,
+            "nodes": self.nodes,
+            "requirements": self.requirements.model_dump(mode="json"),
+            "backends": _unordered(self.backends),
+            "regions": _unordered(self.regions),
+            "instance_types": _unordered(self.instance_types),
+            "spot_policy": self.spot_policy,
+            "max_price": self.max_price,
+            "max_duration_s": self.max_duration_s,
+            "preemptible": self.preemptible,
+            "image": self.image,
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def as_file(self) -> dict[str, Any]:
+        """The run file that says all this, in the order people read it; masked values show as asterisks.
+
+        Its keys, with `resources` split into `resources.cpu` and so on, are those of a run's provenance.
+        """
+        shown: dict[str, Any] = {
+            "type": self.type,
+            "name": self.name,
+            "commands": list(self.commands),
+            "shell": self.shell,
+            "working_dir": self.working_dir,
+            "env": self.env | dict.fromkeys(self.masked_env, MASK) or None,
+            "image": self.image,
+            "nodes": self.nodes,
+            "resources": self.requirements.as_resources(),
+            "priority": self.priority,
+            "queue": self.queue,
+            "preemptible": self.preemptible,
+            "profile": self.profile,
+            "backends": _listed(self.backends),
+            "regions": _listed(self.regions),
+            "instance_types": _listed(self.instance_types),
+            "spot_policy": self.spot_policy,
+            "max_price": self.max_price,
+            "max_duration": _or_off(self.max_duration_s),
+            "stop_duration": format_duration(self.stop_duration_s),
+            "retry": self.retry.as_file() if self.retry else False,
+            "utilization_policy": self.utilization_policy.as_file() if self.utilization_policy else None,
+            "schedule": {"cron": list(self.schedule.cron)} if self.schedule else None,
+            "idle_duration": _or_off(self.idle_duration_s),
+        }
+        return {key: value for key, value in shown.items() if value is not None}
+
+
+def _or_off(seconds: int | None) -> str:
+    return "off" if seconds is None else format_duration(seconds)
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _unordered(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else sorted(names)

@@ -1,0 +1,65 @@
+"""`env` as people write it: a mapping, or a list in which a bare name is taken from the client."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from dstackweb.spec.secrets import bad_references
+
+OURS = ("DSTACK_", "DSTACKWEB_")
+RESERVED = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""What the runner sets after the run's own environment: a value given here would be lost without a word."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class EnvError(ValueError):
+    """Something wrong with one entry, at `key`: its name, or its index in a list."""
+
+    def __init__(self, key: str | int, msg: str) -> None:
+        super().__init__(msg)
+        self.key = key
+
+
+def read_env(value: Any) -> Any:
+    """Text by name; None for a bare name in a list. What is no mapping or list is left to the type's own check.
+
+    Raises EnvError.
+    """
+    if isinstance(value, dict):
+        return {name: _check(name, name, _text(name, given)) for name, given in value.items()}
+    if not isinstance(value, list):
+        return value
+    found: dict[str, str | None] = {}
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise EnvError(index, "should be NAME=value or a bare NAME")
+        name, equals, text = entry.partition("=")
+        name = name.strip()
+        if name in found:
+            raise EnvError(index, f"gives {name} a second time")
+        found[name] = _check(index, name, text if equals else None)
+    return found
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool() | int() | float():
+            return json.dumps(value)
+        case None:
+            raise EnvError(name, 'has no value; write "" for an empty one')
+    raise EnvError(name, "should be text or a number")
+
+
+def _check(key: str | int, name: str, value: str | None) -> str | None:
+    if not _NAME.fullmatch(name):
+        raise EnvError(key, f"{name!r} is no variable's name: letters, digits and underscores, no digit first")
+    if name in RESERVED or name.startswith(OURS):
+        raise EnvError(key, f"{name} is set for every job; leave it out")
+    for reference in bad_references(value or ""):
+        raise EnvError(key, f"{reference} can't be filled in; only ${{{{ secrets.NAME }}}} can")
+    return value

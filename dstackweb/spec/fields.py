@@ -1,0 +1,63 @@
+"""The building blocks of the run file's models: each key says in words what it expects.
+
+Those words are what an error says and what docs/run-file.md lists, so that the three can't disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
+
+from dstackweb.spec.units import Range, parse_count, parse_duration, parse_memory, parse_range, positive
+
+
+class Keys(BaseModel):
+    """A mapping with known keys; any other is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def key(expects: str, description: str, *, default: Any = ..., **constraints: Any) -> Any:
+    """A key of a mapping: `expects` completes "`name` should be …"."""
+    return Field(default, description=description, json_schema_extra={"expects": expects}, **constraints)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def read_text(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Reads text and numbers with `parse`; what is neither is left to the type's own check."""
+
+    def read(value: Any) -> Any:
+        return parse(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+
+    return BeforeValidator(read)
+
+
+def _cores(text: str) -> Range:
+    return positive(parse_range(text, parse_count))
+
+
+def _memory(text: str) -> Range:
+    return positive(parse_range(text, parse_memory))
+
+
+def _off(value: Any) -> Any:
+    return None if value == "off" or value is False else value
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Names = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
+Seconds = Annotated[int, Field(strict=True), read_text(parse_duration)]
+SecondsOrOff = Annotated[Annotated[Seconds, Field(ge=1)] | None, BeforeValidator(_off)]
+Cores = Annotated[InstanceOf[Range], read_text(_cores)]
+Memory = Annotated[InstanceOf[Range], read_text(_memory)]

@@ -1,0 +1,121 @@
+"""The run file's own keys (DESIGN 9): what to run, and what it needs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+
+from dstackweb.spec.env import read_env
+from dstackweb.spec.fields import Cores, Keys, Memory, Text, key, read_text
+from dstackweb.spec.gpu import parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
+from dstackweb.spec.profile_fields import ProfileFields
+from dstackweb.spec.units import Range
+
+SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
+PRIORITY_MIN, PRIORITY_MAX = 0, 100
+MAX_NODES = 1000
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:70]!r} is none")
+    if _UUID.fullmatch(name):
+        raise ValueError("it would read as a run's id")
+    return name
+
+
+def _shell(shell: str) -> str:
+    path = SHELLS.get(shell, shell)
+    if not path.startswith("/") or any(char.isspace() for char in path):
+        raise ValueError(f"{shell!r} is none of these")
+    return path
+
+
+def _image(image: str) -> str:
+    """An image's name goes onto a command line: nothing that could be an option, nothing that ends a word."""
+    if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
+        raise ValueError(f"{image!r} is none")
+    return image
+
+
+def _gpu_names(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",")
+    return parse_names(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
+
+
+class GpuFields(Keys):
+    """The GPUs of one node."""
+
+    name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = key(
+        "a GPU's name such as A100, or a list of them", "Any of these models.", default=None
+    )
+    memory: Annotated[InstanceOf[Range], read_text(parse_gpu_memory)] | None = key(
+        "a size or a range such as 40GB or 24GB..", "Memory of each GPU.", default=None
+    )
+    count: Annotated[InstanceOf[Range], read_text(parse_gpu_count)] = key(
+        "a number or a range such as 2 or 1..4", "GPUs per node.", default="1", validate_default=True
+    )
+
+
+class ResourcesFields(Keys):
+    """What each node needs."""
+
+    cpu: Cores | None = key("a number of cores or a range such as 4 or 2..8", "CPU cores per node.", default=None)
+    memory: Memory | None = key("a size or a range such as 8GB or 8GB..", "Memory per node.", default=None)
+    gpu: Annotated[GpuFields, read_text(parse_gpu)] | None = key(
+        "a GPU request such as A100:40GB:2, 24GB.., 2, or a mapping with `name`, `memory` and `count`",
+        "GPUs per node.",
+        default=None,
+    )
+
+
+class RunFields(ProfileFields):
+    """All keys of a run file."""
+
+    type: Literal["task"] = key("`task`", "What kind of file this is.")
+    name: Annotated[str, AfterValidator(_name)] | None = key(
+        "a name of lower-case letters, digits and dashes, with a letter first and at most 60 long",
+        "The run's name, once among the project's active runs. Without it one is made up.",
+        default=None,
+    )
+    commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
+        "a list of shell commands, at least one",
+        "Run one after the other in one shell; the first that fails ends the run.",
+    )
+    shell: Annotated[str, AfterValidator(_shell)] | None = key(
+        "sh, bash, or a shell's whole path", "The shell that runs the commands.", default=None
+    )
+    working_dir: Text | None = key(
+        "a directory", "Where the commands start; a relative one is taken from the run's directory.", default=None
+    )
+    env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = key(
+        "a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME",
+        "Environment of the commands. A bare name in the list is taken from where `dstackweb apply` runs, and masked.",
+        default=None,
+    )
+    image: Annotated[Text, AfterValidator(_image)] | None = key(
+        "a container image such as python:3.12",
+        "Run the commands in a container, on hosts that have Docker or Podman.",
+        default=None,
+    )
+    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(
+        f"a whole number from 1 to {MAX_NODES}", "Machines that run the commands at the same time.", default=None
+    )
+    resources: ResourcesFields | None = key(
+        "a mapping with `cpu`, `memory` and `gpu`", "What each node needs.", default=None
+    )
+    priority: Annotated[int, Field(strict=True, ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = key(
+        f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", "Higher goes first.", default=None
+    )
+    queue: Text | None = key("a queue's name", "The queue of the project in which the run waits.", default=None)
+    preemptible: Annotated[bool, Field(strict=True)] | None = key(
+        "true or false", "Whether the run may be stopped and queued again for a more urgent one.", default=None
+    )
+    profile: Text | None = key(
+        "a profile's name", "Where the settings come from that this file leaves out.", default=None
+    )

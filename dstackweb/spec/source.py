@@ -1,0 +1,249 @@
+"""A run file as plain data, with the line of each key; hostile or broken text is refused with where and why.
+
+Plain words in YAML mean what JSON's would (`true`, `null`, numbers), so that `yes`, `12:30` or `2026-01-01` stay text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dstackweb.lib.errors import FieldError, Invalid, TooLarge
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 20
+MAX_VALUES = 50_000
+"""More values than any run file has; a file of aliases that expands without end stops here."""
+MAX_ERRORS = 20
+
+Path = tuple[str | int, ...]
+
+
+@dataclass
+class Source:
+    """The values of a run file. `lines` has the line (from 1) of each key and item, by its dotted path: `env.LR`."""
+
+    data: Any
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def line(self, path: Path) -> int | None:
+        """The line of a value, or of the nearest one around it; None when it came as no text."""
+        for end in range(len(path), 0, -1):
+            if (line := self.lines.get(dotted(path[:end]))) is not None:
+                return line
+        return None
+
+    def at(self, path: Path) -> Any:
+        """The value at a path; None when there is none."""
+        value = self.data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+
+def dotted(path: Path) -> str:
+    """A path as it is written: `resources.gpu`."""
+    return ".".join(str(part) for part in path)
+
+
+def read(config: str | Mapping[str, Any]) -> Source:
+    """The plain data of YAML text, or of an object. Raises TooLarge, or Invalid for what is no mapping."""
+    source = _read_text(config) if isinstance(config, str) else _read_object(config)
+    if not isinstance(source.data, dict):
+        msg = "a run file is a mapping of keys such as `type: task` and `commands: [...]`"
+        raise Invalid.at(msg=msg, line=1 if isinstance(config, str) else None)
+    return source
+
+
+def _read_text(text: str) -> Source:
+    _check_size(len(text.encode("utf-8", "surrogatepass")))
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(error) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        msg = f"line {line} has a character that no text file has (code {error.character})"
+        raise Invalid.at(msg=msg, line=line) from None
+    except RecursionError:
+        raise _too_deep(None) from None
+    if node is None:
+        raise Invalid.at(msg="the run file is empty; it needs at least `type: task` and `commands`", line=1)
+    reader = _Reader()
+    data = reader.value(node, ())
+    if reader.errors:
+        raise Invalid(reader.errors[0]["msg"], reader.errors)
+    return Source(data, reader.lines)
+
+
+def _read_object(config: Mapping[str, Any]) -> Source:
+    try:
+        text = json.dumps(config, allow_nan=False)
+    except RecursionError:
+        raise _too_deep(None) from None
+    except (TypeError, ValueError) as error:
+        raise Invalid.at(msg=f"the run file has a value that JSON doesn't know: {error}") from None
+    _check_size(len(text))
+    data = json.loads(text)
+    errors: list[FieldError] = []
+    _check(data, (), errors)
+    if errors:
+        raise Invalid(errors[0]["msg"], errors[:MAX_ERRORS])
+    return Source(data)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise TooLarge(f"the run file has {size // 1024} KB; at most {MAX_BYTES // 1024} KB are read")
+
+
+def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
+    """What the text form can't have, or is refused for: depth, and text that nothing can keep."""
+    if len(path) > MAX_DEPTH:
+        raise _too_deep(None)
+    if isinstance(value, str) and (problem := unusable(value)) is not None:
+        errors.append({"loc": list(path), "line": None, "msg": problem})
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        if isinstance(key, str) and unusable(key):
+            errors.append({"loc": list(path), "line": None, "msg": "a key must be a plain word"})
+        else:
+            _check(child, (*path, key), errors)
+
+
+def _too_deep(line: int | None) -> Invalid:
+    return Invalid.at(msg=f"the run file is nested more than {MAX_DEPTH} levels deep", line=line)
+
+
+def _syntax_error(error: yaml.MarkedYAMLError) -> Invalid:
+    """What the parser stumbled over, with line and column from 1."""
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    what = error.problem or error.context or "it can't be read"
+    msg = f"this is no YAML, line {line}, column {column}: {what}"
+    if "\\t" in what:
+        msg += "; indent with spaces, not tabs"
+    elif "mapping values are not allowed" in what:
+        msg += "; put text that contains `: ` in quotes"
+    return Invalid(msg, [{"loc": [], "line": line, "col": column, "msg": msg}])
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves plain words as JSON would, where YAML 1.1 also sees booleans, dates and base-60 numbers."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+_TAG = "tag:yaml.org,2002:"
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]{1,18}", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z", re.ASCII), list(_first))
+
+
+@dataclass
+class _Reader:
+    """Turns YAML's nodes into plain data, keeping lines and collecting what is wrong."""
+
+    lines: dict[str, int] = field(default_factory=dict)
+    errors: list[FieldError] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)
+    seen: int = 0
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        """The data of a node. Raises Invalid where going on would not end."""
+        line = node.start_mark.line + 1
+        self.seen += 1
+        if self.seen > MAX_VALUES:
+            raise Invalid.at(*path, msg=f"the run file expands to more than {MAX_VALUES} values", line=line)
+        if id(node) in self.open:
+            raise Invalid.at(*path, msg="this part of the run file contains itself", line=line)
+        if len(path) > MAX_DEPTH:
+            raise _too_deep(line)
+        self.open.add(id(node))
+        try:
+            match node:
+                case yaml.MappingNode():
+                    return self._mapping(node, path)
+                case yaml.SequenceNode():
+                    return self._sequence(node, path)
+                case _:
+                    return self._scalar(node, path)
+        finally:
+            self.open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._wrong(path, line, "a key must be a plain word")
+                continue
+            key = key_node.value
+            if unusable(key):
+                self._wrong(path, line, "a key must be a plain word")
+                continue
+            here = (*path, key)
+            if key in found:
+                self._wrong(here, line, f"`{dotted(here)}` is given twice, first in line {self.lines[dotted(here)]}")
+                continue
+            self.lines[dotted(here)] = line
+            found[key] = self.value(value_node, here)
+        return found
+
+    def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
+        found = []
+        for index, item in enumerate(node.value):
+            self.lines[dotted((*path, index))] = item.start_mark.line + 1
+            found.append(self.value(item, (*path, index)))
+        return found
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        """A command or an `env` value is the text that was written: `1.10` stays `1.10`, and `true` is a command."""
+        text: str = node.value
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "null":
+            return None
+        if kind == "str" or (path and path[0] in ("commands", "env") and kind in ("bool", "int", "float")):
+            if (problem := unusable(text)) is not None:
+                self._wrong(path, node.start_mark.line + 1, problem)
+            return text
+        try:
+            match kind:
+                case "bool":
+                    return {"true": True, "false": False}[text.lower()]
+                case "int":
+                    return int(text)
+                case "float":
+                    return float(text)
+        except (KeyError, ValueError):
+            pass
+        self._wrong(path, node.start_mark.line + 1, f"the tag {node.tag} can't be used here")
+        return None
+
+    def _wrong(self, path: Path, line: int, msg: str) -> None:
+        self.errors.append({"loc": list(path), "line": line, "msg": msg})
+        if len(self.errors) >= MAX_ERRORS:
+            raise Invalid(self.errors[0]["msg"], self.errors)
+
+
+def unusable(text: str) -> str | None:
+    """Why a text can't be kept or given to a process; None when it can."""
+    if "\0" in text:
+        return "text can't contain the character of code 0"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "text can't contain half a surrogate pair"
+    return None

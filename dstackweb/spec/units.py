@@ -1,0 +1,109 @@
+"""Ranges, sizes and durations as people write them: `2..8`, `8GB..`, `30m`. Pure parsing and formatting.
+
+Sizes are whole MiB with 1GB = 1024MB, as dstack counts; durations are whole seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+MAX_COUNT = 100_000
+MAX_MEMORY_MIB = 1 << 30
+MAX_DURATION_S = 3650 * 86_400
+"""Bounds that no real request meets, so that any parsed number fits a 32-bit column."""
+
+_MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|gb|tb)?", re.ASCII)
+_SPAN = re.compile(r"(\d{1,12})\s*([smhdw])\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `min` to `max`, both included; None is open on that side."""
+
+    min: int | None
+    max: int | None
+
+
+def parse_count(text: str) -> int:
+    """A whole number of things. Raises ValueError with what was expected."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is no whole number")
+    if len(text) > 9 or int(text) > MAX_COUNT:
+        raise ValueError(f"{text} is more than {MAX_COUNT}")
+    return int(text)
+
+
+def parse_memory(text: str) -> int:
+    """MiB of `512MB`, `8GB`, `1.5TB`; a bare number means GB. Raises ValueError with what was expected."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    if not found:
+        raise ValueError(f"{text.strip()!r} is no size such as 8GB, 512MB or 1TB")
+    mib = round(Decimal(found[1]) * _MIB[found[2] or "gb"])
+    if mib > MAX_MEMORY_MIB:
+        raise ValueError(f"{text.strip()} is more than {format_memory(MAX_MEMORY_MIB)}")
+    return mib
+
+
+def format_memory(mib: int) -> str:
+    """The shortest exact writing: 8192 is `8GB`, 1536 is `1536MB`."""
+    for unit in ("tb", "gb"):
+        if mib and mib % _MIB[unit] == 0:
+            return f"{mib // _MIB[unit]}{unit.upper()}"
+    return f"{mib}MB"
+
+
+def parse_duration(text: str) -> int:
+    """Seconds of `90s`, `30m`, `1h30m`, `7d`, `2w`, or of a bare number. Raises ValueError with what was expected."""
+    text = text.strip().lower()
+    bare = text.isascii() and text.isdigit() and len(text) <= 12
+    spans = [(text, "s")] if bare else _SPAN.findall(text)
+    if not spans or not (bare or re.fullmatch(f"(?:{_SPAN.pattern})+", text, re.ASCII)):
+        raise ValueError(f"{text!r} is no duration such as 30m, 24h or 3600 (seconds)")
+    seconds = sum(int(amount) * _SECONDS[unit] for amount, unit in spans)
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"{text} is more than {MAX_DURATION_S // 86_400} days")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """The shortest exact writing, in hours at most: 86400 is `24h`, 5400 is `90m`."""
+    for unit in ("h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds // _SECONDS[unit]}{unit}"
+    return f"{seconds}s"
+
+
+def parse_range(text: str, parse: Callable[[str], int]) -> Range:
+    """`2` is exactly 2, `2..` at least, `..8` at most, `2..8` between. Raises ValueError with what was expected."""
+    if ".." not in text:
+        only = parse(text)
+        return Range(only, only)
+    low, high = (side.strip() for side in text.split("..", 1))
+    if not low and not high:
+        raise ValueError(f"{text.strip()!r} needs a number on at least one side")
+    found = Range(parse(low) if low else None, parse(high) if high else None)
+    if found.min is not None and found.max is not None and found.min > found.max:
+        raise ValueError(f"{text.strip()} starts above its end")
+    return found
+
+
+def positive(value: Range) -> Range:
+    """The range, when neither end is zero. Raises ValueError."""
+    if value.min == 0 or value.max == 0:
+        raise ValueError("it must be more than zero")
+    return value
+
+
+def format_range(value: Range, show: Callable[[int], str] = str) -> str:
+    """What `parse_range` reads back as the same range."""
+    if value.min == value.max and value.min is not None:
+        return show(value.min)
+    low = "" if value.min is None else show(value.min)
+    high = "" if value.max is None else show(value.max)
+    return f"{low}..{high}"

@@ -1,0 +1,131 @@
+"""What is wrong with a run file, as sentences that say what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from dstackweb.lib.errors import FieldError
+from dstackweb.spec.env import EnvError
+from dstackweb.spec.fields import Keys
+from dstackweb.spec.refused import REFUSED_KEYS, REFUSED_TYPES
+from dstackweb.spec.secrets import refers_to_secret
+from dstackweb.spec.source import Path, Source, dotted
+
+_KINDS = {"string_type": "text", "string_too_short": "text", "int_type": "a whole number"}
+
+
+def field_errors(error: ValidationError, model: type[Keys], source: Source) -> list[FieldError]:
+    """pydantic's errors in our words, with the lines of the source."""
+    items = error.errors(include_url=False)
+    # A list with a wrong item is also reported as too short: the item says more.
+    around = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
+    return [_field_error(item, model, source) for item in items if item["loc"] not in around]
+
+
+def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
+    """The keys without a value. `env` sees to its own."""
+    for name, child in value.items() if isinstance(value, dict) else ():
+        here = (*path, name)
+        if child is None:
+            yield at(source, here, f"`{dotted(here)}` has no value; remove the key or give it one")
+        elif here != ("env",):
+            yield from missing_values(source, child, here)
+
+
+def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
+    """The places outside `env` that try to read a secret, which would reach a shell unfilled."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in children:
+        here = (*path, name)
+        if here == ("env",):
+            continue
+        if isinstance(child, str) and refers_to_secret(child):
+            msg = f"`{dotted(here)}` can't read a secret; give it to a variable in `env`, and use that variable here"
+            yield at(source, here, msg)
+        yield from secrets_elsewhere(source, child, here)
+
+
+def at(source: Source, path: Path, msg: str) -> FieldError:
+    """One error at a place of the source."""
+    return {"loc": list(path), "line": source.line(path), "msg": msg}
+
+
+def _field_error(item: ErrorDetails, model: type[Keys], source: Source) -> FieldError:
+    path: Path = item["loc"]
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, EnvError):
+        path = (*path, cause.key)
+        return at(source, path, f"`{dotted(path)}`: {cause}")
+    return at(source, path, _message(item, path, cause, model, source))
+
+
+def _message(item: ErrorDetails, path: Path, cause: object, model: type[Keys], source: Source) -> str:
+    name, value = dotted(path), source.at(path)
+    if item["type"] == "extra_forbidden":
+        return _unknown_key(path, model)
+    if path == ("type",) and value in REFUSED_TYPES:
+        return f"`type: {value}` is not supported: {REFUSED_TYPES[value]}"
+    found = _field(model, path)
+    expects = expected(found) if found else _KINDS.get(item["type"]) or item.get("ctx", {}).get("expected", "")
+    if item["type"] == "missing":
+        return f"`{name}` is missing; it should be {expects}"
+    if cause is not None:
+        return f"`{name}` should be {expects}: {cause}" if expects else f"`{name}`: {cause}"
+    if isinstance(value, dict) and expects == "text":
+        return f"`{name}` should be text; put text that contains `: ` in quotes"
+    return f"`{name}` should be {expects}, not {_shown(value)}" if expects else f"`{name}`: {item['msg'].lower()}"
+
+
+def expected(found: FieldInfo) -> str:
+    """What a key should be: the words that complete "`key` should be …"."""
+    extra = found.json_schema_extra
+    return str(extra["expects"]) if isinstance(extra, dict) else ""
+
+
+def _unknown_key(path: Path, model: type[Keys]) -> str:
+    """Names the key, and the nearest known one or all there are."""
+    *parent, key = path
+    if (hint := REFUSED_KEYS.get(dotted(path))) is not None:
+        return f"`{dotted(path)}` is not supported: {hint}"
+    known = list((keys_at(model, tuple(parent)) or model).model_fields)
+    near = difflib.get_close_matches(str(key).lower(), known, n=1)
+    hint = f"did you mean `{dotted((*parent, near[0]))}`?" if near else f"there is {', '.join(known)}"
+    return f"unknown key `{dotted(path)[:80]}`; {hint}"
+
+
+def keys_at(model: type[Keys], path: Path) -> type[Keys] | None:
+    """The model of the mapping at a path; None where there is no mapping with known keys."""
+    found: type[Keys] | None = model
+    for part in path:
+        info = found.model_fields.get(str(part)) if found else None
+        found = _keys_in(info.annotation) if info else None
+    return found
+
+
+def _field(model: type[Keys], path: Path) -> FieldInfo | None:
+    parent = keys_at(model, path[:-1]) if path else None
+    return parent.model_fields.get(str(path[-1])) if parent else None
+
+
+def _keys_in(annotation: Any) -> type[Keys] | None:
+    """The mapping's model in an annotation such as `Annotated[RetryFields | None, …]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Keys):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _keys_in(part)) is not None), None)
+
+
+def _shown(value: Any) -> str:
+    """A value as the run file has it, short enough for a sentence."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}…"
