@@ -208,13 +208,13 @@ def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
         "secrets": selectors.secrets(request.project),
-        "may_change": allows(request.role, Role.MANAGER),
+        "may_change": allows(request.role, Role.ADMIN),
         "form": form,
     }
     return render(request, "accounts/secrets.html", values, status=_status(form))
 
 
-@project_page("manager")
+@project_page("admin")
 @require_POST
 def secret_set(request: PageRequest) -> HttpResponse:
     form = SecretForm(request.POST)
@@ -225,7 +225,7 @@ def secret_set(request: PageRequest) -> HttpResponse:
     return done(request, text, reverse("secrets", args=[request.project.name]))
 
 
-@project_page("manager")
+@project_page("admin")
 @require_POST
 def secret_delete(request: PageRequest, name: str) -> HttpResponse:
     services.delete_secret(request.project, name)

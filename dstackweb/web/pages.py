@@ -22,7 +22,6 @@ from dstackweb.accounts.access import project_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import DomainError
 
-
 P = ParamSpec("P")
 
 

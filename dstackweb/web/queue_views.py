@@ -105,9 +105,7 @@ def _fragment(request: PageRequest, queue: Queue, moved: int | None = None, stat
 @project_page("manager")
 def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue."""
-    found = services.set_paused(
-        _queue(request, queue), request.user, request.role, request.POST.get("paused") == "yes"
-    )
+    found = services.set_paused(_queue(request, queue), request.user, request.role, request.POST.get("paused") == "yes")
     text = _("Queue %s is paused: nothing starts, running runs go on") if found.paused else _("Queue %s goes on")
     return notice(_fragment(request, found), text % found.name)
 

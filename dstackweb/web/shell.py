@@ -29,8 +29,8 @@ PAGES = (
     Page("runs", "web:runs", _("Runs"), "runs"),
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),
     Page("profiles", "web:profiles", _("Profiles"), "profiles"),
-    Page("members", "web:members", _("Members"), "members"),
-    Page("secrets", "web:secrets", _("Secrets"), "secrets", "admin"),
+    Page("members", "members", _("Members"), "members"),
+    Page("secrets", "secrets", _("Secrets"), "secrets", "admin"),
     Page("health", "web:health", _("Health"), "health"),
 )
 
@@ -69,7 +69,7 @@ def _items(request: HttpRequest, user: User, project: Project) -> list[dict[str,
 
 
 def _account_items(user: User) -> list[dict[str, Any]]:
-    items = [{"url": _url("web:tokens"), "label": _("API tokens"), "icon": "token"}]
+    items = [{"url": _url("tokens"), "label": _("API tokens"), "icon": "token"}]
     if user.is_staff:
         items.append({"url": _url("admin:index"), "label": _("Admin"), "icon": "admin"})
     return [item for item in items if item["url"]]

@@ -35,17 +35,6 @@ def duration(seconds: float | None) -> str:
     return f"{s // 86400} d {s % 86400 // 3600} h"
 
 
-def span(seconds: float | None) -> str:
-    """A length of time as people write it in a run file: `24h`, `30m`, `1h30m`, `45s`; no limit is `off`."""
-    if seconds is None:
-        return _("off")
-    s = int(seconds)
-    parts = [(s // 86400, "d"), (s % 86400 // 3600, "h"), (s % 3600 // 60, "m"), (s % 60, "s")]
-    if s < 2 * 86400:
-        parts = [(s // 3600, "h"), *parts[2:]]
-    return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
-
-
 def mebibytes(mib: int | None) -> str:
     """Memory with the unit that fits: `512 MB`, `80 GB`, `1.5 TB`."""
     if mib is None:
@@ -221,8 +210,12 @@ def _unavailable(data: dict[str, Any]) -> str:
 
 
 def offer_detail(detail: dict[str, Any]) -> str:
-    """What an offer says beside its availability."""
+    """What an offer says beside its availability; `detail` also holds the needs it was asked for."""
     match detail.get("code"):
+        case "idle" if detail.get("gpus_total"):
+            return _("%(free)d of %(total)d GPUs free") % {"free": detail["gpus_free"], "total": detail["gpus_total"]}
+        case "idle":
+            return ngettext("%d CPU free", "%d CPUs free", detail["cpus_free"]) % detail["cpus_free"]
         case "busy":
             return "; ".join(_lack(what, detail) for what in detail.get("short", ()))
         case "too_small":
@@ -233,12 +226,21 @@ def offer_detail(detail: dict[str, Any]) -> str:
             return _("draining: takes no new jobs")
         case "no_isolation":
             return _("refuses jobs: it can't isolate them")
-    return str(detail.get("text", ""))
+        case "image_not_supported":
+            return _("runs no containers")
+    return ""
 
 
 def availability(code: str) -> Told:
     """An offer's availability as a badge."""
-    tones = {"available": "go", "idle": "go", "busy": "wait", "unknown": "wait", "no_quota": "bad", "not_available": "bad"}
+    tones = {
+        "available": "go",
+        "idle": "go",
+        "busy": "wait",
+        "unknown": "wait",
+        "no_quota": "bad",
+        "not_available": "bad",
+    }
     return Told(code.replace("_", " "), "", tones.get(code, "info"))
 
 

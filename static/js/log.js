@@ -3,7 +3,7 @@ import { delayMs, report } from "./polling.js";
 import { word } from "./words.js";
 
 const EVERY_S = 1;
-const TAIL_BYTES = 128 * 1024;
+const TAIL_LINES = 2000;
 const KEEP_CHARS = 2_000_000;
 const NEAR_END_PX = 24;
 // Colours and cursor moves of terminals, hyperlinks and titles; what is left is shown as text.
@@ -21,6 +21,7 @@ class LogView {
     this.root = root;
     this.view = root.querySelector("[data-log-text]");
     this.note = root.querySelector("[data-log-note]");
+    this.download = root.querySelector("[data-log-download]");
     this.follow = root.querySelector("[data-log-follow]");
     this.following = true;
     this.chosen = false; // whether the reader picked a job; until then the newest attempt is shown
@@ -60,6 +61,8 @@ class LogView {
     this.current = document.createElement("span");
     this.view.append(this.current);
     this.say(word("logEmpty"));
+    const [attempt, node] = this.job.split(".");
+    if (this.job) this.download.search = new URLSearchParams({ download: "1", attempt, node });
     this.schedule(0);
   }
 
@@ -89,7 +92,7 @@ class LogView {
   async read(job, signal) {
     const [attempt, node] = job.split(".");
     const query = new URLSearchParams({ attempt, node });
-    if (this.offset === null) query.set("tail", String(TAIL_BYTES));
+    if (this.offset === null) query.set("tail", String(TAIL_LINES));
     else query.set("offset", String(this.offset));
     const response = await fetch(`${this.root.dataset.log}?${query}`, { signal, headers: { "HX-Request": "true" } });
     if (response.status === 401) location.reload();

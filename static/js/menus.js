@@ -61,4 +61,9 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// A box that filters a list sends its form when it is ticked.
+document.addEventListener("change", (event) => {
+  if (event.target.matches?.("[data-submits]")) event.target.form.requestSubmit();
+});
+
 showTheme();

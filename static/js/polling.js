@@ -9,6 +9,9 @@ const SLOWEST_MS = 15000;
 const polls = new WeakMap(); // element → {dueAt, busy}
 let failures = 0;
 
+/** What still changes: a fragment that holds [data-poll-over] has come to its end. */
+const going = () => [...document.querySelectorAll("[data-poll]")].filter((e) => !e.querySelector("[data-poll-over]"));
+
 export const delayMs = (seconds) => Math.min(seconds * 1000 * 2 ** failures, Math.max(SLOWEST_MS, seconds * 1000));
 
 function say(state, text, aloud = "") {
@@ -25,7 +28,9 @@ export function report(ok) {
   if (ok) {
     const wasLost = failures > 0;
     failures = 0;
-    say("live", `${word("updated")} ${clockText(new Date())}`, wasLost ? word("back") : "");
+    const aloud = wasLost ? word("back") : "";
+    if (going().length) say("live", `${word("updated")} ${clockText(new Date())}`, aloud);
+    else say("over", word("over"), aloud);
   } else {
     failures += 1;
     say("lost", word("lost"), word("lost"));
@@ -35,7 +40,7 @@ export function report(ok) {
 function look() {
   if (document.hidden) return;
   const now = performance.now();
-  for (const element of document.querySelectorAll("[data-poll]")) {
+  for (const element of going()) {
     let poll = polls.get(element);
     if (!poll) polls.set(element, (poll = { dueAt: now + delayMs(Number(element.dataset.poll)), busy: false }));
     if (poll.busy || now < poll.dueAt) continue;
@@ -44,12 +49,23 @@ function look() {
   }
 }
 
+function lookNow() {
+  for (const element of going()) {
+    const poll = polls.get(element);
+    if (poll) poll.dueAt = 0;
+  }
+  look();
+}
+
 function settled(element, ok) {
   const poll = polls.get(element);
-  if (!poll?.busy) return; // an action of the reader that has the same source
+  if (!poll?.busy) {
+    lookNow(); // the reader did something: show at once what came of it
+    return;
+  }
   poll.busy = false;
   report(ok);
-  if (element.dataset.poll) poll.dueAt = performance.now() + delayMs(Number(element.dataset.poll));
+  poll.dueAt = performance.now() + delayMs(Number(element.dataset.poll));
 }
 
 document.addEventListener("htmx:finally:request", (event) => {
@@ -62,12 +78,8 @@ document.addEventListener("visibilitychange", () => {
     say("paused", word("paused"));
     return;
   }
-  for (const element of document.querySelectorAll("[data-poll]")) {
-    const poll = polls.get(element);
-    if (poll) poll.dueAt = 0;
-  }
-  look();
+  lookNow();
 });
 
-if (document.querySelector("[data-poll]")) say("live", `${word("updated")} ${clockText(new Date())}`);
+if (document.querySelector("[data-live]")) report(true);
 setInterval(look, LOOK_MS);

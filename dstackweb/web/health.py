@@ -1,0 +1,168 @@
+"""How the deployment does, as a list of checks for the health page: cheap reads only, and no check can break the page."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django_q.brokers import get_broker
+from django_q.status import Stat
+
+import dstackweb
+from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.models import Host
+from dstackweb.runs.models import QueueCount
+from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.web import wording
+
+log = logging.getLogger(__name__)
+
+LATE_S = 15.0
+"""Periodic work that is due for longer than this isn't being enqueued: no ticker is up."""
+FULL_AT = 0.95
+TONES = ("go", "info", "wait", "bad")
+
+
+class Check(NamedTuple):
+    """One line: what, how it is (`go`, `info`, `wait`, `bad`), the value, what to do, and since when."""
+
+    name: str
+    tone: str
+    value: str
+    hint: str = ""
+    at: dt.datetime | None = None
+
+
+def checks() -> list[Check]:
+    """All checks, in the order in which one looks."""
+    parts: list[Callable[[], Iterable[Check]]] = [
+        _clusters,
+        _periodic,
+        _passes,
+        _hosts,
+        _isolation,
+        _database,
+        _broker,
+        _disk,
+    ]
+    found = [check for part in parts for check in _safely(part)]
+    return [*found, Check(_("Version"), "info", dstackweb.__version__)]
+
+
+def worst(found: Iterable[Check]) -> str:
+    """The tone of the page as a whole."""
+    return max((check.tone for check in found), key=TONES.index, default="go")
+
+
+def _safely(part: Callable[[], Iterable[Check]]) -> list[Check]:
+    """A check that can't be made is itself a finding."""
+    try:
+        return list(part())
+    except Exception as error:
+        log.warning("health check %s failed", part.__name__, exc_info=True)
+        return [
+            Check(
+                part.__name__.strip("_").capitalize(), "bad", _("could not be read"), f"{type(error).__name__}: {error}"
+            )
+        ]
+
+
+def _clusters() -> Iterable[Check]:
+    """django-q2's clusters tell the cache how they are."""
+    stats = Stat.get_all()
+    if not stats:
+        yield Check(
+            _("Workers"), "bad", _("none is up"), _("Nothing is started or watched. Run `make run`, or see its output.")
+        )
+    for stat in stats:
+        workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
+        tone = "go" if stat.status in ("Idle", "Working") else "wait"
+        yield Check(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
+
+
+def _periodic() -> Iterable[Check]:
+    now = timezone.now()
+    jobs = list(PeriodicJob.objects.all())
+    if not jobs:
+        yield Check(_("Ticker"), "bad", _("has never run"))
+    for job in jobs:
+        late = (now - job.due_at).total_seconds()
+        name = _("Periodic: %s") % job.name
+        if job.last_error:
+            yield Check(name, "bad", _("failed"), job.last_error, job.last_ended_at)
+        elif late > LATE_S:
+            yield Check(name, "bad", _("late by %s") % wording.duration(late), _("No ticker is up."), job.last_ended_at)
+        else:
+            yield Check(name, "go", _("in time"), at=job.last_ended_at)
+
+
+def _passes() -> Iterable[Check]:
+    state = PassState.objects.filter(pk=1).first()
+    waiting = sum(QueueCount.objects.values_list("submitted", flat=True))
+    if state is not None and state.ended_at is not None:
+        numbers = {"ms": round(state.duration_ms), "placed": state.placed, "waiting": waiting}
+        value = _("last pass took %(ms)d ms and placed %(placed)d; %(waiting)d runs wait") % numbers
+        yield Check(_("Placement"), "go", value, at=state.ended_at)
+    else:
+        yield Check(_("Placement"), "wait", _("no pass has run yet"))
+
+
+def _hosts() -> Iterable[Check]:
+    hosts = list(Host.objects.all())
+    online = [host for host in hosts if is_online(host)]
+    value = _("%(online)d of %(all)d online") % {"online": len(online), "all": len(hosts)}
+    hint = "" if hosts else _("Runs can't start before a host is registered.")
+    yield Check(_("Hosts"), "go" if hosts and len(online) == len(hosts) else "wait" if online else "bad", value, hint)
+    for host in hosts:
+        if host.error:
+            yield Check(_("Host %s") % host.name, "bad", host.error, at=host.seen_at)
+
+
+def _isolation() -> Iterable[Check]:
+    shared = [host.name for host in Host.objects.filter(isolation="shared")]
+    refusing = [host.name for host in Host.objects.filter(isolation="none")]
+    if shared:
+        hint = _(
+            "DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's own user and can read its files. Use it alone on your own machine only."
+        )
+        yield Check(_("Isolation"), "wait", _("none"), hint % ", ".join(shared))
+    if refusing:
+        hint = _("%s can neither switch users nor run containers. Start the host as root or install Podman or Docker.")
+        yield Check(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
+    if not shared and not refusing:
+        yield Check(_("Isolation"), "go", _("jobs run apart from the server"))
+
+
+def _database() -> Iterable[Check]:
+    kind = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(connection.vendor, connection.vendor)
+    hint = _("Good for one machine; hosts on other machines need PostgreSQL.") if connection.vendor == "sqlite" else ""
+    yield Check(_("Database"), "info" if hint else "go", kind, hint)
+
+
+def _broker() -> Iterable[Check]:
+    kind = "Redis" if "redis" in settings.Q_CLUSTER else _("the database")
+    for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values())):
+        size = get_broker(name).queue_size()
+        yield Check(
+            _("Task queue %s") % name,
+            "go" if size < 100 else "wait",
+            _("%(size)d waiting in %(kind)s") % {"size": size, "kind": kind},
+        )
+
+
+def _disk() -> Iterable[Check]:
+    usage = shutil.disk_usage(settings.DSTACKWEB_HOME)
+    full = usage.used / usage.total
+    value = _("%(free)s free of %(total)s") % {
+        "free": wording.mebibytes(usage.free >> 20),
+        "total": wording.mebibytes(usage.total >> 20),
+    }
+    yield Check(_("Disk of the server"), "go" if full < FULL_AT else "bad", value)

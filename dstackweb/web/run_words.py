@@ -1,0 +1,183 @@
+"""One run in words: its steps, why it ended, its jobs, its events and where each setting came from."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
+
+from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.web import event_words, wording
+
+
+class Step(NamedTuple):
+    """One step of the line at the top: reached or not, when, and how long it took to get there."""
+
+    label: str
+    reached: bool
+    at: dt.datetime | None = None
+    note: str = ""
+    status: str = ""
+
+
+def steps(run: Run, jobs: Sequence[Job]) -> list[Step]:
+    """Submitted, placed, running, ended: of the newest attempt."""
+    placed_at = min((job.placed_at for job in jobs if job.attempt == run.attempt), default=None)
+    began = min((job.started_at for job in jobs if job.attempt == run.attempt and job.started_at), default=None)
+    over = run.status in ENDED
+    line = [
+        Step(_("Submitted"), True, run.submitted_at),
+        Step(_("Placed"), placed_at is not None, placed_at, _between(run.submitted_at, placed_at)),
+        Step(_("Running"), began is not None, began, _between(placed_at, began)),
+    ]
+    ending = _between(began, run.ended_at) if over else ""
+    label = wording.status(run.status).capitalize() if over else _("End")
+    return [*line, Step(label, over, run.ended_at, ending, run.status if over else "")]
+
+
+def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
+    return wording.duration((end - start).total_seconds()) if start and end else ""
+
+
+class Verdict(NamedTuple):
+    """How a run ended, in a title and a few sentences."""
+
+    title: str
+    text: str
+    status: str
+
+
+def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
+    """Why it ended, or why it is being tried again; None for a run that is fine."""
+    if run.status == RunStatus.PENDING and run.status_message:
+        return Verdict(_("It will be tried again"), run.status_message, run.status)
+    if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
+        return None
+    sentences = []
+    culprit = next((job for job in jobs if job.attempt == run.attempt and job.exit_code not in (None, 0)), None)
+    cause = wording.termination(culprit.termination_reason) if culprit else ""
+    title = wording.termination(run.termination_reason) or wording.status(run.status)
+    if cause and cause != title and run.status == RunStatus.FAILED:
+        sentences.append(cause)
+    if run.exit_code is not None and run.exit_code != 0:
+        usual = wording.exit_code(run.exit_code)
+        code = _("Exit code %d") % run.exit_code
+        sentences.append(f"{code}: {usual}." if usual else f"{code}.")
+    if run.status_message:
+        sentences.append(run.status_message)
+    return Verdict(title, " ".join(sentences), run.status)
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One node of one attempt."""
+
+    job: Job
+    where: str
+    gpus: str
+    why: str
+
+    @classmethod
+    def of(cls, job: Job) -> JobLine:
+        """The row with its words."""
+        where = job.host.name if job.host else " ".join(filter(None, (job.region, job.instance_type)))
+        fine = job.status not in ("failed", "terminated")
+        why = "" if fine else " ".join(filter(None, (wording.termination(job.termination_reason), job.message)))
+        return cls(job, where or job.backend.name, wording.gpus(len(job.gpus)) if job.gpus else "", why)
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One thing that happened, and who did it."""
+
+    event: RunEvent
+    text: str
+
+    @classmethod
+    def of(cls, event: RunEvent) -> EventLine:
+        """The row with its sentence."""
+        return cls(event, event_words.told(event))
+
+
+class Setting(NamedTuple):
+    """One effective setting: `origin` says where its value came from; `code` asks for lines kept as they are."""
+
+    name: str
+    value: str
+    origin: str = ""
+    code: bool = False
+
+
+FIRST = ("priority", "queue", "profile", "resources.cpu", "resources.memory", "resources.gpu", "nodes", "commands")
+"""What is looked for most, on top."""
+ALWAYS = {"priority", "queue", "resources.cpu", "resources.memory", "commands", "max_duration", "stop_duration"}
+"""Shown even at their defaults; of the others only what somebody set."""
+ELSEWHERE = {"type", "name"}
+
+
+def settings(run: Run) -> list[Setting]:
+    """The settings in effect, with where each came from; what people changed since says so."""
+    spec = EffectiveSpec.model_validate(run.spec)
+    now = spec.model_copy(update={"priority": run.priority, "queue": run.queue.name})
+    return settings_of(
+        now, run.provenance, changed={key for key in ("priority", "queue") if getattr(spec, key) != getattr(now, key)}
+    )
+
+
+def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
+    """A spec as the rows of a table, in the words of the run file."""
+    values = _flat(spec.as_file())
+    keys = [key for key in FIRST if key in values] + [key for key in values if key not in FIRST]
+    return [
+        Setting(
+            key,
+            text(values[key]),
+            _("changed since") if key in changed else _origin(provenance.get(key, {})),
+            isinstance(values[key], dict) or key == "commands",
+        )
+        for key in keys
+        if key not in ELSEWHERE and (key in ALWAYS or provenance.get(key, {}).get("source", "default") != "default")
+    ]
+
+
+def profile_settings(values: dict[str, Any]) -> list[Setting]:
+    """What a profile sets, as it was written."""
+    return [Setting(key, text(value), code=isinstance(value, dict)) for key, value in values.items()]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`resources` as `resources.cpu` and so on, as provenance names them."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= {f"resources.{part}": inner for part, inner in value.items()} if key == "resources" else {key: value}
+    return flat
+
+
+def text(value: Any) -> str:
+    """A value of a run file, one line per key of a mapping and per command."""
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {text(inner).replace(chr(10), ' ')}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ("\n" if any(" " in str(part) for part in value) else ", ").join(str(part) for part in value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _origin(source: dict[str, Any]) -> str:
+    """Where a value came from, in words."""
+    match source.get("source"):
+        case "run_file" if source.get("line"):
+            return _("run file, line %d") % source["line"]
+        case "run_file":
+            return _("run file")
+        case "command_line":
+            return _("command line")
+        case "profile":
+            return _("profile %s") % source.get("profile", "")
+    return _("default")

@@ -1,0 +1,133 @@
+"""The submit page: a run file, its plan, and the run that comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
+
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
+from dstackweb.runs import archives, selectors, services
+from dstackweb.runs.models import Archive
+from dstackweb.scheduler.plan import Plan, plan
+from dstackweb.web import examples, run_words, wording
+from dstackweb.web.pages import PageRequest, done, project_page, sentence
+
+GZIP_MAGIC = b"\x1f\x8b"
+REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
+
+
+@project_page("member")
+def submit_page(request: PageRequest) -> HttpResponseBase:
+    """The form; posting it submits. `from` fills it with another run's file and archive."""
+    if request.method != "POST":
+        return render(request, "web/submit.html", _form(request, *_again(request)))
+    try:
+        archive = _attached(request)
+        submission = services.Submission(_config(request), archive=archive)
+        planned = plan(request.project, request.user, request.role, submission)
+        if planned.impossible and request.POST.get("anyway") != "yes":
+            return _answer(request, {"plan": _plan(planned), "ask": True}, archive, status=422)
+        run, _made = services.submit(request.project, request.user, request.role, submission)
+    except REFUSED as error:
+        return _answer(request, _errors(error), None, status=422)
+    return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+
+
+@require_POST
+@project_page("member")
+def plan_page(request: PageRequest) -> HttpResponseBase:
+    """What a submission would do; stores nothing. An archive isn't needed for it."""
+    if not _config(request).strip():
+        return render(request, "web/submit_result.html", {})
+    try:
+        planned = plan(request.project, request.user, request.role, services.Submission(_config(request)))
+    except REFUSED as error:
+        return _answer(request, _errors(error), None, status=422)
+    return _answer(request, {"plan": _plan(planned), "ask": planned.impossible}, None, status=200)
+
+
+def _config(request: PageRequest) -> str:
+    # Browsers send CRLF, whatever was typed or pasted.
+    return request.POST.get("config", "").replace("\r\n", "\n")
+
+
+def _attached(request: PageRequest) -> str | None:
+    """The hash of the attached archive, or of the one the form was filled with. Raises Invalid or TooLarge."""
+    upload = request.FILES.get("archive")
+    if not isinstance(upload, UploadedFile):
+        return request.POST.get("archive_sha256") or None
+    if upload.read(2) != GZIP_MAGIC:
+        raise Invalid.at("archive", msg=f"{upload.name} is no .tar.gz: pack the folder with tar -czf code.tar.gz .")
+    upload.seek(0)
+    archive, _new = archives.store(request.project, upload.chunks())
+    return archive.sha256
+
+
+def _again(request: PageRequest) -> tuple[str, Archive | None, str]:
+    """The run file and archive of the run that `from` names, and its name."""
+    if "from" not in request.GET:
+        return "", None, ""
+    run = selectors.find_run(request.project, request.GET["from"])
+    return run.config_text, run.archive, run.name
+
+
+def _form(request: PageRequest, config: str, archive: Archive | None = None, origin: str = "") -> dict[str, Any]:
+    return {
+        "config": config,
+        "archive": archive,
+        "origin": origin,
+        "examples": examples.shipped(),
+        "limit": archives.limit_bytes(),
+    }
+
+
+def _answer(request: PageRequest, result: dict[str, Any], archive: str | None, status: int) -> HttpResponse:
+    """The plan or the errors beside the form; with no scripts, the whole page with them in it.
+
+    An archive that was stored is named in the answer, so that it need not be sent again.
+    """
+    result["stored"] = archive
+    if request.htmx:
+        return render(request, "web/submit_result.html", result, status=status)
+    return render(request, "web/submit.html", {**_form(request, _config(request)), **result}, status=status)
+
+
+def _errors(error: DomainError) -> dict[str, Any]:
+    """What is wrong, where, and in which line."""
+    if not isinstance(error, Invalid):
+        return {"errors": [{"where": "", "line": None, "msg": sentence(error.detail)}]}
+    return {
+        "errors": [
+            {"where": ".".join(map(str, one["loc"])), "line": one["line"], "msg": sentence(one["msg"])}
+            for one in error.errors
+        ]
+    }
+
+
+def _plan(planned: Plan) -> dict[str, Any]:
+    """The plan in words."""
+    effective = planned.prepared.effective
+    wants = effective.spec.requirements
+    needs = {"gpus": wants.gpu_count_min, "cpus": wants.cpu_min, "memory_mib": wants.memory_min_mib}
+    return {
+        "queue": planned.prepared.queue,
+        "position": planned.position,
+        "waits": wording.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
+        "impossible": planned.impossible,
+        "offers": [
+            {
+                "offer": offer,
+                "badge": wording.availability(offer.availability),
+                "why": wording.offer_detail({**needs, **offer.detail}),
+            }
+            for offer in planned.offers
+        ],
+        "nodes": effective.spec.nodes,
+        "settings": run_words.settings_of(effective.spec, effective.provenance),
+    }
