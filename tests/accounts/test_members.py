@@ -1,0 +1,172 @@
+"""Projects, roles and invites."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dstackweb.accounts import selectors, services
+from dstackweb.accounts.access import role_in
+from dstackweb.accounts.models import Invite, Membership, Project, User
+from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
+from tests.factories import join, make_user
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def admin() -> User:
+    return make_user("ada")
+
+
+@pytest.fixture
+def project(admin: User) -> Project:
+    return services.create_project(admin, "vision")
+
+
+def test_whoever_makes_a_project_is_its_admin(project: Project, admin: User) -> None:
+    assert role_in(project, admin) == "admin"
+
+
+def test_a_taken_project_name_is_a_conflict_and_a_bad_one_is_told_at_the_name(project: Project, admin: User) -> None:
+    with pytest.raises(Conflict, match="vision"):
+        services.create_project(admin, "vision")
+    for name in ("two words", "", "a/b", "x" * 61):
+        with pytest.raises(Invalid) as refused:
+            services.create_project(admin, name)
+        assert refused.value.errors[0]["loc"] == ["name"]
+    assert Project.objects.count() == 1
+
+
+def test_a_role_is_changed_and_a_member_taken_out(project: Project) -> None:
+    bob = join(project, make_user("bob"))
+    services.set_role(project, bob, "manager")
+    assert role_in(project, bob) == "manager"
+    services.remove_member(project, bob)
+    assert role_in(project, bob) is None
+
+
+def test_the_last_admin_can_be_neither_demoted_nor_removed(project: Project, admin: User) -> None:
+    join(project, make_user("bob"), "manager")
+    join(project, make_user("gone", is_active=False), "admin")
+    with pytest.raises(Conflict, match="last admin"):
+        services.set_role(project, admin, "member")
+    with pytest.raises(Conflict, match="last admin"):
+        services.remove_member(project, admin)
+    assert role_in(project, admin) == "admin"
+    services.set_role(project, admin, "admin")
+
+
+def test_one_of_two_admins_may_go(project: Project, admin: User) -> None:
+    join(project, make_user("bob"), "admin")
+    services.remove_member(project, admin)
+    assert role_in(project, admin) is None
+
+
+def test_an_unknown_role_and_a_person_who_is_no_member_are_refused(project: Project, admin: User) -> None:
+    with pytest.raises(Invalid, match="owner is no role"):
+        services.set_role(project, admin, "owner")
+    with pytest.raises(Invalid):
+        services.invite(project, admin, "owner")
+    for change in (
+        lambda: services.set_role(project, make_user(), "member"),
+        lambda: services.remove_member(project, make_user()),
+    ):
+        with pytest.raises(NotFound):
+            change()
+
+
+def test_an_invite_makes_an_account_with_the_role_it_says(project: Project, admin: User) -> None:
+    row, token = services.invite(project, admin, "viewer")
+    membership = services.accept_invite(token, "grace", PASSWORD)
+    assert (membership.user.username, membership.project, membership.role) == ("grace", project, "viewer")
+    assert membership.user.check_password(PASSWORD)
+    assert not membership.user.is_staff
+    row.refresh_from_db()
+    assert row.used_by == membership.user
+
+
+def test_an_invite_lets_an_existing_account_in(project: Project, admin: User) -> None:
+    _row, token = services.invite(project, admin, "manager")
+    bob = make_user("bob")
+    services.join_by_invite(token, bob)
+    assert role_in(project, bob) == "manager"
+
+
+def test_an_invite_is_kept_as_a_digest_only(project: Project, admin: User) -> None:
+    row, token = services.invite(project, admin, "member")
+    stored = Invite.objects.filter(pk=row.pk).values().get()
+    assert token.startswith("inv_")
+    assert not any(token in str(value) for value in stored.values())
+
+
+def test_a_used_expired_withdrawn_or_unknown_invite_says_what_is_wrong(project: Project, admin: User) -> None:
+    _row, used = services.invite(project, admin, "member")
+    services.accept_invite(used, "grace", PASSWORD)
+    _row, expired = services.invite(project, admin, "member", ttl=timedelta(0))
+    row, withdrawn = services.invite(project, admin, "member")
+    services.withdraw_invite(project, row.pk)
+    for token, words in {used: "used already", expired: "expired", withdrawn: "withdrawn", "inv_x": "exist"}.items():
+        with pytest.raises(DomainError, match=words):
+            services.accept_invite(token, "henry", PASSWORD)
+        with pytest.raises(DomainError, match=words):
+            services.join_by_invite(token, make_user())
+    assert not User.objects.filter(username="henry").exists()
+
+
+def test_an_invite_ends_with_its_makers_right_to_invite(project: Project, admin: User) -> None:
+    bob = join(project, make_user("bob"), "admin")
+    _row, token = services.invite(project, bob, "admin")
+    services.set_role(project, bob, "member")
+    with pytest.raises(Conflict, match="no longer an admin"):
+        services.accept_invite(token, "grace", PASSWORD)
+
+
+def test_a_refused_account_leaves_the_invite_unused(project: Project, admin: User) -> None:
+    _row, token = services.invite(project, admin, "member")
+    for username, password, field in [
+        ("ADA", PASSWORD, "username"),
+        ("", PASSWORD, "username"),
+        ("two words", PASSWORD, "username"),
+        ("grace", "short", "password"),
+        ("grace", "", "password"),
+        ("grace-hopper", "grace-hopper", "password"),
+    ]:
+        with pytest.raises(Invalid) as refused:
+            services.accept_invite(token, username, password)
+        assert {error["loc"][0] for error in refused.value.errors} == {field}
+    services.accept_invite(token, "grace", PASSWORD)
+
+
+def test_both_faults_of_an_account_are_told_at_once(project: Project, admin: User) -> None:
+    _row, token = services.invite(project, admin, "member")
+    with pytest.raises(Invalid) as refused:
+        services.accept_invite(token, "ada", "short")
+    assert {error["loc"][0] for error in refused.value.errors} == {"username", "password"}
+
+
+def test_a_member_keeps_their_role_and_the_invite_stays_for_somebody_else(project: Project, admin: User) -> None:
+    _row, token = services.invite(project, admin, "viewer")
+    with pytest.raises(Conflict, match="already"):
+        services.join_by_invite(token, admin)
+    assert role_in(project, admin) == "admin"
+    services.accept_invite(token, "grace", PASSWORD)
+
+
+def test_an_invite_of_another_project_cannot_be_withdrawn(project: Project, admin: User) -> None:
+    row, token = services.invite(project, admin, "member")
+    with pytest.raises(NotFound):
+        services.withdraw_invite(services.create_project(admin, "speech"), row.pk)
+    assert services.open_invite(token) == row
+
+
+def test_lists_hold_one_projects_rows_only(project: Project, admin: User) -> None:
+    other = services.create_project(make_user("eve"), "speech")
+    services.invite(other, admin, "member")
+    services.invite(project, admin, "member", ttl=timedelta(0))
+    row, _token = services.invite(project, admin, "member")
+    assert [membership.user for membership in selectors.members(project)] == [admin]
+    assert list(selectors.open_invites(project)) == [row]
+    assert Membership.objects.count() == 2
