@@ -70,8 +70,8 @@ def parse_run_file(
     )
 
 
-def parse_profile_settings(settings: Mapping[str, Any]) -> ProfileFields:
-    """Read a profile's settings, as an admin wrote them. Raises Invalid with every error found."""
+def parse_profile_settings(settings: str | Mapping[str, Any]) -> ProfileFields:
+    """Read a profile's settings, as an admin wrote them. Raises TooLarge, or Invalid with every error found."""
     return _validated(ProfileFields, read(settings))
 
 

@@ -55,10 +55,10 @@ def dotted(path: Path) -> str:
 
 
 def read(config: str | Mapping[str, Any]) -> Source:
-    """The plain data of YAML text, or of an object. Raises TooLarge, or Invalid for what is no mapping."""
+    """The plain data of YAML text, or of an object; a mapping. Raises TooLarge, or Invalid."""
     source = _read_text(config) if isinstance(config, str) else _read_object(config)
     if not isinstance(source.data, dict):
-        msg = "a run file is a mapping of keys such as `type: task` and `commands: [...]`"
+        msg = "a mapping of keys to values is expected, such as `max_duration: 24h`"
         raise Invalid.at(msg=msg, line=1 if isinstance(config, str) else None)
     return source
 
@@ -76,7 +76,7 @@ def _read_text(text: str) -> Source:
     except RecursionError:
         raise _too_deep(None) from None
     if node is None:
-        raise Invalid.at(msg="the run file is empty; it needs at least `type: task` and `commands`", line=1)
+        raise Invalid.at(msg="it is empty; a run file has at least `type: task` and `commands`", line=1)
     reader = _Reader()
     data = reader.value(node, ())
     if reader.errors:
@@ -90,7 +90,7 @@ def _read_object(config: Mapping[str, Any]) -> Source:
     except RecursionError:
         raise _too_deep(None) from None
     except (TypeError, ValueError) as error:
-        raise Invalid.at(msg=f"the run file has a value that JSON doesn't know: {error}") from None
+        raise Invalid.at(msg=f"it has a value that JSON doesn't know: {error}") from None
     _check_size(len(text))
     data = json.loads(text)
     errors: list[FieldError] = []
@@ -102,7 +102,7 @@ def _read_object(config: Mapping[str, Any]) -> Source:
 
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
-        raise TooLarge(f"the run file has {size // 1024} KB; at most {MAX_BYTES // 1024} KB are read")
+        raise TooLarge(f"it has {size / 1024:.0f} KB; a run file may have {MAX_BYTES // 1024}")
 
 
 def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
@@ -120,7 +120,7 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
 
 
 def _too_deep(line: int | None) -> Invalid:
-    return Invalid.at(msg=f"the run file is nested more than {MAX_DEPTH} levels deep", line=line)
+    return Invalid.at(msg=f"it is nested more than {MAX_DEPTH} levels deep", line=line)
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> Invalid:
@@ -166,9 +166,9 @@ class _Reader:
         line = node.start_mark.line + 1
         self.seen += 1
         if self.seen > MAX_VALUES:
-            raise Invalid.at(*path, msg=f"the run file expands to more than {MAX_VALUES} values", line=line)
+            raise Invalid.at(*path, msg=f"it expands to more than {MAX_VALUES} values", line=line)
         if id(node) in self.open:
-            raise Invalid.at(*path, msg="this part of the run file contains itself", line=line)
+            raise Invalid.at(*path, msg="this part contains itself", line=line)
         if len(path) > MAX_DEPTH:
             raise _too_deep(line)
         self.open.add(id(node))

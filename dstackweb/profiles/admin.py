@@ -1,0 +1,85 @@
+"""Profiles in the admin, written as in a run file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from dstackweb.lib.errors import DomainError, Invalid
+from dstackweb.profiles.models import Profile
+from dstackweb.profiles.services import make_default
+from dstackweb.spec.profile_fields import ProfileFields
+from dstackweb.spec.run_file import parse_profile_settings
+from dstackweb.spec.source import read
+
+
+class SettingsField(forms.CharField):
+    """Settings as YAML. What is wrong is told with its line, and what was typed stays."""
+
+    widget = forms.Textarea(attrs={"rows": 14, "cols": 80, "spellcheck": "false", "class": "vLargeTextField"})
+
+    def prepare_value(self, value: Any) -> Any:
+        """What is stored, as the notation people write it in."""
+        if isinstance(value, dict):
+            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else ""
+        return value
+
+    def to_python(self, value: Any) -> Any:
+        """The plain data of what was typed. Raises ValidationError with every error in it."""
+        text = super().to_python(value)
+        if not text.strip():
+            return {}
+        try:
+            parse_profile_settings(text)
+            return read(text).data
+        except Invalid as error:
+            told = [f"Line {item['line']}: {item['msg']}" if item["line"] else item["msg"] for item in error.errors]
+            raise ValidationError(told) from None
+        except DomainError as error:
+            raise ValidationError(error.detail) from None
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        """Compares the text: a reworded setting is a change."""
+        return super().has_changed(self.prepare_value(initial), data)
+
+
+class ProfileForm(forms.ModelForm[Profile]):
+    settings = SettingsField(
+        required=False,
+        help_text="One `key: value` per line, as in a run file. Keys: " + ", ".join(ProfileFields.model_fields) + ".",
+    )
+
+    class Meta:
+        model = Profile
+        fields = ("name", "project", "is_default", "description", "settings")
+
+
+@admin.register(Profile)
+class ProfileAdmin(admin.ModelAdmin[Profile]):
+    form = ProfileForm
+    list_display = ("name", "project", "is_default", "sets", "description")
+    list_filter = ("is_default", ("project", admin.RelatedOnlyFieldListFilter))
+    list_select_related = ("project",)
+    search_fields = ("name", "description", "project__name")
+    autocomplete_fields = ("project",)
+    actions = ("make_default",)
+
+    @admin.display(description="sets")
+    def sets(self, profile: Profile) -> str:
+        return ", ".join(profile.settings) or "–"
+
+    @admin.action(description="Make default, in place of the one that is", permissions=["change"])
+    def make_default(self, request: HttpRequest, profiles: QuerySet[Profile]) -> None:
+        if profiles.count() != 1:
+            self.message_user(request, "Choose one profile.", messages.WARNING)
+            return
+        profile = profiles.get()
+        make_default(profile)
+        whose = profile.project or "all projects"
+        self.message_user(request, f"{profile.name} is the default of {whose} now; runs submitted before keep theirs.")
