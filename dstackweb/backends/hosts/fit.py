@@ -157,6 +157,7 @@ def host_offers(
 
 def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: str, image: str | None) -> Offer:
     gpus = _matching(host, needs) or host.gpus
+    detail: dict[str, Any]
     if image is not None and host.isolation != "container":
         availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
     elif isinstance(outcome, Miss):

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pwd
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dstackweb.backends.models import Isolation
@@ -82,3 +82,13 @@ def _user(name: str) -> pwd.struct_passwd | None:
         return pwd.getpwnam(name)
     except KeyError:
         return None
+
+
+def prepare(arrangement: Arrangement) -> Arrangement:
+    """Make the runs' directory; an arrangement that refuses jobs and says why, where that can't be done."""
+    try:
+        make_runs_dir(arrangement.runs_dir)
+    except OSError as error:
+        reason = f"the runs' directory {arrangement.runs_dir} can't be made: {error.strerror}"
+        return replace(arrangement, isolation=Isolation.NONE, error=reason)
+    return arrangement

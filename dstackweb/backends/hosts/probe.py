@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pynvml
@@ -155,3 +157,15 @@ def _user_of(pid: int) -> str | None:
         return psutil.Process(pid).username()
     except psutil.Error:
         return None
+
+
+def own_address(url: str) -> str:
+    """This machine's address as the server at `url` would see it, for the other nodes of a run. Sends nothing."""
+    parts = urlsplit(url)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

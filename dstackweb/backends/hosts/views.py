@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 
 from django.conf import settings
-from django.db.models import F
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
-from dstackweb.backends.models import Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host
 
 
-def host_views() -> list[HostView]:
-    """All hosts of enabled backends, by name; those that are silent or drained included."""
+def host_views(backend: Backend | None = None) -> list[HostView]:
+    """The hosts of one backend, or of all enabled ones, by name; those that are silent or drained included."""
+    hosts = Host.objects.filter(backend__enabled=True) if backend is None else Host.objects.filter(backend=backend)
     gpus = _gpus_by_host()
-    return [_view(host, gpus[host.pk]) for host in Host.objects.filter(backend__enabled=True).order_by("name")]
+    return [_view(host, gpus[host.pk]) for host in hosts.order_by("name")]
 
 
 def is_online(host: Host) -> bool:
@@ -27,11 +27,11 @@ def _gpus_by_host() -> defaultdict[int, list[GpuView]]:
     rows = (
         Gpu.objects.filter(present=True)
         .order_by("host_id", "index")
-        .values_list("host_id", "uuid", "index", "name", "memory_mib", "stranger", held_by=F("allocation"))
+        .values_list("host_id", "uuid", "index", "name", "memory_mib", "stranger", "allocation")
     )
     gpus: defaultdict[int, list[GpuView]] = defaultdict(list)
-    for host_id, uuid, index, name, memory_mib, stranger, held_by in rows:
-        gpus[host_id].append(GpuView(uuid, index, name, memory_mib, held=held_by is not None, stranger=stranger))
+    for host_id, uuid, index, name, memory_mib, stranger, allocation in rows:
+        gpus[host_id].append(GpuView(uuid, index, name, memory_mib, held=allocation is not None, stranger=stranger))
     return gpus
 
 

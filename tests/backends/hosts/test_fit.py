@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.contract import Availability
-from dstackweb.backends.hosts.fit import Fit, GpuView, HostView, Miss, could_ever_fit, fit, host_offers, shortfall, taken
+from dstackweb.backends.hosts.fit import (
+    Fit,
+    GpuView,
+    HostView,
+    Miss,
+    could_ever_fit,
+    fit,
+    host_offers,
+    shortfall,
+    taken,
+)
 from dstackweb.spec.requirements import Requirements
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -42,9 +52,9 @@ def host(*gpus: GpuView, cpus: int = 8, cpus_free: int | None = None, memory_fre
     )
 
 
-gpu_views = st.lists(
-    st.tuples(st.sampled_from(sorted(SIZES)), st.booleans(), st.booleans()), max_size=6
-).map(lambda drawn: tuple(gpu(n, name, held=held, stranger=strange) for n, (name, held, strange) in enumerate(drawn)))
+gpu_views = st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.booleans(), st.booleans()), max_size=6).map(
+    lambda drawn: tuple(gpu(n, name, held=held, stranger=strange) for n, (name, held, strange) in enumerate(drawn))
+)
 hosts = st.builds(
     lambda gpus, cpus, used, free, online, draining, isolation: replace(
         host(*gpus, cpus=cpus, cpus_free=max(0, cpus - used), memory_free_mib=free),

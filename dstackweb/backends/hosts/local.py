@@ -1,0 +1,260 @@
+"""The work on the machine itself: a job's runner and its processes, and what they leave on its disk.
+
+Each step may be repeated or doubled at any moment. That a runner lives is told by the lock it holds for its life.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+from django.conf import settings
+
+from dstackweb.backends.contract import StartFailed
+from dstackweb.backends.hosts import tree
+from dstackweb.backends.hosts.isolation import can_traverse, make_runs_dir
+
+log = logging.getLogger(__name__)
+
+LAUNCH_S = 10.0
+"""How long a runner may take to detach."""
+KILL_S = 2.0
+"""How long a kill waits for the kernel to be done with the processes; the next look goes on."""
+
+
+def state_dir(job_id: UUID) -> Path:
+    """Where a job's runner keeps what it knows."""
+    return Path(settings.DSTACKWEB_HOME) / "jobs" / str(job_id)
+
+
+def run_dir(runs_dir: str, run_uid: UUID, node: int) -> Path:
+    """The working directory of one node of a run, kept across its attempts. `runs_dir` is the host's."""
+    return Path(runs_dir) / str(run_uid) / f"node-{node}"
+
+
+def job_path() -> str:
+    """The PATH for jobs: the server's, less its virtual environment and what the jobs' user may not enter.
+
+    A shell that meets a closed directory says "permission denied" (126) for a command that doesn't exist (127).
+    """
+    own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
+    user = _job_user()
+    gids = os.getgrouplist(user.pw_name, user.pw_gid) if user else []
+    kept = [
+        entry
+        for entry in os.environ.get("PATH", os.defpath).split(os.pathsep)
+        if (folder := Path(entry)).is_absolute()
+        and folder.is_dir()
+        and (own is None or folder.resolve() != own.resolve())
+        and (user is None or can_traverse(folder.resolve(), user.pw_uid, gids))
+    ]
+    return os.pathsep.join(kept) or os.defpath
+
+
+def _job_user() -> pwd.struct_passwd | None:
+    """The other user that jobs run as; None where they share this one."""
+    if os.getuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(settings.DSTACKWEB_JOB_USER)
+    except KeyError:
+        return None
+
+
+def ensure_runner(order: Mapping[str, object]) -> None:
+    """Start a job's runner, detached from this process, unless one lives. Raises StartFailed.
+
+    `order` is the runner's standard input (docs/runner.md). The runner gets nothing of the server's environment.
+    """
+    job_id = UUID(str(order["job"]))
+    for folder in (state_dir(job_id).parent, state_dir(job_id)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_runs_dir(Path(str(order["run_dir"])).parents[1])
+    answer = _launch(order)
+    if "pid" not in answer and not answer.get("already"):
+        raise StartFailed(f"job {job_id}: its runner answered {answer!r}")
+
+
+def _launch(order: Mapping[str, object]) -> dict[str, object]:
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": str(settings.BASE_DIR)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dstackweb.runner"],
+            input=json.dumps(dict(order)),
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd="/",
+            timeout=LAUNCH_S,
+            check=True,
+        )
+        answer: dict[str, object] = json.loads(done.stdout)
+    except subprocess.CalledProcessError as error:
+        raise StartFailed(f"the runner failed with {error.returncode}: {error.stderr.strip()[-500:]}") from error
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise StartFailed(f"the runner gave no answer: {error}") from error
+    return answer
+
+
+def runner_alive(job_id: UUID) -> bool:
+    """Whether a runner holds the job's lock. Asking takes a shared lock for an instant, and never an exclusive one."""
+    try:
+        file = os.open(state_dir(job_id) / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def nudge(job_id: UUID) -> bool:
+    """Have the job's runner ask the API now. False when no runner lives."""
+    runner = _runner(job_id)
+    if runner is None:
+        return False
+    tree.send([runner], signal.SIGUSR1)
+    return True
+
+
+def tree_gone(job_id: UUID) -> bool:
+    """Whether it is certain that neither the job's runner nor any process of it lives here."""
+    return not runner_alive(job_id) and not tree.tree_of(job_id, None)
+
+
+def is_ours(pid: int) -> bool:
+    """Whether a process belongs to a job whose runner lives here.
+
+    What an earlier job left behind is no job's any more, and counts as a stranger on its GPU.
+    """
+    try:
+        pids = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+    except psutil.Error:
+        pids = [pid]
+    marked = {job for job in map(tree.job_of, pids) if job is not None}
+    return any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked)
+
+
+def kill_job(job_id: UUID) -> bool:
+    """SIGKILL a job's whole tree, then its runner. True when all of it is confirmed gone; else call again.
+
+    The runner is held still meanwhile, so that it starts nothing more and orphans still come to it. It is killed last
+    and writes no end: the next one that is started tells what happened.
+    """
+    runner = _runner(job_id)
+    if runner is not None:
+        tree.send([runner], signal.SIGSTOP)
+    if not _kill_until_gone(job_id, runner):
+        if runner is not None:
+            tree.send([runner], signal.SIGCONT)
+        return False
+    if runner is not None:
+        tree.send([runner], signal.SIGKILL)
+        psutil.wait_procs([runner], timeout=KILL_S)
+    return tree_gone(job_id)
+
+
+def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
+    """Again and again, since a process may fork while it is looked for."""
+    ends = time.monotonic() + KILL_S
+    while processes := tree.tree_of(job_id, runner):
+        tree.send(processes, signal.SIGKILL)
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def forget(job_id: UUID) -> bool:
+    """Remove the files of a job's runner, once its end is told. False while a process of the job lives."""
+    if not tree_gone(job_id):
+        return False
+    shutil.rmtree(state_dir(job_id), onerror=_log_error)
+    return True
+
+
+def prune(active: Collection[str], *, older_than_s: float = 3600, limit: int = 100) -> int:
+    """`forget` up to `limit` jobs that are none of the `active` ids and whose files are old; returns how many.
+
+    A job may have become active since it was asked which are: files of the last hour stay.
+    """
+    forgotten = 0
+    for folder in _folders(Path(settings.DSTACKWEB_HOME) / "jobs"):
+        if forgotten >= limit:
+            break
+        if _is_uuid(folder.name) and folder.name not in active and _age_s(folder) > older_than_s:
+            forgotten += forget(UUID(folder.name))
+    return forgotten
+
+
+def prune_runs(
+    runs_dir: str, may_go: Callable[[Sequence[str]], Collection[str]], *, older_than_s: float, limit: int = 20
+) -> int:
+    """Remove up to `limit` runs' directories that are old and that `may_go` lets go; returns how many.
+
+    `may_go` is given run uids as texts and returns those of runs that have ended and will not be tried again.
+    """
+    old = [
+        folder.name for folder in _folders(Path(runs_dir)) if _is_uuid(folder.name) and _age_s(folder) > older_than_s
+    ]
+    removed = 0
+    for start in range(0, len(old), 500):
+        for name in sorted(may_go(old[start : start + 500])):
+            if removed >= limit:
+                return removed
+            shutil.rmtree(Path(runs_dir) / name, onerror=_log_error)
+            removed += 1
+    return removed
+
+
+def _runner(job_id: UUID) -> psutil.Process | None:
+    """The living runner of a job. The pid on disk counts only while the lock is held: pids are used again."""
+    try:
+        pid = int((state_dir(job_id) / "pid").read_text())
+        return psutil.Process(pid) if runner_alive(job_id) else None
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return None
+
+
+def _folders(above: Path) -> list[os.DirEntry[str]]:
+    """The real directories in one that may not be there."""
+    try:
+        with os.scandir(above) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _age_s(folder: os.DirEntry[str]) -> float:
+    """Seconds since anything was made or removed in the directory; 0 for one that has just gone."""
+    try:
+        return max(0.0, time.time() - folder.stat(follow_symlinks=False).st_mtime)
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _log_error(_function: object, path: str, error: tuple[object, object, object]) -> None:
+    """What can't be removed is tried again next time."""
+    log.warning("could not remove %s: %s", path, error[1])

@@ -1,0 +1,164 @@
+"""`manage.py host`: makes this machine one of the deployment's hosts, and says every second that it lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+
+from dstackweb.backends.hosts import local
+from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
+from dstackweb.backends.hosts.probe import Probe, boot_id, own_address, probe
+from dstackweb.backends.hosts.prober import Prober
+from dstackweb.backends.hosts.registration import heartbeat, register
+from dstackweb.backends.models import HOST_NAME, Host
+from dstackweb.lib.process import PARENT_VARIABLE
+
+log = logging.getLogger(__name__)
+
+BEAT_EVERY_S = 1.0
+NAMESAKE_S = 3.0
+"""How long to listen for another machine's heartbeats under the same name."""
+STOP_S = 15.0
+"""How long the host's cluster may take to end the steps it is at."""
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--name", default=settings.DSTACKWEB_HOST_NAME, help="default: DSTACKWEB_HOST_NAME")
+        parser.add_argument("--address", help="where the host's other nodes reach it; default: as the server sees it")
+        parser.add_argument(
+            "--embedded", action="store_true", help="the server's own machine: its cluster does the host's work too"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        name, embedded = options["name"], options["embedded"]
+        try:
+            HOST_NAME(name)
+        except ValidationError as error:
+            raise CommandError(f"--name {name}: {error.message}") from error
+        cluster = settings.DSTACKWEB_CLUSTERS["control"] if embedded else f"host-{name}"
+        stopping = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopping.set())
+        if _namesake_lives(name, stopping):
+            raise CommandError(f"another machine called {name} is alive: give this one another --name")
+        presence = Presence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster)
+        children = (
+            [] if embedded else [Child(["qcluster"], name, cluster), Child(_ticker(name, cluster), name, cluster)]
+        )
+        prober = Prober(lambda: probe(local.is_ours))
+        try:
+            while not stopping.is_set():
+                for child in children:
+                    child.keep()
+                presence.show(prober.current())
+                stopping.wait(BEAT_EVERY_S)
+        finally:
+            for child in children:
+                child.stop()
+
+
+@dataclass
+class Presence:
+    """What is written about this machine: everything when something changed, else a heartbeat."""
+
+    name: str
+    address: str
+    cluster: str
+    host: Host | None = None
+    written: tuple[Probe, Arrangement] | None = None
+
+    def show(self, seen: Probe | None) -> None:
+        """Write what is due. A database that is away or locked comes back; nothing here is urgent."""
+        if seen is None:
+            return
+        try:
+            self._write(seen)
+        except (DatabaseError, InterfaceError) as error:
+            log.warning("host %s: %s; trying again", self.name, error)
+            connection.close()
+
+    def _write(self, seen: Probe) -> None:
+        close_old_connections()
+        facts = seen, _arrangement()
+        if self.host is None or facts != self.written or not heartbeat(self.host):
+            self.host = register(
+                self.name, address=self.address, cluster=self.cluster, probe=facts[0], arrangement=facts[1]
+            )
+            self.written = facts
+
+
+@dataclass
+class Child:
+    """One of the host's own processes, started again when it ends and ending with this one."""
+
+    command: list[str]
+    host: str
+    cluster: str
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def keep(self) -> None:
+        """Start it, unless it lives."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                return
+            log.warning(
+                "host %s: %s ended with %s; starting it again", self.host, self.command[0], self.process.returncode
+            )
+        env = {
+            **os.environ,
+            PARENT_VARIABLE: str(os.getpid()),
+            "DSTACKWEB_HOST_NAME": self.host,
+            "Q_CLUSTER_NAME": self.cluster,
+        }
+        self.process = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), *self.command], env=env)
+
+    def stop(self) -> None:
+        """Let it end its steps, but not for ever: each is safe to cut off."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _ticker(name: str, cluster: str) -> list[str]:
+    return ["ticker", "--host", name, "--cluster", cluster, "--host-only"]
+
+
+def _arrangement() -> Arrangement:
+    return prepare(
+        arrange(
+            settings.DSTACKWEB_HOME,
+            uid=os.getuid(),
+            job_user=settings.DSTACKWEB_JOB_USER,
+            shared_uid=settings.DSTACKWEB_SHARED_UID,
+        )
+    )
+
+
+def _namesake_lives(name: str, stopping: threading.Event) -> bool:
+    """Whether another machine heartbeats under this name: two would overwrite each other for ever."""
+    others = Host.objects.filter(name=name).exclude(boot_id__in=["", boot_id()])
+    before = others.values_list("beat", flat=True).first()
+    if before is None:
+        return False
+    stopping.wait(NAMESAKE_S)
+    after = others.values_list("beat", flat=True).first()
+    return after is not None and after != before

@@ -1,0 +1,100 @@
+"""Backends and hosts in the admin."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.models import Backend, Gpu, Host
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def admin(client: Client) -> Client:
+    client.force_login(factories.make_user(is_staff=True, is_superuser=True))
+    return client
+
+
+def test_every_list_and_page_opens_and_can_be_searched(admin: Client) -> None:
+    host = factories.make_host(gpus=2)
+    for row in (host.backend, host, host.gpus.first()):
+        assert row is not None
+        name = row._meta.model_name
+        assert admin.get(reverse(f"admin:backends_{name}_changelist"), {"q": "a"}).status_code == 200
+        assert admin.get(reverse(f"admin:backends_{name}_change", args=[row.pk])).status_code == 200
+
+
+def test_a_change_of_a_backend_raises_its_version(admin: Client) -> None:
+    backend = ensure_embedded_backend()
+    page = reverse("admin:backends_backend_change", args=[backend.pk])
+    form = {"name": "hosts", "kind": "hosts", "config": "{}"}
+    admin.post(page, {**form, "enabled": "on"})
+    assert Backend.objects.get().version == 1
+    admin.post(page, form)
+    assert (Backend.objects.get().version, Backend.objects.get().enabled) == (2, False)
+
+
+def test_a_kind_that_nothing_serves_is_refused(admin: Client) -> None:
+    answer = admin.post(reverse("admin:backends_backend_add"), {"name": "cloud", "kind": "dask", "config": "{}"})
+    assert "Nothing here serves this kind yet" in answer.content.decode()
+    assert not Backend.objects.exists()
+
+
+def test_a_backends_config_must_be_an_object(admin: Client) -> None:
+    answer = admin.post(reverse("admin:backends_backend_add"), {"name": "own", "kind": "hosts", "config": "[1]"})
+    assert "An object is expected" in answer.content.decode()
+
+
+@pytest.mark.parametrize("labels", ["[1]", '{"region": 3}'])
+def test_labels_must_be_texts_by_name(admin: Client, labels: str) -> None:
+    host = factories.make_host()
+    answer = admin.post(
+        reverse("admin:backends_host_change", args=[host.pk]), {"labels": labels, "setup": ""} | NO_GPUS
+    )
+    assert "An object of texts is expected" in answer.content.decode()
+
+
+NO_GPUS = {"gpus-TOTAL_FORMS": "0", "gpus-INITIAL_FORMS": "0"}
+
+
+def test_the_setup_snippet_is_kept_with_plain_line_ends(admin: Client) -> None:
+    host = factories.make_host()
+    page = reverse("admin:backends_host_change", args=[host.pk])
+    admin.post(page, {"labels": '{"region": "cellar"}', "setup": "module load cuda\r\nexport A=1\r\n"} | NO_GPUS)
+    host.refresh_from_db()
+    assert host.setup.splitlines() == ["module load cuda", "export A=1"]
+    assert "\r" not in host.setup
+    assert host.labels == {"region": "cellar"}
+
+
+def test_what_the_machine_told_cannot_be_written(admin: Client) -> None:
+    host = factories.make_host(cpus=8)
+    page = reverse("admin:backends_host_change", args=[host.pk])
+    admin.post(page, {"labels": "{}", "setup": "", "cpus": "64", "isolation": "user", "name": "other"} | NO_GPUS)
+    host.refresh_from_db()
+    assert (host.cpus, host.isolation, host.name) == (8, "shared", "box-1")
+    assert admin.get(reverse("admin:backends_host_add")).status_code == 403
+    assert admin.get(reverse("admin:backends_gpu_add")).status_code == 403
+
+
+def test_hosts_are_drained_and_opened_again_from_the_list(admin: Client) -> None:
+    first, second = factories.make_host("one"), factories.make_host("two")
+    page = reverse("admin:backends_host_changelist")
+    admin.post(page, {"action": "drain", "_selected_action": [first.pk]})
+    assert set(Host.objects.filter(draining=True)) == {first}
+    admin.post(page, {"action": "undrain", "_selected_action": [first.pk, second.pk]})
+    assert not Host.objects.filter(draining=True).exists()
+
+
+def test_a_host_goes_with_its_gpus_but_not_while_it_has_jobs(admin: Client) -> None:
+    gone, busy = factories.make_host("gone", gpus=1, draining=True), factories.make_host("busy", gpus=1)
+    factories.make_run(factories.make_project(), factories.make_user())
+    factories.place_all()
+    for host in (gone, busy):
+        admin.post(reverse("admin:backends_host_delete", args=[host.pk]), {"post": "yes"})
+    assert set(Host.objects.all()) == {busy}
+    assert {gpu.host for gpu in Gpu.objects.all()} == {busy}
