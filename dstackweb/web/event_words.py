@@ -63,7 +63,7 @@ def _stopping(data: dict[str, Any]) -> str:
         case "terminated_due_to_utilization_policy":
             return _("stopping by the utilization policy")
     if data.get("node") is not None:
-        return _("stopping the other nodes, because node %s ended") % data["node"]
+        return _("stopping the other nodes, because node %d ended") % int(data["node"])
     return _("stopping")
 
 

@@ -1,4 +1,7 @@
-"""How the deployment does, as a list of checks for the health page: cheap reads only, and no check can break the page."""
+"""How the deployment does, as a list of checks for the health page.
+
+Cheap reads only, and no check can break the page.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 LATE_S = 15.0
 """Periodic work that is due for longer than this isn't being enqueued: no ticker is up."""
 FULL_AT = 0.95
+BACKLOG = 100
+"""Tasks that wait in the broker: more means that the workers don't keep up."""
 TONES = ("go", "info", "wait", "bad")
 
 
@@ -43,16 +48,7 @@ class Check(NamedTuple):
 
 def checks() -> list[Check]:
     """All checks, in the order in which one looks."""
-    parts: list[Callable[[], Iterable[Check]]] = [
-        _clusters,
-        _periodic,
-        _passes,
-        _hosts,
-        _isolation,
-        _database,
-        _broker,
-        _disk,
-    ]
+    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _database, _broker, _disk)
     found = [check for part in parts for check in _safely(part)]
     return [*found, Check(_("Version"), "info", dstackweb.__version__)]
 
@@ -68,20 +64,16 @@ def _safely(part: Callable[[], Iterable[Check]]) -> list[Check]:
         return list(part())
     except Exception as error:
         log.warning("health check %s failed", part.__name__, exc_info=True)
-        return [
-            Check(
-                part.__name__.strip("_").capitalize(), "bad", _("could not be read"), f"{type(error).__name__}: {error}"
-            )
-        ]
+        name = part.__name__.strip("_").capitalize()
+        return [Check(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 
 def _clusters() -> Iterable[Check]:
     """django-q2's clusters tell the cache how they are."""
     stats = Stat.get_all()
     if not stats:
-        yield Check(
-            _("Workers"), "bad", _("none is up"), _("Nothing is started or watched. Run `make run`, or see its output.")
-        )
+        hint = _("Nothing is started or watched. Run `make run`, or see its output.")
+        yield Check(_("Workers"), "bad", _("none is up"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
         tone = "go" if stat.status in ("Idle", "Working") else "wait"
@@ -130,10 +122,9 @@ def _isolation() -> Iterable[Check]:
     shared = [host.name for host in Host.objects.filter(isolation="shared")]
     refusing = [host.name for host in Host.objects.filter(isolation="none")]
     if shared:
-        hint = _(
-            "DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's own user and can read its files. Use it alone on your own machine only."
-        )
-        yield Check(_("Isolation"), "wait", _("none"), hint % ", ".join(shared))
+        hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's own user and can read its files.")
+        advice = _("Only for your own machine.")
+        yield Check(_("Isolation"), "wait", _("none"), f"{hint % ', '.join(shared)} {advice}")
     if refusing:
         hint = _("%s can neither switch users nor run containers. Start the host as root or install Podman or Docker.")
         yield Check(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
@@ -150,12 +141,9 @@ def _database() -> Iterable[Check]:
 def _broker() -> Iterable[Check]:
     kind = "Redis" if "redis" in settings.Q_CLUSTER else _("the database")
     for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values())):
-        size = get_broker(name).queue_size()
-        yield Check(
-            _("Task queue %s") % name,
-            "go" if size < 100 else "wait",
-            _("%(size)d waiting in %(kind)s") % {"size": size, "kind": kind},
-        )
+        numbers = {"size": get_broker(name).queue_size(), "kind": kind}
+        tone = "go" if numbers["size"] < BACKLOG else "wait"
+        yield Check(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
 
 
 def _disk() -> Iterable[Check]:

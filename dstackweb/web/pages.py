@@ -35,16 +35,17 @@ class PageRequest(HttpRequest):
 
 
 View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
-Routed = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
+Routed = Callable[..., HttpResponseBase]
+"""A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
 
 
-def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed[P]]:
+def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
     """A view under `/p/<project>/`: the caller must be a member with this role, and errors are worded for them.
 
     A stranger gets 404, whether or not the project exists.
     """
 
-    def wrap(view: View[P]) -> Routed[P]:
+    def wrap(view: View[P]) -> Routed:
         @functools.wraps(view)
         def inner(request: HttpRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             page = cast(PageRequest, request)

@@ -123,26 +123,22 @@ ELSEWHERE = {"type", "name"}
 def settings(run: Run) -> list[Setting]:
     """The settings in effect, with where each came from; what people changed since says so."""
     spec = EffectiveSpec.model_validate(run.spec)
-    now = spec.model_copy(update={"priority": run.priority, "queue": run.queue.name})
-    return settings_of(
-        now, run.provenance, changed={key for key in ("priority", "queue") if getattr(spec, key) != getattr(now, key)}
-    )
+    now = {"priority": run.priority, "queue": run.queue.name}
+    changed = {key for key, value in now.items() if getattr(spec, key) != value}
+    return settings_of(spec.model_copy(update=now), run.provenance, changed)
 
 
 def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
-    """A spec as the rows of a table, in the words of the run file."""
+    """A spec as the rows of a table, in the words of the run file. `changed` names what people changed since."""
     values = _flat(spec.as_file())
-    keys = [key for key in FIRST if key in values] + [key for key in values if key not in FIRST]
-    return [
-        Setting(
-            key,
-            text(values[key]),
-            _("changed since") if key in changed else _origin(provenance.get(key, {})),
-            isinstance(values[key], dict) or key == "commands",
-        )
-        for key in keys
-        if key not in ELSEWHERE and (key in ALWAYS or provenance.get(key, {}).get("source", "default") != "default")
-    ]
+    rows = []
+    for key in sorted(values, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
+        source = provenance.get(key, {})
+        if key in ELSEWHERE or (key not in ALWAYS and source.get("source", "default") == "default"):
+            continue
+        origin = _("changed since") if key in changed else _origin(source)
+        rows.append(Setting(key, text(values[key]), origin, code=key == "commands" or isinstance(values[key], dict)))
+    return rows
 
 
 def profile_settings(values: dict[str, Any]) -> list[Setting]:
@@ -173,11 +169,11 @@ def _origin(source: dict[str, Any]) -> str:
     """Where a value came from, in words."""
     match source.get("source"):
         case "run_file" if source.get("line"):
-            return _("run file, line %d") % source["line"]
+            return _("run file, line %d") % int(source["line"])
         case "run_file":
             return _("run file")
         case "command_line":
             return _("command line")
         case "profile":
-            return _("profile %s") % source.get("profile", "")
+            return _("profile %s") % str(source.get("profile", ""))
     return _("default")

@@ -165,9 +165,9 @@ def _impossible(data: dict[str, Any]) -> str:
         case "no_spot_on_hosts":
             return _("it asks for spot instances, and only own hosts are set up")
         case "image_not_supported":
-            return _("it asks for the image %s, and no host runs containers") % data.get("image", "")
+            return _("it asks for the image %s, and no host runs containers") % str(data.get("image", ""))
         case "too_large" if data.get("nodes", 1) > 1 and not data.get("short"):
-            return _("the hosts together can never hold all %d nodes at once") % data["nodes"]
+            return _("the hosts together can never hold all %d nodes at once") % int(data["nodes"])
         case "too_large":
             lacks = "; ".join(_never(what, data) for what in data.get("short", ()))
             return _("no host could ever give this: %s") % lacks if lacks else _("no host could ever give this")
@@ -215,7 +215,8 @@ def offer_detail(detail: dict[str, Any]) -> str:
         case "idle" if detail.get("gpus_total"):
             return _("%(free)d of %(total)d GPUs free") % {"free": detail["gpus_free"], "total": detail["gpus_total"]}
         case "idle":
-            return ngettext("%d CPU free", "%d CPUs free", detail["cpus_free"]) % detail["cpus_free"]
+            free = int(detail["cpus_free"])
+            return ngettext("%d CPU free", "%d CPUs free", free) % free
         case "busy":
             return "; ".join(_lack(what, detail) for what in detail.get("short", ()))
         case "too_small":
@@ -233,15 +234,8 @@ def offer_detail(detail: dict[str, Any]) -> str:
 
 def availability(code: str) -> Told:
     """An offer's availability as a badge."""
-    tones = {
-        "available": "go",
-        "idle": "go",
-        "busy": "wait",
-        "unknown": "wait",
-        "no_quota": "bad",
-        "not_available": "bad",
-    }
-    return Told(code.replace("_", " "), "", tones.get(code, "info"))
+    tones = {"available": "go", "idle": "go", "no_quota": "bad", "not_available": "bad"}
+    return Told(code.replace("_", " "), "", tones.get(code, "wait"))
 
 
 def isolation(code: str) -> str:
