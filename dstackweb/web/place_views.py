@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext as _
@@ -14,8 +13,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.profiles.models import Profile
-from dstackweb.profiles.services import profile_for
+from dstackweb.profiles import selectors as profiles
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.web import health, run_words, wording
@@ -80,10 +78,11 @@ def _waiting(request: PageRequest) -> int:
 @project_page()
 def profiles_page(request: PageRequest) -> HttpResponse:
     """The profiles that runs of this project can name, and which one they get without naming any."""
-    visible = Profile.objects.filter(Q(project=None) | Q(project=request.project)).order_by("-is_default", "name")
-    found = [{"profile": profile, "settings": run_words.profile_settings(profile.settings)} for profile in visible]
-    chosen = profile_for(request.project, None)
-    context = {"profiles": found, "chosen": chosen and chosen.name, "can_edit": request.user.is_staff}
+    found = [
+        {"profile": profile, "settings": run_words.profile_settings(profile.settings)}
+        for profile in profiles.visible(request.project)
+    ]
+    context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}
     return render(request, "web/profiles.html", context)
 
 

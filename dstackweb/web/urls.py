@@ -1,0 +1,30 @@
+"""The addresses of the pages. Everything of a project is under `/p/<project>/`."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+
+from dstackweb.web import account_urls, place_views, queue_views, run_views, submit_views
+from dstackweb.web.home import home
+
+pages = [
+    path("queue/", queue_views.queue_page, name="queue"),
+    path("queues/<str:queue>/", queue_views.queue_page, name="queue"),
+    path("queues/<str:queue>/pause/", queue_views.set_paused, name="pause"),
+    path("runs/", run_views.runs_page, name="runs"),
+    path("runs/<str:run>/", run_views.run_page, name="run"),
+    path("runs/<str:run>/log/", run_views.log, name="log"),
+    path("runs/<str:run>/stop/", run_views.stop, name="stop"),
+    path("runs/<str:run>/priority/", queue_views.set_priority, name="priority"),
+    path("submit/", submit_views.submit_page, name="submit"),
+    path("submit/plan/", submit_views.plan_page, name="plan"),
+    path("hosts/", place_views.hosts_page, name="hosts"),
+    path("profiles/", place_views.profiles_page, name="profiles"),
+    path("health/", place_views.health_page, name="health"),
+]
+
+urlpatterns = [
+    path("", home, name="home"),
+    path("p/<str:project>/", include((pages, "web"))),
+    *account_urls.urlpatterns,
+]

@@ -1,0 +1,179 @@
+"""The queue page: the true order, why each run waits, and what people do to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+
+
+def order_on(page: str, *names: str) -> list[str]:
+    """The names in the order in which they stand in the list of waiting runs."""
+    return sorted(names, key=lambda name: page.index(f"/runs/{name}/"))
+
+
+def toast_of(response) -> str:
+    return json.loads(response["HX-Trigger"])["toast"]["text"]
+
+
+def test_the_queue_shows_runs_in_their_true_order(project: Project, ann: User, as_user: SignIn) -> None:
+    """R23, R27: higher priority first, equal ones first come, first served."""
+    for name, priority in (("training", 50), ("dev", 30), ("ab-test", 70), ("second-training", 50)):
+        make_run(project, ann, name, priority=priority)
+    page = as_user(ann).get("/p/main/queue/").content.decode()
+    shown = order_on(page, "training", "dev", "ab-test", "second-training")
+    assert shown == ["ab-test", "training", "second-training", "dev"]
+
+
+def test_a_waiting_run_says_why_with_numbers(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", cpus=2, gpus=1)
+    make_run(project, ann, "holder", resources={"gpu": 1})
+    place_all()
+    make_run(project, ann, "waits", resources={"gpu": 1})
+    make_run(project, ann, "too-big", resources={"gpu": 9})
+    place_all()
+    page = as_user(ann).get("/p/main/queue/").content.decode()
+    assert "needs 1 GPU, 0 of 1 free on box-1" in page
+    assert "no host could ever give this: needs 9 GPUs, the most on one host is 1" in page
+
+
+def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    """R24, R26: priorities change at run time, from the web."""
+    make_run(project, ann, "first")
+    second = make_run(project, ann, "second")
+    answer = as_user(ann).post(
+        f"/p/main/runs/{second.uid}/priority/", {"priority": "60", "etag": services.etag(second)}, headers=HTMX
+    )
+    assert answer.status_code == 200
+    assert order_on(answer.content.decode(), "first", "second") == ["second", "first"]
+    assert toast_of(answer) == "second has priority 60 now: from place 2 to 1"
+
+
+def test_a_stale_priority_is_refused_with_what_changed_and_the_list_as_it_is(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann, "contested")
+    seen = services.etag(run)
+    services.set_priority(run, mia, "manager", 20)
+    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": "60", "etag": seen}, headers=HTMX)
+    assert answer.status_code == 412
+    assert "changed by mia" in toast_of(answer)
+    assert services.etag(Run.objects.get(pk=run.pk)) in answer.content.decode()
+    assert Run.objects.get(pk=run.pk).priority == 20
+
+
+@pytest.mark.parametrize("typed", ["", "high", "101", "-1", "50.5"])
+def test_what_is_no_priority_is_refused_in_words(project: Project, ann: User, as_user: SignIn, typed: str) -> None:
+    """R22: an integer from 0 to 100."""
+    run = make_run(project, ann)
+    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": typed}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "0 to 100" in toast_of(answer)
+
+
+def test_members_may_not_go_above_their_limit_or_touch_others_runs(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    own, other = make_run(project, ann), make_run(project, mia)
+    client = as_user(ann)
+    assert client.post(f"/p/main/runs/{own.uid}/priority/", {"priority": "90"}, headers=HTMX).status_code == 422
+    assert client.post(f"/p/main/runs/{other.uid}/priority/", {"priority": "10"}, headers=HTMX).status_code == 403
+    assert client.post(f"/p/main/runs/{other.uid}/stop/", headers=HTMX).status_code == 403
+    page = client.get("/p/main/queue/").content.decode()
+    assert f"prio-{own.pk}" in page
+    assert f"prio-{other.pk}" not in page
+
+
+def test_an_unchanged_queue_answers_a_poll_with_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    version = client.get("/p/main/queue/")["HX-PTag"]
+    poll = {**HTMX, "HX-PTag": version}
+    assert client.get("/p/main/queue/", headers=poll).status_code == 204
+    make_run(project, ann, "new-one")
+    answer = client.get("/p/main/queue/", headers=poll)
+    assert answer.status_code == 200
+    assert "new-one" in answer.content.decode()
+    assert "<html" not in answer.content.decode()
+    assert answer["HX-PTag"] != version
+
+
+def test_a_poll_that_finds_nothing_new_costs_a_handful_of_queries(
+    project: Project, ann: User, as_user: SignIn, django_assert_max_num_queries
+) -> None:
+    client = as_user(ann)
+    version = client.get("/p/main/queue/")["HX-PTag"]
+    with django_assert_max_num_queries(5):
+        client.get("/p/main/queue/", headers={**HTMX, "HX-PTag": version})
+
+
+def test_the_queue_costs_the_same_queries_for_one_run_and_for_forty(
+    project: Project, ann: User, as_user: SignIn, django_assert_max_num_queries
+) -> None:
+    for number in range(40):
+        make_run(project, ann, f"sweep-{number}")
+    with django_assert_max_num_queries(25):
+        as_user(ann).get("/p/main/queue/")
+
+
+def test_a_manager_pauses_and_resumes_the_queue(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    answer = as_user(mia).post("/p/main/queues/default/pause/", {"paused": "yes"}, headers=HTMX)
+    assert "is paused" in answer.content.decode()
+    assert as_user(ann).post("/p/main/queues/default/pause/", {"paused": "no"}, headers=HTMX).status_code == 403
+    make_host()
+    place_all()
+    assert Run.objects.get(pk=run.pk).status == "submitted"
+    as_user(mia).post("/p/main/queues/default/pause/", {"paused": "no"}, headers=HTMX)
+    place_all()
+    assert Run.objects.get(pk=run.pk).status == "provisioning"
+
+
+def test_an_empty_queue_offers_to_submit(project: Project, ann: User, as_user: SignIn) -> None:
+    page = as_user(ann).get("/p/main/queue/").content.decode()
+    assert "Nothing waits here" in page
+    assert "/p/main/submit/" in page
+
+
+def test_viewers_look_and_change_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    client = as_user(join(project, make_user("vic"), "viewer"))
+    page = client.get("/p/main/queue/").content.decode()
+    assert run.name in page
+    assert "/submit/" not in page
+    assert client.get("/p/main/submit/").status_code == 403
+    assert client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX).status_code == 403
+
+
+def test_long_queues_come_in_pages(project: Project, ann: User, as_user: SignIn) -> None:
+    for number in range(52):
+        make_run(project, ann, f"sweep-{number}")
+    client = as_user(ann)
+    assert "Page 1 of 2" in client.get("/p/main/queue/").content.decode()
+    second = client.get("/p/main/queue/?page=2").content.decode()
+    assert "/runs/sweep-51/" in second
+    assert "/runs/sweep-1/" not in second
+    assert "Page 2 of 2" in client.get("/p/main/queue/?page=99").content.decode()
+
+
+def test_a_strangers_page_doesnt_exist_and_nobodys_page_asks_to_sign_in(project: Project, as_user: SignIn) -> None:
+    stranger = as_user(make_user("stranger"))
+    assert stranger.get("/p/main/queue/").status_code == 404
+    assert stranger.get("/p/no-such-project/queue/").status_code == 404
+    answer = Client().get("/p/main/queue/?page=2")
+    assert answer.status_code == 302
+    assert answer["Location"] == "/login/?next=/p/main/queue/%3Fpage%3D2"
+    poll = Client().get("/p/main/queue/", headers=HTMX)
+    assert (poll.status_code, poll["HX-Refresh"]) == (401, "true")

@@ -1,0 +1,197 @@
+"""The list of runs, and one run: its steps, why it ended, its settings and its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import attempts, logs
+from dstackweb.runs.models import Run
+from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+
+
+def ended(run: Run, reason: str, **told: object) -> Run:
+    """Take a submitted run through a placement and a start to this end."""
+    place_all()
+    job = start(placed_job(run))
+    attempts.ended(job.pk, reason, **told)
+    return Run.objects.get(pk=run.pk)
+
+
+def test_a_failed_run_says_why_in_plain_words(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = ended(make_run(project, ann, "typo"), "container_exited_with_error", exit_code=127)
+    page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
+    assert "A command failed." in page
+    assert "Exit code 127: command not found." in page
+
+
+def test_settings_say_where_each_came_from(project: Project, ann: User, as_user: SignIn) -> None:
+    config = "type: task\nname: traced\ncommands:\n  - echo hi\npriority: 70\n"
+    as_user(ann).post("/p/main/submit/", {"config": config})
+    page = as_user(ann).get("/p/main/runs/traced/").content.decode()
+    assert "run file, line 5" in page
+    assert "profile default" in page
+    assert "24h" in page
+
+
+def test_a_changed_priority_is_told_as_changed_and_in_the_timeline(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann)
+    as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": "55"}, headers=HTMX)
+    page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
+    assert "priority changed from 50 to 55" in page
+    assert "changed since" in page
+
+
+def test_an_unchanged_run_answers_a_poll_with_nothing_and_an_event_changes_it(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host()
+    run = make_run(project, ann)
+    client = as_user(ann)
+    version = client.get(f"/p/main/runs/{run.name}/")["HX-PTag"]
+    poll = {**HTMX, "HX-PTag": version}
+    assert client.get(f"/p/main/runs/{run.name}/", headers=poll).status_code == 204
+    place_all()
+    answer = client.get(f"/p/main/runs/{run.name}/", headers=poll)
+    assert "placed on box-1" in answer.content.decode()
+    assert "data-poll-over" not in answer.content.decode()
+
+
+def test_a_run_that_has_ended_tells_its_page_to_stop_polling(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = ended(make_run(project, ann), "done_by_runner", exit_code=0)
+    assert "data-poll-over" in as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
+
+
+def test_a_waiting_runs_place_is_shown_and_follows_the_queue(project: Project, ann: User, as_user: SignIn) -> None:
+    make_run(project, ann, "first")
+    make_run(project, ann, "second")
+    client = as_user(ann)
+    page = client.get("/p/main/runs/second/")
+    assert "Waits at place 2" in page.content.decode()
+    client.post(f"/p/main/runs/{Run.objects.get(name='first').uid}/stop/", headers=HTMX)
+    poll = client.get("/p/main/runs/second/", headers={**HTMX, "HX-PTag": page["HX-PTag"]})
+    assert "Waits at place 1" in poll.content.decode()
+
+
+def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann)
+    place_all()
+    job = start(placed_job(run))
+    logs.append(job.pk, 0, b"one\n\xff\xfe\x00two\n")
+    client = as_user(ann)
+    first = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&tail=100")
+    assert first.content == b"one\n\xff\xfe\x00two\n"
+    assert (first["X-Start-Offset"], first["X-Next-Offset"], first["X-Log-Complete"]) == ("0", "11", "false")
+    logs.append(job.pk, 11, b"three\n")
+    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
+    assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
+
+
+def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann, "noisy")
+    place_all()
+    job = start(placed_job(run))
+    logs.append(job.pk, 0, b"<script>\x1b[31m\xff")
+    answer = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?download=1")
+    assert b"".join(answer.streaming_content) == b"<script>\x1b[31m\xff"
+    assert "attachment" in answer["Content-Disposition"]
+    assert "noisy-1-0.log" in answer["Content-Disposition"]
+
+
+def test_a_log_of_no_job_of_the_run_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    assert as_user(ann).get(f"/p/main/runs/{run.uid}/log/?attempt=7&node=3").status_code == 404
+
+
+def test_another_projects_run_and_its_log_dont_exist(project: Project, ann: User, as_user: SignIn) -> None:
+    elsewhere = make_project("elsewhere")
+    run = make_run(elsewhere, make_user("eve"), "hidden")
+    client = as_user(ann)
+    for path in (f"runs/{run.uid}/", f"runs/{run.uid}/log/"):
+        assert client.get(f"/p/main/{path}").status_code == 404
+        assert client.get(f"/p/elsewhere/{path}").status_code == 404
+
+
+def test_stopping_a_running_run_asks_it_to_and_twice_is_harmless(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann)
+    place_all()
+    start(placed_job(run))
+    client = as_user(ann)
+    for _ in range(2):
+        answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
+        assert answer.status_code == 204
+        assert "is asked to stop" in json.loads(answer["HX-Trigger"])["toast"]["text"]
+    assert "asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
+
+
+def test_stopping_what_has_ended_is_a_conflict_told_in_words(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    client = as_user(ann)
+    client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
+    answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
+    assert answer.status_code == 409
+    assert "already ended" in json.loads(answer["HX-Trigger"])["toast"]["text"]
+
+
+def test_without_scripts_a_stop_leads_back_to_the_run(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/stop/", follow=True)
+    assert answer.redirect_chain
+    assert f"{run.name} has ended" in answer.content.decode()
+
+
+def test_the_list_filters_by_status_name_and_member(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    make_run(project, ann, "alpha")
+    make_run(project, mia, "beta")
+    gone = make_run(project, ann, "gamma")
+    client = as_user(ann)
+    client.post(f"/p/main/runs/{gone.uid}/stop/", headers=HTMX)
+
+    def shown(query: str) -> set[str]:
+        page = client.get(f"/p/main/runs/{query}").content.decode()
+        return {name for name in ("alpha", "beta", "gamma") if f">{name}</a>" in page}
+
+    assert shown("") == {"alpha", "beta", "gamma"}
+    assert shown("?status=active") == {"alpha", "beta"}
+    assert shown("?status=terminated") == {"gamma"}
+    assert shown("?q=et") == {"beta"}
+    assert shown("?mine=yes") == {"alpha", "gamma"}
+    assert shown("?status=nonsense&before=nonsense") == {"alpha", "beta", "gamma"}
+
+
+def test_the_list_goes_on_where_the_page_before_ended(project: Project, ann: User, as_user: SignIn) -> None:
+    runs = [make_run(project, ann, f"sweep-{number}") for number in range(52)]
+    client = as_user(ann)
+    first = client.get("/p/main/runs/").content.decode()
+    assert ">sweep-51</a>" in first
+    assert f"before={runs[2].pk}" in first
+    older = client.get(f"/p/main/runs/?before={runs[2].pk}").content.decode()
+    assert ">sweep-1</a>" in older
+    assert ">sweep-2</a>" not in older
+
+
+def test_a_name_used_again_means_the_newest_and_the_list_reaches_the_older_by_id(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    old = make_run(project, ann, "again", priority=11)
+    client = as_user(ann)
+    client.post(f"/p/main/runs/{old.uid}/stop/", headers=HTMX)
+    make_run(project, ann, "again", priority=22)
+    assert 'value="22"' in client.get("/p/main/runs/again/").content.decode()
+    assert f"/runs/{old.uid}/" in client.get("/p/main/runs/").content.decode()
