@@ -1,0 +1,254 @@
+"""Members, secrets and API tokens in the browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils.html import escape
+
+from dstackweb.accounts import services
+from dstackweb.accounts.access import role_in
+from dstackweb.accounts.models import ApiToken, Invite, Project, User
+from dstackweb.web import account_urls
+from tests.factories import join, make_project, make_user
+
+pytestmark = pytest.mark.django_db
+ROLES = ["viewer", "member", "manager", "admin"]
+
+
+@pytest.fixture
+def project() -> Project:
+    return make_project("vision")
+
+
+@pytest.fixture
+def ada(project: Project) -> User:
+    return join(project, make_user("ada"), "admin")
+
+
+@pytest.fixture
+def bob(project: Project) -> User:
+    return join(project, make_user("bob"), "member")
+
+
+@pytest.fixture
+def page(ada: User) -> Client:
+    """The browser of ada, who is an admin of vision."""
+    client = Client()
+    client.force_login(ada)
+    return client
+
+
+def browser(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def project_urls(project: Project, user: User, invite: Invite) -> dict[str, str]:
+    """Every address of the account pages under a project, by its name; all but the pages take a POST."""
+    values = {"project": project.name, "user_id": user.pk, "invite_id": invite.pk, "name": "HF_TOKEN"}
+    urls = {}
+    for pattern in account_urls.urlpatterns:
+        if "project" in pattern.pattern.converters:
+            urls[pattern.name] = reverse(pattern.name, kwargs={k: values[k] for k in pattern.pattern.converters})
+    return urls
+
+
+PAGES = {"members", "secrets"}
+
+
+def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada: User, bob: User) -> None:
+    services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
+    invite, _token = services.invite(project, ada, "member")
+    eve = make_user("eve")
+    join(make_project("speech"), eve, "admin")
+    urls = project_urls(project, bob, invite)
+    assert len(urls) == 8
+    for name, url in urls.items():
+        answer = browser(eve).get(url) if name in PAGES else browser(eve).post(url, {"role": "admin"})
+        assert answer.status_code == 404, url
+    assert role_in(project, bob) == "member"
+    assert services.secret_names(project) == ["HF_TOKEN"]
+    assert Invite.objects.count() == 1
+
+
+def test_whoever_is_signed_out_is_asked_to_sign_in_and_changes_nothing(project: Project, ada: User, bob: User) -> None:
+    invite, _token = services.invite(project, ada, "member")
+    urls = [*project_urls(project, bob, invite).values(), "/account/tokens/", "/account/tokens/create/"]
+    for url in [*urls, "/account/password/"]:
+        for answer in (Client().get(url), Client().post(url, {"name": "laptop"})):
+            assert answer["Location"].startswith("/login/?next=")
+    assert not ApiToken.objects.exists()
+
+
+def test_a_member_cannot_do_what_takes_an_admin(project: Project, ada: User, bob: User) -> None:
+    services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
+    invite, _token = services.invite(project, ada, "member")
+    for name, url in project_urls(project, ada, invite).items():
+        if name not in PAGES:
+            assert browser(bob).post(url, {"role": "admin"}).status_code == 403, url
+    assert services.secret_names(project) == ["HF_TOKEN"]
+    assert role_in(project, ada) == "admin"
+
+
+def test_nothing_works_without_a_csrf_token(project: Project, ada: User, bob: User) -> None:
+    invite, _token = services.invite(project, ada, "member")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(ada)
+    urls = {name: url for name, url in project_urls(project, bob, invite).items() if name not in PAGES}
+    for url in [*urls.values(), "/account/tokens/create/", "/account/password/"]:
+        assert client.post(url, {"role": "admin", "name": "laptop"}).status_code == 403
+    assert role_in(project, bob) == "member"
+    assert not ApiToken.objects.exists()
+
+
+def test_rows_of_another_project_or_person_are_not_found(page: Client, project: Project, ada: User) -> None:
+    eve = make_user("eve")
+    other = make_project("speech")
+    join(other, eve, "admin")
+    invite, _token = services.invite(other, eve, "member")
+    token, plaintext = services.create_token(eve, "laptop")
+    services.set_secret(other, "KEY", "value", by=eve)
+    for url in (
+        f"/p/vision/members/{eve.pk}/role/",
+        f"/p/vision/members/{eve.pk}/remove/",
+        f"/p/vision/members/invites/{invite.pk}/withdraw/",
+        "/p/vision/secrets/KEY/delete/",
+        f"/account/tokens/{token.pk}/revoke/",
+    ):
+        assert page.post(url, {"role": "viewer"}).status_code == 404
+    assert role_in(other, eve) == "admin"
+    assert services.authenticate_token(plaintext) == eve
+    assert services.secret_names(other) == ["KEY"]
+
+
+def test_an_invite_link_is_shown_once_and_lets_somebody_in(page: Client, project: Project) -> None:
+    made = page.post("/p/vision/members/invite/", {"role": "manager", "days": "7"})
+    (path,) = set(re.findall(r'value="http://testserver(/invite/[\w-]+/)"', made.content.decode()))
+    assert "no-store" in made["Cache-Control"]
+    assert path not in page.get("/p/vision/members/").content.decode()
+    token = path.split("/")[2]
+    services.accept_invite(token, "grace", "correct horse battery")
+    assert role_in(project, User.objects.get(username="grace")) == "manager"
+
+
+def test_an_invite_with_an_unknown_role_or_time_is_refused_beside_its_field(page: Client) -> None:
+    answer = page.post("/p/vision/members/invite/", {"role": "owner", "days": "9999"})
+    assert answer.status_code == 422
+    assert answer.context["form"].errors.keys() == {"role", "days"}
+    assert not Invite.objects.exists()
+
+
+def test_a_withdrawn_invite_leaves_the_page(page: Client, project: Project, ada: User) -> None:
+    invite, _token = services.invite(project, ada, "member")
+    assert f'id="invite-{invite.pk}"' in page.get("/p/vision/members/").content.decode()
+    answer = page.post(f"/p/vision/members/invites/{invite.pk}/withdraw/", follow=True)
+    assert f'id="invite-{invite.pk}"' not in answer.content.decode()
+
+
+def test_an_admin_changes_roles_and_takes_people_out(page: Client, project: Project, bob: User) -> None:
+    page.post(f"/p/vision/members/{bob.pk}/role/", {"role": "manager"})
+    assert role_in(project, bob) == "manager"
+    page.post(f"/p/vision/members/{bob.pk}/remove/")
+    assert role_in(project, bob) is None
+
+
+def test_the_last_admin_is_told_why_not_on_the_same_page(page: Client, project: Project, ada: User) -> None:
+    for url, values in ((f"/p/vision/members/{ada.pk}/role/", {"role": "viewer"}),
+                        (f"/p/vision/members/{ada.pk}/remove/", {})):  # fmt: skip
+        answer = page.post(url, values)
+        assert answer.status_code == 409
+        assert "last admin" in answer.content.decode()
+    assert role_in(project, ada) == "admin"
+
+
+def test_anybody_may_leave(project: Project, ada: User, bob: User) -> None:
+    assert browser(bob).post(f"/p/vision/members/{bob.pk}/remove/")["Location"] == "/"
+    assert role_in(project, bob) is None
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_members_see_each_other_and_only_admins_see_what_changes_them(project: Project, ada: User, role: str) -> None:
+    text = browser(join(project, make_user(), role)).get("/p/vision/members/").content.decode()
+    assert "ada" in text
+    assert ('name="role"' in text) == (role == "admin")
+
+
+def test_a_secret_is_set_replaced_and_deleted_and_never_shown(page: Client, project: Project) -> None:
+    for value in ("first\r\nsecond line", "hf_abcdefghij"):
+        answer = page.post("/p/vision/secrets/set/", {"name": "HF_TOKEN", "value": value}, follow=True)
+        assert "${{ secrets.HF_TOKEN }}" in answer.content.decode()
+        assert value not in answer.content.decode()
+        assert services.secret_values(project) == {"HF_TOKEN": value.replace("\r", "")}
+    page.post("/p/vision/secrets/HF_TOKEN/delete/")
+    assert services.secret_names(project) == []
+
+
+def test_a_refused_secret_keeps_the_name_and_not_the_value(page: Client) -> None:
+    answer = page.post("/p/vision/secrets/set/", {"name": "1ST", "value": "hf_abcdefghij"})
+    assert answer.status_code == 422
+    assert answer.context["form"].errors.keys() == {"name"}
+    assert 'value="1ST"' in answer.content.decode()
+    assert "hf_abcdefghij" not in answer.content.decode()
+
+
+def test_a_member_sees_the_names_of_secrets_and_a_viewer_does_not(project: Project, ada: User, bob: User) -> None:
+    services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
+    assert "HF_TOKEN" in browser(bob).get("/p/vision/secrets/").content.decode()
+    assert browser(join(project, make_user(), "viewer")).get("/p/vision/secrets/").status_code == 403
+
+
+def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> None:
+    made = page.post("/account/tokens/create/", {"name": "laptop"})
+    (token,) = set(re.findall(r'value="(dw_[\w-]+)"', made.content.decode()))
+    assert "no-store" in made["Cache-Control"]
+    assert services.authenticate_token(token) == ada
+    again = page.get("/account/tokens/").content.decode()
+    assert "laptop" in again
+    assert token not in again
+    page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/")
+    assert services.authenticate_token(token) is None
+    assert page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/").status_code == 404
+
+
+def test_a_token_without_a_good_name_is_refused_beside_the_field(page: Client) -> None:
+    answer = page.post("/account/tokens/create/", {"name": "environment"})
+    assert answer.status_code == 422
+    assert 'value="environment"' in answer.content.decode()
+    assert answer.context["form"].errors.keys() == {"name"}
+
+
+def test_names_are_escaped_wherever_they_are_shown(page: Client, ada: User) -> None:
+    name = '"><script>alert(1)</script>'
+    services.create_token(ada, name)
+    text = page.get("/account/tokens/").content.decode()
+    assert name not in text
+    assert escape(name) in text
+
+
+def test_no_page_has_a_script_style_or_handler_inline(page: Client, project: Project, ada: User, bob: User) -> None:
+    services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
+    services.create_token(ada, "laptop")
+    _invite, invite = services.invite(project, ada, "member")
+    link = services.make_login_link(ada)
+    inside = ["/p/vision/members/", "/p/vision/secrets/", "/account/tokens/", "/account/password/"]
+    answers = [page.get(url) for url in [*inside, f"/invite/{invite}/"]]
+    outside = ["/login/", f"/login/{link}/", f"/invite/{invite}/", "/login/in_x/", "/invite/inv_x/"]
+    answers += [Client().get(url) for url in outside]
+    answers.append(page.post("/account/tokens/create/", {"name": ""}))
+    for answer in answers:
+        text = answer.content.decode()
+        assert "unsafe" not in answer["Content-Security-Policy"]
+        assert not re.findall(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", text)
+
+
+def test_every_input_has_a_label(page: Client, ada: User, bob: User) -> None:
+    for url in ("/p/vision/members/", "/p/vision/secrets/", "/account/tokens/", "/account/password/"):
+        text = page.get(url).content.decode()
+        for tag in re.findall(r"<(?:input|select|textarea)[^>]*>", text):
+            named = re.search(r'id="([^"]+)"', tag)
+            assert 'type="hidden"' in tag or "aria-label" in tag or (named and f'for="{named[1]}"' in text), tag

@@ -1,0 +1,134 @@
+"""Accounts in the admin site: useful lists, and no secret on any page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.test import Client
+
+from dstackweb.accounts import services
+from dstackweb.accounts.models import ApiToken, Membership, Project, ProjectSecret, User
+from tests.factories import join, make_user
+
+pytestmark = pytest.mark.django_db
+MODELS = [model for model in apps.get_app_config("accounts").get_models() if not model._meta.auto_created]
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def root(client: Client) -> User:
+    user = make_user("root", is_superuser=True, is_staff=True)
+    client.force_login(user)
+    return user
+
+
+def test_every_model_is_in_the_admin_with_a_list_a_filter_and_a_search(client: Client, root: User) -> None:
+    for model in MODELS:
+        page = admin.site._registry[model]
+        assert len(page.list_display) > 1
+        assert page.search_fields
+        response = client.get(f"/admin/accounts/{model._meta.model_name}/", {"q": "x"})
+        assert response.status_code == 200
+
+
+def test_no_page_shows_a_digest_or_a_value(client: Client, root: User) -> None:
+    project = services.create_project(root, "vision")
+    token, plaintext = services.create_token(root, "laptop")
+    invite, invite_token = services.invite(project, root, "member")
+    link_token = services.make_login_link(root)
+    link = root.login_links.get()
+    secret = services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=root)
+    hidden = [plaintext, invite_token, link_token, "hf_abcdefghij", secret.ciphertext]
+    hidden += [token.digest, invite.digest, link.digest]
+    for row in (token, invite, link, secret, root, project):
+        for path in ("", f"{row.pk}/change/"):
+            response = client.get(f"/admin/accounts/{row._meta.model_name}/{path}")
+            assert response.status_code == 200
+            assert not [value for value in hidden if value in response.content.decode()]
+
+
+def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root: User) -> None:
+    ada = make_user("ada")
+    response = client.post("/admin/accounts/apitoken/add/", {"user": ada.pk, "name": "CI"}, follow=True)
+    (token,) = set(re.findall(r"dw_[\w-]{20,}", response.content.decode()))
+    assert services.authenticate_token(token) == ada
+    again = client.get("/admin/accounts/apitoken/")
+    assert token not in again.content.decode()
+
+
+def test_the_environments_name_is_refused_beside_its_field(client: Client, root: User) -> None:
+    response = client.post("/admin/accounts/apitoken/add/", {"user": root.pk, "name": "environment"})
+    assert "DSTACKWEB_ADMIN_TOKEN" in response.content.decode()
+    assert not ApiToken.objects.exists()
+
+
+def test_tokens_are_revoked_from_the_list(client: Client, root: User) -> None:
+    row, token = services.create_token(root, "laptop")
+    client.post("/admin/accounts/apitoken/", {"action": "revoke", "_selected_action": [row.pk]})
+    assert services.authenticate_token(token) is None
+
+
+def test_a_user_is_made_and_their_page_opens(client: Client, root: User) -> None:
+    values = {"username": "grace", "usable_password": "true", "password1": PASSWORD, "password2": PASSWORD}
+    values |= {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    client.post("/admin/accounts/user/add/", values)
+    grace = User.objects.get(username="grace")
+    assert grace.check_password(PASSWORD)
+    join(services.create_project(root, "vision"), grace)
+    assert "vision" in client.get(f"/admin/accounts/user/{grace.pk}/change/").content.decode()
+
+
+def _project_form(*members: tuple[Membership | User, str], **values: str) -> dict[str, str]:
+    """What the admin's project page posts: existing memberships, or users to add, with their roles."""
+    form = {"name": "vision", "weight": "1", "monthly_budget": "", "member_max_priority": "80"}
+    existing = [member for member, _role in members if isinstance(member, Membership)]
+    form |= {"memberships-TOTAL_FORMS": str(len(members)), "memberships-INITIAL_FORMS": str(len(existing))}
+    for place, (member, role) in enumerate(members):
+        user = member if isinstance(member, User) else member.user
+        form |= {f"memberships-{place}-user": str(user.pk), f"memberships-{place}-role": role}
+        if isinstance(member, Membership):
+            form |= {f"memberships-{place}-id": str(member.pk), f"memberships-{place}-project": str(member.project_id)}
+    return form | values
+
+
+def test_a_project_is_made_with_its_admin_and_keeps_one(client: Client, root: User) -> None:
+    refused = client.post("/admin/accounts/project/add/", _project_form((root, "member")))
+    assert "at least one member with the role admin" in refused.content.decode()
+    client.post("/admin/accounts/project/add/", _project_form((root, "admin")))
+    membership = Membership.objects.get()
+    url = f"/admin/accounts/project/{membership.project_id}/change/"
+    client.post(url, _project_form((membership, "viewer")))
+    client.post(url, _project_form((membership, "admin"), **{"memberships-0-DELETE": "on"}))
+    assert Membership.objects.get().role == "admin"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("weight", "0"), ("monthly_budget", "-1"), ("member_max_priority", "101"), ("name", "two words")],
+)
+def test_a_value_out_of_range_is_refused_beside_its_field(client: Client, root: User, field: str, value: str) -> None:
+    response = client.post("/admin/accounts/project/add/", _project_form((root, "admin"), **{field: value}))
+    assert field in response.context["adminform"].form.errors
+    assert not Project.objects.exists()
+
+
+def test_a_secret_is_written_and_replaced_but_never_shown(client: Client, root: User) -> None:
+    project = services.create_project(root, "vision")
+    values = {"project": project.pk, "name": "KEY", "value": "first\r\nline"}
+    client.post("/admin/accounts/projectsecret/add/", values)
+    row = ProjectSecret.objects.get()
+    assert row.updated_by == root
+    assert services.secret_values(project) == {"KEY": "first\nline"}
+    client.post(f"/admin/accounts/projectsecret/{row.pk}/change/", {"value": "second"})
+    assert services.secret_values(project) == {"KEY": "second"}
+
+
+def test_a_secret_that_no_environment_can_hold_is_refused_and_not_sent_back(client: Client, root: User) -> None:
+    project = services.create_project(root, "vision")
+    values = {"project": project.pk, "name": "KEY", "value": "é" * 40_000}
+    response = client.post("/admin/accounts/projectsecret/add/", values)
+    assert "64 KiB" in response.content.decode()
+    assert "éé" not in response.content.decode()
