@@ -1,0 +1,111 @@
+"""The plan of a run as a person reads it: settings with their origin, offers, the place it would take."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import typer
+
+from dstackweb.cli.output import Column, clean, show_table
+from dstackweb.spec.gpu import format_gpu
+from dstackweb.spec.units import Range, format_duration, format_memory, format_range
+
+OFFERS_SHOWN = 5
+COMMANDS_SHOWN = 8
+IN_SECONDS = ("max_duration", "stop_duration", "idle_duration")
+
+
+def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
+    """Write the API's answer to `stream`; `code` says what is shipped along."""
+    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], list(_settings(plan)), stream)
+    typer.echo(file=stream)
+    if plan["offers"]:
+        columns = [
+            Column("OFFER", wide=True),
+            Column("CPU", right=True),
+            Column("MEMORY", right=True),
+            Column("GPU"),
+            Column("PRICE/H", right=True),
+            Column("AVAILABILITY"),
+        ]
+        show_table(columns, [_offer(offer) for offer in plan["offers"][:OFFERS_SHOWN]], stream)
+        if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
+            typer.echo(f"and {more} more", file=stream)
+        typer.echo(file=stream)
+    typer.echo(f"Code: {code}", file=stream)
+    starts = f"waits: {clean(plan['reason_detail'])}" if plan["reason"] else "could start as soon as it is first"
+    typer.echo(f"Position {plan['position']} of queue {clean(plan['queue'])}; {starts}", file=stream)
+
+
+def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A row for each setting that has a value; further commands get rows of their own."""
+    rows = []
+    for key, source in plan["provenance"].items():
+        value = _value(plan["spec"], key)
+        if value is None:
+            continue
+        first, *others = value if isinstance(value, list) else [_text(value)]
+        rows.append((key, first, _origin(source)))
+        rows += [("", line, "") for line in others[: COMMANDS_SHOWN - 1]]
+        if (more := len(others) - COMMANDS_SHOWN + 1) > 0:
+            rows.append(("", f"… and {more} more", ""))
+    return rows
+
+
+def _value(spec: dict[str, Any], key: str) -> Any:
+    """The value behind a key of the run file, as the file would have it; None where there is none to show."""
+    needs = spec["requirements"]
+    match key:
+        case "commands":
+            return spec["commands"]
+        case "env":
+            return spec["env"] | dict.fromkeys(spec["masked_env"], "********") or None
+        case "resources.cpu":
+            return format_range(Range(needs["cpu_min"], needs["cpu_max"]))
+        case "resources.memory":
+            return format_range(Range(needs["memory_min_mib"], needs["memory_max_mib"]), format_memory)
+        case "resources.gpu":
+            if needs["gpu_count_min"] == 0 and needs["gpu_count_max"] is None:
+                return None
+            memory = Range(needs["gpu_memory_min_mib"], needs["gpu_memory_max_mib"])
+            count = Range(needs["gpu_count_min"], needs["gpu_count_max"])
+            return format_gpu(tuple(needs["gpu_names"]), memory, count)
+    if key in IN_SECONDS:
+        seconds = spec[f"{key}_s"]
+        return "off" if seconds is None else format_duration(seconds)
+    return spec.get(key)
+
+
+def _text(value: Any) -> str:
+    """A value on one line, in YAML's short form."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return ", ".join(
+                f"{name.removesuffix('_s')}: {format_duration(item)}"
+                if isinstance(item, int) and name.endswith("_s")  # the spec's seconds; values of env are text
+                else f"{name}: {_text(item)}"
+                for name, item in value.items()
+            )
+        case list():
+            return f"[{', '.join(_text(item) for item in value)}]"
+    return str(value)
+
+
+def _origin(source: dict[str, Any]) -> str:
+    match source:
+        case {"source": "run_file", "line": int(line)}:
+            return f"line {line}"
+        case {"source": "profile", "profile": name}:
+            return f"profile {name}"
+        case {"source": str(name)}:
+            return name.replace("_", " ")
+    return ""
+
+
+def _offer(offer: dict[str, Any]) -> tuple[str, ...]:
+    place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
+    gpus = f"{offer['gpu_count']} × {offer['gpu_name']}" if offer["gpu_count"] else ""
+    price = f"${offer['price']:.2f}" if offer["price"] else "own"
+    return place, str(offer["cpus"]), format_memory(offer["memory_mib"]), gpus, price, offer["availability"]
