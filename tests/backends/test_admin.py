@@ -31,7 +31,7 @@ def test_every_list_and_page_opens_and_can_be_searched(admin: Client) -> None:
 def test_a_change_of_a_backend_raises_its_version(admin: Client) -> None:
     backend = ensure_embedded_backend()
     page = reverse("admin:backends_backend_change", args=[backend.pk])
-    form = {"name": "hosts", "kind": "hosts", "config": "{}"}
+    form = {"name": "hosts", "kind": "hosts", "config": "{}", "initial-config": "{}"}
     admin.post(page, {**form, "enabled": "on"})
     assert Backend.objects.get().version == 1
     admin.post(page, form)

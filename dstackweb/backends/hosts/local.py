@@ -36,7 +36,11 @@ KILL_S = 2.0
 
 def state_dir(job_id: UUID) -> Path:
     """Where a job's runner keeps what it knows."""
-    return Path(settings.DSTACKWEB_HOME) / "jobs" / str(job_id)
+    return _jobs_dir() / str(job_id)
+
+
+def _jobs_dir() -> Path:
+    return Path(settings.DSTACKWEB_HOME) / "jobs"
 
 
 def run_dir(runs_dir: str, run_uid: UUID, node: int) -> Path:
@@ -147,7 +151,11 @@ def is_ours(pid: int) -> bool:
     except psutil.Error:
         pids = [pid]
     marked = {job for job in map(tree.job_of, pids) if job is not None}
-    return any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked)
+    if any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked):
+        return True
+    # A process that cleaned its environment is still below its runner.
+    jobs = [UUID(folder.name) for folder in _folders(_jobs_dir()) if _is_uuid(folder.name)]
+    return any(runner.pid in pids for job in jobs if (runner := _runner(job)) is not None)
 
 
 def kill_job(job_id: UUID) -> bool:
@@ -165,7 +173,9 @@ def kill_job(job_id: UUID) -> bool:
         return False
     if runner is not None:
         tree.send([runner], signal.SIGKILL)
-        psutil.wait_procs([runner], timeout=KILL_S)
+        ends = time.monotonic() + KILL_S
+        while runner_alive(job_id) and time.monotonic() < ends:
+            time.sleep(0.01)
     return tree_gone(job_id)
 
 
@@ -194,7 +204,7 @@ def prune(active: Collection[str], *, older_than_s: float = 3600, limit: int = 1
     A job may have become active since it was asked which are: files of the last hour stay.
     """
     forgotten = 0
-    for folder in _folders(Path(settings.DSTACKWEB_HOME) / "jobs"):
+    for folder in _folders(_jobs_dir()):
         if forgotten >= limit:
             break
         if _is_uuid(folder.name) and folder.name not in active and _age_s(folder) > older_than_s:
@@ -214,18 +224,19 @@ def prune_runs(
     ]
     removed = 0
     for start in range(0, len(old), 500):
-        for name in sorted(may_go(old[start : start + 500])):
-            if removed >= limit:
-                return removed
-            shutil.rmtree(Path(runs_dir) / name, onerror=_log_error)
-            removed += 1
+        batch = old[start : start + 500]
+        going = may_go(batch)
+        for name in batch:
+            if name in going and removed < limit:
+                shutil.rmtree(Path(runs_dir) / name, onerror=_log_error)
+                removed += 1
     return removed
 
 
 def _runner(job_id: UUID) -> psutil.Process | None:
-    """The living runner of a job. The pid on disk counts only while the lock is held: pids are used again."""
+    """The living runner of a job. The pid in its lock file counts only while the lock is held: pids are used again."""
     try:
-        pid = int((state_dir(job_id) / "pid").read_text())
+        pid = int((state_dir(job_id) / "lock").read_text())
         return psutil.Process(pid) if runner_alive(job_id) else None
     except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         return None

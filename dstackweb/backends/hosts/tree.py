@@ -9,8 +9,9 @@ from uuid import UUID
 
 import psutil
 
-MARKER = b"DSTACKWEB_JOB="
-"""In the environment of every process that a runner starts, and of all that these start."""
+from dstackweb.runner.tree import MARKER
+
+_VARIABLE = f"{MARKER}=".encode()
 
 
 def job_of(pid: int) -> str | None:
@@ -21,7 +22,8 @@ def job_of(pid: int) -> str | None:
     except OSError:
         return None
     return next(
-        (line.removeprefix(MARKER).decode(errors="replace") for line in variables if line.startswith(MARKER)), None
+        (line.removeprefix(_VARIABLE).decode(errors="replace") for line in variables if line.startswith(_VARIABLE)),
+        None,
     )
 
 
@@ -32,11 +34,11 @@ def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]
     """
     everything = [process for process in psutil.process_iter(["pid", "ppid", "status"]) if _is_alive(process)]
     found = {process.pid for process in everything if job_of(process.pid) == str(job_id)}
-    above = found | ({runner.pid} if runner else set())
+    own = {runner.pid} if runner else set()
+    above = found | own
     while below := {process.pid for process in everything if process.info["ppid"] in above} - above:
         above |= below
-    found |= above - ({runner.pid} if runner else set())
-    return [process for process in everything if process.pid in found]
+    return [process for process in everything if process.pid in above - own]
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -1,0 +1,292 @@
+"""Runners and jobs as real processes on this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psutil
+import pytest
+from django.test import override_settings
+
+from dstackweb.backends.contract import StartFailed
+from dstackweb.backends.hosts import local, tree
+from tests.backends.job_api import JobApi
+from tests.support import eventually
+
+DAEMON = (
+    f"{sys.executable} -c 'import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
+    'open("daemon", "w").write(str(os.getpid())); time.sleep(60)\''
+)
+NAMELESS = f"env -i {DAEMON}"
+DEAF = "trap '' TERM; echo ready; while true; do sleep 1; done"
+
+
+@pytest.fixture(autouse=True)
+def home(open_home: Path) -> Iterator[Path]:
+    """A server's home of this test's own; jobs share its user, so that the test's Python is theirs too."""
+    with override_settings(DSTACKWEB_HOME=open_home):
+        yield open_home
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., JobApi]]:
+    """Makes jobs with an API of their own, and leaves nothing of them behind."""
+    apis: list[JobApi] = []
+
+    def make(*commands: str, **spec: object) -> JobApi:
+        apis.append(JobApi(*commands, **spec))
+        return apis[-1]
+
+    yield make
+    for api in apis:
+        eventually(lambda api=api: local.kill_job(api.job))
+        api.close()
+
+
+def order(api: JobApi) -> dict[str, object]:
+    return {
+        "api": api.url,
+        "job": str(api.job),
+        "token": "token",
+        "state_dir": str(local.state_dir(api.job)),
+        "run_dir": str(local.run_dir(str(local.state_dir(api.job).parents[1] / "runs"), api.run, 0)),
+        "user": None,
+        "path": os.environ["PATH"],
+    }
+
+
+def launch(api: JobApi) -> Path:
+    """Start the job's runner; returns the job's directory."""
+    local.ensure_runner(order(api))
+    return Path(str(order(api)["run_dir"]))
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_runner_is_started_does_its_job_and_ends(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo hello")
+    launch(api)
+    eventually(lambda: api.exit)
+    assert api.exit is not None
+    assert (api.exit["exit_code"], bytes(api.log)) == (0, b"hello\n")
+    eventually(lambda: local.tree_gone(api.job))
+
+
+def test_a_second_start_changes_nothing_while_a_runner_lives(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo once; sleep 60")
+    launch(api)
+    eventually(lambda: b"once" in api.log)
+    before = (local.state_dir(api.job) / "lock").read_text()
+    launch(api)
+    assert (local.state_dir(api.job) / "lock").read_text() == before
+    assert len(set(api.claims)) == 1
+    assert api.log.count(b"once") == 1
+
+
+def test_starting_is_quick_and_leaves_no_child(serve: Callable[..., JobApi]) -> None:
+    api = serve("sleep 60")
+    before = time.monotonic()
+    launch(api)
+    assert time.monotonic() - before < 3
+    assert local.runner_alive(api.job)
+    assert not [child for child in psutil.Process().children() if "dstackweb.runner" in " ".join(child.cmdline())]
+
+
+def test_nothing_of_the_servers_environment_reaches_a_runner_or_its_job(
+    serve: Callable[..., JobApi], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTACKWEB_SECRET_KEY", "the key")
+    api = serve("env; sleep 60")
+    launch(api)
+    eventually(lambda: b"PATH=" in api.log)
+    pid = int((local.state_dir(api.job) / "lock").read_text())
+    assert b"the key" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"the key" not in api.log
+
+
+def test_what_a_runner_keeps_is_closed_to_others(serve: Callable[..., JobApi]) -> None:
+    api = serve("true")
+    launch(api)
+    assert local.state_dir(api.job).stat().st_mode & 0o777 == 0o700
+    assert local.state_dir(api.job).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_runner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., JobApi]) -> None:
+    api = serve("true")
+    with override_settings(BASE_DIR=Path("/nowhere")), pytest.raises(StartFailed, match="No module named"):
+        launch(api)
+
+
+def test_a_look_at_the_lock_never_passes_for_a_runner() -> None:
+    job = uuid4()
+    local.state_dir(job).mkdir(parents=True)
+    assert not local.runner_alive(job)
+    with (local.state_dir(job) / "lock").open("w") as file:
+        assert not local.runner_alive(job)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert not local.runner_alive(job)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert local.runner_alive(job)
+    assert not local.runner_alive(job)
+
+
+def test_a_nudged_runner_asks_at_once_and_stops_when_told(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo up; sleep 60")
+    launch(api)
+    eventually(lambda: b"up" in api.log)
+    api.stop = {"action": "stop", "grace_s": 1, "reason": "terminated_by_user"}
+    assert local.nudge(api.job)
+    eventually(lambda: api.exit)
+    assert api.exit is not None
+    assert api.exit["reason"] == "terminated_by_user"
+
+
+def test_a_pid_on_disk_is_not_signalled_once_its_lock_is_free() -> None:
+    job = uuid4()
+    local.state_dir(job).mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (local.state_dir(job) / "lock").write_text(f"{bystander.pid}\n")
+        assert not local.nudge(job)
+        assert local.kill_job(job)
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+@pytest.mark.parametrize("daemon", [DAEMON, NAMELESS], ids=["marked", "with a cleaned environment"])
+def test_a_kill_takes_children_that_ignore_term_or_became_daemons(serve: Callable[..., JobApi], daemon: str) -> None:
+    api = serve(f"{daemon}; {DEAF}")
+    folder = launch(api)
+    eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
+    everything = [process.pid for process in tree.tree_of(api.job, psutil.Process(_runner_pid(api.job)))]
+    assert int((folder / "daemon").read_text()) in everything
+    assert len(everything) >= 3
+    assert not local.tree_gone(api.job)
+    assert local.kill_job(api.job)
+    assert not any(map(lives, everything))
+    assert local.tree_gone(api.job)
+    assert api.exit is None
+
+
+def test_what_a_killed_runner_left_behind_is_seen_and_killed(serve: Callable[..., JobApi]) -> None:
+    api = serve(f"{DAEMON}; echo ready; sleep 60")
+    folder = launch(api)
+    eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
+    os.kill(_runner_pid(api.job), signal.SIGKILL)
+    eventually(lambda: not local.runner_alive(api.job))
+    daemon = int((folder / "daemon").read_text())
+    assert not local.tree_gone(api.job)
+    assert local.kill_job(api.job)
+    assert not lives(daemon)
+
+
+def test_a_new_runner_tells_the_end_of_a_job_that_was_killed(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo before; sleep 60")
+    launch(api)
+    eventually(lambda: b"before" in api.log)
+    assert local.kill_job(api.job)
+    launch(api)
+    eventually(lambda: api.exit)
+    assert api.log.count(b"before") == 1
+
+
+def test_a_jobs_processes_are_ours_while_its_runner_lives_and_strangers_after(serve: Callable[..., JobApi]) -> None:
+    api = serve(f"{NAMELESS}; echo $$ > shell; echo ready; sleep 60")
+    folder = launch(api)
+    eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
+    shell, nameless = (int((folder / name).read_text()) for name in ("shell", "daemon"))
+    assert local.is_ours(shell)
+    assert local.is_ours(nameless)
+    assert not local.is_ours(os.getpid())
+    os.kill(_runner_pid(api.job), signal.SIGKILL)
+    eventually(lambda: not local.runner_alive(api.job))
+    assert not local.is_ours(shell)
+    os.kill(nameless, signal.SIGKILL)
+
+
+def test_files_of_a_job_are_forgotten_only_when_nothing_of_it_lives(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo up; sleep 60")
+    launch(api)
+    eventually(lambda: b"up" in api.log)
+    assert not local.forget(api.job)
+    assert local.state_dir(api.job).exists()
+    local.kill_job(api.job)
+    assert local.forget(api.job)
+    assert not local.state_dir(api.job).exists()
+
+
+def age(folder: Path, seconds: float) -> None:
+    os.utime(folder, (time.time() - seconds,) * 2)
+
+
+def test_old_files_of_ended_jobs_go_in_small_steps() -> None:
+    jobs = [uuid4() for _ in range(5)]
+    for job in jobs:
+        local.state_dir(job).mkdir(parents=True)
+        age(local.state_dir(job), 7200)
+    other = local.state_dir(jobs[0]).parent / "not-a-job"
+    other.mkdir()
+    age(other, 7200)
+    young, active = jobs[:2]
+    age(local.state_dir(young), 60)
+    assert local.prune({str(active)}, limit=2) == 2
+    assert local.prune({str(active)}, limit=2) == 1
+    assert local.prune({str(active)}) == 0
+    assert {folder.name for folder in other.parent.iterdir()} == {str(young), str(active), "not-a-job"}
+
+
+def test_old_directories_of_runs_go_once_nobody_needs_them(home: Path) -> None:
+    runs = home / "runs"
+    uids = sorted(str(uuid4()) for _ in range(4))
+    for uid in uids:
+        (runs / uid / "node-0").mkdir(parents=True)
+        age(runs / uid, 100)
+    (runs / uids[0]).touch()
+    asked: list[str] = []
+
+    def may_go(some: object) -> set[str]:
+        asked.extend(some)  # type: ignore[call-overload]
+        return set(uids[2:])
+
+    assert local.prune_runs(str(runs), may_go, older_than_s=50, limit=1) == 1
+    assert sorted(asked) == uids[1:]
+    assert local.prune_runs(str(runs), may_go, older_than_s=50) == 1
+    assert sorted(folder.name for folder in runs.iterdir()) == uids[:2]
+    assert local.prune_runs(str(home / "none"), may_go, older_than_s=0) == 0
+
+
+def test_a_link_in_place_of_a_directory_is_never_followed(home: Path) -> None:
+    precious = home / "precious"
+    precious.mkdir()
+    runs, uid = home / "runs", str(uuid4())
+    runs.mkdir()
+    (runs / uid).symlink_to(precious)
+    assert local.prune_runs(str(runs), set, older_than_s=-1) == 0
+    assert precious.exists()
+
+
+def test_the_path_of_jobs_leaves_out_the_servers_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:/usr/bin:relative:/nowhere:/bin")
+    assert local.job_path() == "/usr/bin:/bin"
+
+
+def test_the_path_of_jobs_leaves_out_what_their_user_may_not_enter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin")
+    assert local.job_path() == "/usr/bin"
+
+
+def _runner_pid(job: UUID) -> int:
+    return int((local.state_dir(job) / "lock").read_text())
