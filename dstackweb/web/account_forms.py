@@ -45,7 +45,7 @@ class AccountForm(Styled):
     """A new account, made on the page of an invite."""
 
     username = forms.CharField(
-        label=_("User name"),
+        label=_("Username"),
         max_length=150,
         widget=forms.TextInput(attrs={"autocomplete": "username", "autocapitalize": "none"}),
     )

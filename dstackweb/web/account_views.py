@@ -11,12 +11,12 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from django.conf import settings
 from django.contrib.auth import login
-from django.contrib.auth.decorators import login_required
-from django.contrib.auth.views import LoginView, PasswordChangeView
+from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to_login
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
+from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -46,15 +46,17 @@ def account_page(
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
     """A page of the signed-in person's own, whatever their projects; errors are worded for them."""
 
-    @never_cache
-    @login_required
     @wraps(view)
-    def inner(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+    def inner(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path())
         page = cast(PageRequest, request)
         try:
-            return view(page, *args, **kwargs)
+            response = view(page, *args, **kwargs)
         except DomainError as error:
-            return told(page, error)
+            response = told(page, error)
+        add_never_cache_headers(response)
+        return response
 
     return inner
 
@@ -109,15 +111,16 @@ def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
             return redirect(settings.LOGIN_REDIRECT_URL)
     except DomainError as error:
         return _dead_link(request, error)
-    return render(request, "accounts/invite.html", {"invite": invite, "form": form}, status=_status(form))
+    # 200 for a refused form too: Django logs the address of a 422, and this one lets its reader in.
+    return render(request, "accounts/invite.html", {"invite": invite, "form": form})
 
 
 def _dead_link(request: HttpRequest, error: DomainError) -> HttpResponse:
     return render(request, "accounts/dead_link.html", {"detail": error.detail}, status=error.status)
 
 
-def _status(form: Form | None) -> int:
-    return 422 if form is not None and form.errors else 200
+def _status(form: Form) -> int:
+    return 422 if form.errors else 200
 
 
 @project_page()

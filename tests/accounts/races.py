@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +35,6 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 def all_read_before_any_writes(monkeypatch: Any, where: str, readers: int) -> None:
     """Make the function at `where` return to its callers only when `readers` of them have read."""
     module, _, name = where.rpartition(".")
-    import importlib
-
     read = getattr(importlib.import_module(module), name)
     met = threading.Barrier(readers, timeout=10)
 

@@ -53,7 +53,7 @@ def project_urls(project: Project, user: User, invite: Invite) -> dict[str, str]
     values = {"project": project.name, "user_id": user.pk, "invite_id": invite.pk, "name": "HF_TOKEN"}
     urls = {}
     for pattern in account_urls.urlpatterns:
-        if "project" in pattern.pattern.converters:
+        if pattern.name and "project" in pattern.pattern.converters:
             urls[pattern.name] = reverse(pattern.name, kwargs={k: values[k] for k in pattern.pattern.converters})
     return urls
 
@@ -207,6 +207,7 @@ def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> 
     (token,) = set(re.findall(r'value="(dw_[\w-]+)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
     assert services.authenticate_token(token) == ada
+    assert "dstackweb login http://127.0.0.1:8000" in made.content.decode()
     again = page.get("/account/tokens/").content.decode()
     assert "laptop" in again
     assert token not in again

@@ -113,7 +113,6 @@ def test_a_refused_account_is_told_beside_its_field_and_keeps_the_name(
     _row, token = services.invite(project, ada, "member")
     answer = client.post(f"/invite/{token}/", {"username": "ada", "password": "short"})
     page = answer.content.decode()
-    assert answer.status_code == 422
     assert answer.context["form"].errors.keys() == {"username", "password"}
     assert 'value="ada"' in page
     assert "is-invalid" in page
