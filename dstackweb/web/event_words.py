@@ -11,11 +11,13 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.web import wording
 
 
-def told(event: RunEvent) -> str:
-    """The sentence of one event, without who did it."""
+def told(event: RunEvent, nodes: int) -> str:
+    """The sentence of one event of a run with so many nodes, without who did it."""
     data: dict[str, Any] = event.data
-    worded = _run_event(event.kind, data) or _job_event(event.kind, data, event.node)
-    return worded or event.kind.replace("_", " ")
+    if (worded := _run_event(event.kind, data)) is not None:
+        return worded
+    worded = _job_event(event.kind, data) or event.kind.replace("_", " ")
+    return worded if nodes == 1 or event.node is None else _("node %d: ") % event.node + worded
 
 
 def _run_event(kind: str, data: dict[str, Any]) -> str | None:
@@ -73,27 +75,25 @@ def _ended(kind: str, data: dict[str, Any]) -> str:
     return f"{text}: {wording.termination(why)}" if why else text
 
 
-def _job_event(kind: str, data: dict[str, Any], node: int | None) -> str | None:
-    numbers = {"node": node, "where": data.get("where", "")}
+def _job_event(kind: str, data: dict[str, Any]) -> str | None:
     match kind:
         case "claimed":
-            return _("node %(node)s: its runner is up on %(where)s") % numbers
+            return _("its runner is up on %s") % str(data.get("where", ""))
         case "job_running":
-            return _("node %(node)s: its commands have started") % numbers
+            return _("its commands have started")
         case "job_terminating":
-            return _("node %(node)s: told to stop") % numbers
+            return _("told to stop")
         case "job_done":
-            return _("node %(node)s: finished") % numbers
+            return _("finished")
         case "job_failed" | "job_terminated":
-            return _("node %s: ") % node + _job_end(data)
+            return _job_end(data)
     return None
 
 
 def _job_end(data: dict[str, Any]) -> str:
     text = wording.termination(data.get("termination_reason", "")) or _("ended")
     if (code := data.get("exit_code")) is not None:
-        usual = wording.exit_code(code)
-        text += " " + _("Exit code %d") % code + (f" ({usual})." if usual else ".")
+        text += f" {wording.exited(code)}"
     if message := data.get("message"):
         text += f" {message}"
     return text

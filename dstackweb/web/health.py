@@ -72,7 +72,7 @@ def _clusters() -> Iterable[Check]:
     """django-q2's clusters tell the cache how they are."""
     stats = Stat.get_all()
     if not stats:
-        hint = _("Nothing is started or watched. Run `make run`, or see its output.")
+        hint = _("Nothing is started or watched. Start it with make run, or see its output.")
         yield Check(_("Workers"), "bad", _("none is up"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)

@@ -6,6 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Invalid
@@ -39,16 +41,16 @@ def priority(text: str | None) -> int:
 
 
 def needs(spec: dict[str, Any]) -> str:
-    """What a run asks for, short: `2 × A100 40 GB`, `4 × (1 GPU)`, `2 CPUs`."""
+    """What a run asks for, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
     wants = spec["requirements"]
-    nodes = spec.get("nodes", 1)
-    if count := wants["gpu_count_min"]:
-        names = "/".join(wants["gpu_names"]) or "GPU"
+    count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
+    if count and names:
         memory = f" {wording.mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
-        text = f"{count} × {names}{memory}"
+        each = f"{count} × {names}{memory}"
     else:
-        text = f"{wants['cpu_min']} CPU" + ("s" if wants["cpu_min"] != 1 else "")
-    return f"{nodes} × ({text})" if nodes > 1 else text
+        each = wording.gpus(count) if count else wording.cpus(wants["cpu_min"])
+    nodes = spec.get("nodes", 1)
+    return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
 
 
 @dataclass(frozen=True)

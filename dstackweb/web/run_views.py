@@ -80,7 +80,9 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "verdict": run_words.verdict(run, jobs),
         "why": wording.reason(reason, data) if reason else None,
         "position": selectors.position(run),
-        "events": [run_words.EventLine.of(event) for event in reversed(run.events.select_related("actor"))],
+        "events": [
+            run_words.EventLine.of(event, run.spec["nodes"]) for event in reversed(run.events.select_related("actor"))
+        ],
         "settings": run_words.settings(run),
         "over": run.status in ENDED,
         "waits": run.status in WAITING,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.runs.states import ENDED, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web import event_words, wording
 
@@ -45,32 +45,26 @@ def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
 
 
 class Verdict(NamedTuple):
-    """How a run ended, in a title and a few sentences."""
+    """How a run ended: a title, a sentence of ours, and the message of what ended it as it came."""
 
     title: str
     text: str
+    message: str
     status: str
 
 
 def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     """Why it ended, or why it is being tried again; None for a run that is fine."""
-    if run.status == RunStatus.PENDING and run.status_message:
-        return Verdict(_("It will be tried again"), run.status_message, run.status)
+    if run.status == RunStatus.PENDING and run.attempt > 1:
+        return Verdict(_("It will be tried again"), "", run.status_message, run.status)
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
-    sentences = []
-    culprit = next((job for job in jobs if job.attempt == run.attempt and job.exit_code not in (None, 0)), None)
-    cause = wording.termination(culprit.termination_reason) if culprit else ""
-    title = wording.termination(run.termination_reason) or wording.status(run.status)
-    if cause and cause != title and run.status == RunStatus.FAILED:
-        sentences.append(cause)
-    if run.exit_code is not None and run.exit_code != 0:
-        usual = wording.exit_code(run.exit_code)
-        code = _("Exit code %d") % run.exit_code
-        sentences.append(f"{code}: {usual}." if usual else f"{code}.")
-    if run.status_message:
-        sentences.append(run.status_message)
-    return Verdict(title, " ".join(sentences), run.status)
+    bad = [job for job in jobs if job.attempt == run.attempt and job.exit_code not in (None, 0)]
+    title = wording.termination(run.termination_reason) or wording.status(run.status).capitalize()
+    if run.termination_reason == Reason.JOB_FAILED and bad:
+        title = wording.termination(bad[0].termination_reason)
+    text = wording.exited(run.exit_code) if run.exit_code else ""
+    return Verdict(title, text, run.status_message, run.status)
 
 
 @dataclass(frozen=True)
@@ -99,9 +93,9 @@ class EventLine:
     text: str
 
     @classmethod
-    def of(cls, event: RunEvent) -> EventLine:
+    def of(cls, event: RunEvent, nodes: int) -> EventLine:
         """The row with its sentence."""
-        return cls(event, event_words.told(event))
+        return cls(event, event_words.told(event, nodes))
 
 
 class Setting(NamedTuple):

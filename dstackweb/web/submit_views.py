@@ -124,6 +124,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
             {
                 "offer": offer,
                 "badge": wording.availability(offer.availability),
+                "has": wording.has(offer),
                 "why": wording.offer_detail({**needs, **offer.detail}),
             }
             for offer in planned.offers

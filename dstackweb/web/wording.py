@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from dstackweb.backends.contract import Offer
+
 
 class Told(NamedTuple):
     """A short word for a badge, a sentence for beside it, and a tone: `go`, `wait`, `bad` or `info`."""
@@ -48,6 +50,11 @@ def mebibytes(mib: int | None) -> str:
 def gpus(count: int) -> str:
     """`1 GPU`, `4 GPUs`."""
     return ngettext("%d GPU", "%d GPUs", count) % count
+
+
+def cpus(count: int) -> str:
+    """`1 CPU`, `8 CPUs`."""
+    return ngettext("%d CPU", "%d CPUs", count) % count
 
 
 def status(code: str) -> str:
@@ -87,18 +94,18 @@ def termination(code: str) -> str:
     }.get(code, code)
 
 
-def exit_code(code: int | None) -> str:
-    """What an exit code usually means, where it has a usual meaning."""
-    if code is None:
-        return ""
-    return {
+def exited(code: int) -> str:
+    """An exit code, with what it usually means where it has a usual meaning."""
+    usual = {
         126: _("the command can't be executed"),
         127: _("command not found"),
         130: _("interrupted"),
         137: _("killed; often out of memory"),
         139: _("crashed: segmentation fault"),
         143: _("terminated"),
-    }.get(code, "")
+    }.get(code)
+    text = _("Exit code %d") % code
+    return f"{text}: {usual}." if usual else f"{text}."
 
 
 def reason(code: str, data: dict[str, Any]) -> Told:
@@ -151,7 +158,7 @@ def _lack(what: str, data: dict[str, Any]) -> str:
             text += _(" (%d used outside dstackweb)") % outside
         return text
     if what == "cpus":
-        needs = ngettext("%d CPU", "%d CPUs", data.get("cpus", 0)) % data.get("cpus", 0)
+        needs = cpus(data.get("cpus", 0))
         return _("needs %(needs)s, %(free)d of %(total)d free") % {"needs": needs, "free": free, "total": total}
     return _("needs %(needs)s of memory, %(free)s of %(total)s free") % {
         "needs": mebibytes(data.get("memory_mib", 0)),
@@ -166,11 +173,13 @@ def _impossible(data: dict[str, Any]) -> str:
             return _("it asks for spot instances, and only own hosts are set up")
         case "image_not_supported":
             return _("it asks for the image %s, and no host runs containers") % str(data.get("image", ""))
-        case "too_large" if data.get("nodes", 1) > 1 and not data.get("short"):
-            return _("the hosts together can never hold all %d nodes at once") % int(data["nodes"])
         case "too_large":
-            lacks = "; ".join(_never(what, data) for what in data.get("short", ()))
-            return _("no host could ever give this: %s") % lacks if lacks else _("no host could ever give this")
+            # The numbers are those of the closest host now: only what it will never have makes it impossible.
+            lacks = [_never(what, data) for what in data.get("short", ()) if data[f"{what}_total"] < data.get(what, 0)]
+            if lacks:
+                return _("no host could ever give this: %s") % "; ".join(lacks)
+            if data.get("nodes", 1) > 1:
+                return _("the hosts together can never hold all %d nodes at once") % int(data["nodes"])
     return _("no host could ever give this")
 
 
@@ -230,6 +239,12 @@ def offer_detail(detail: dict[str, Any]) -> str:
         case "image_not_supported":
             return _("runs no containers")
     return ""
+
+
+def has(offer: Offer) -> str:
+    """All that the place of an offer has: `4 × A100-SXM4-80GB · 64 CPUs · 512 GB`."""
+    gpu = f"{offer.gpu_count} × {offer.gpu_name.removeprefix('NVIDIA ')}" if offer.gpu_count else ""
+    return " · ".join(filter(None, (gpu, cpus(offer.cpus), mebibytes(offer.memory_mib))))
 
 
 def availability(code: str) -> Told:

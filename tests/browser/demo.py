@@ -1,0 +1,87 @@
+"""A deployment that has everything a page can show: what screenshots and accessibility checks look at."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.runs import attempts, logs, services
+from dstackweb.runs.models import Run
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+
+PASSWORD = "correct horse battery"  # noqa: S105
+
+
+def ended(run: Run, reason: str, **told: object) -> Run:
+    """A placed run at its end."""
+    attempts.ended(start(placed_job(run)).pk, reason, **told)
+    return run
+
+
+def _log(run: Run) -> None:
+    lines = [
+        f"step {step:,} loss {1.85 - step / 90000:.4f} lr 9.6e-05 tok/s 41,2{step % 90:02d}"
+        for step in range(18300, 18445, 10)
+    ]
+    text = "\n".join(
+        [
+            "loading tokenizer",
+            *lines,
+            "\x1b[33mW dataloader worker 3 is slow (11.2 s)\x1b[0m",
+            "saved checkpoint ckpt-18440",
+        ]
+    )
+    logs.append(placed_job(run).pk, 0, f"{text}\n".encode())
+
+
+def build() -> tuple[Project, User]:
+    """Hosts, members and runs of every status; returns the project and its manager."""
+    project = make_project("main")
+    mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
+    ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
+    join(make_project("research"), mia, "admin")
+    make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=4, labels={"site": "lab", "nvlink": "yes"})
+    make_host("cpu-box-2", cpus=16, memory_gib=64, draining=True)
+    old = make_host("old-box-3", cpus=8, memory_gib=32, gpus=1, error="no space left on the runs' disk")
+    now = timezone.now()
+    Host.objects.filter(pk=old.pk).update(silent_s=9999, seen_at=now - dt.timedelta(hours=3), isolation="none")
+    Gpu.objects.filter(uuid="GPU-gpu-box-1-3").update(stranger={"user": "carl", "pid": 4711})
+
+    for name, user, reason, told in (
+        ("tokenize-shard-7", ann, "done_by_runner", {"exit_code": 0}),
+        ("export-onnx", bo, "container_exited_with_error", {"exit_code": 127, "message": "python3.12: not found"}),
+        ("eval-nightly", ann, "max_duration_exceeded", {"message": "it ran for 24 h"}),
+    ):
+        run = make_run(project, user, name, resources={"cpu": 2})
+        place_all()
+        ended(run, reason, **told)
+    stopped = make_run(project, bo, "notebook-try")
+    services.stop(stopped, bo, "member")
+
+    llama = make_run(
+        project, mia, "train-llama-sft", role="admin", priority=70, resources={"cpu": 8, "memory": "64GB", "gpu": "A100:80GB:2"},
+        env={"LR": "1e-4"}, retry={"on_events": ["interruption"], "duration": "4h"}, max_duration="12h",
+    )  # fmt: skip
+    place_all()
+    start(placed_job(llama))
+    _log(llama)
+    starting = make_run(project, ann, "pretrain-ablation", resources={"gpu": 1})
+    place_all()
+    assert placed_job(starting)
+    retried = make_run(project, bo, "sweep-lr-0029", retry=True, commands=["false"])
+    place_all()
+    ended(retried, "container_exited_with_error", exit_code=1, message="the first command that failed: false")
+
+    make_run(project, mia, "hotfix-serving", role="admin", priority=90, resources={"gpu": "A100:80GB:2"})
+    make_run(project, ann, "ab-reranker-7", priority=70, resources={"gpu": 2})
+    for number in range(30, 34):
+        make_run(project, bo, f"sweep-lr-00{number}", resources={"gpu": 1})
+    make_run(project, ann, "evaluate-checkpoint-of-the-long-named-experiment", nodes=2, resources={"gpu": 4})
+    make_run(project, bo, "too-large", priority=30, resources={"gpu": 16})
+    place_all()
+    for hours, run in enumerate(Run.objects.filter(status="submitted").order_by("-id"), start=1):
+        Run.objects.filter(pk=run.pk).update(submitted_at=now - dt.timedelta(hours=hours * 3, minutes=7))
+    return project, mia
