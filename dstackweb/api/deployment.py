@@ -25,7 +25,7 @@ from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import archives
 from dstackweb.runs.models import Archive
 from dstackweb.runs.selectors import hosts_with_holders
-from dstackweb.spec.run_file import MAX_BYTES
+from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}

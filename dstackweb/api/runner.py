@@ -12,11 +12,11 @@ from django.utils import timezone
 from ninja import Router, Schema
 from ninja.security import HttpBearer
 
-from dstackweb.lib.errors import Conflict, Forbidden, NotFound
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import runner_spec
 from dstackweb.runs.models import Job
-from dstackweb.runs.states import JOB_ACTIVE, JobStatus
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.hosting import job_of_token
 
 
@@ -27,7 +27,7 @@ class JobToken(HttpBearer):
         return job_of_token(token)
 
 
-router = Router(auth=JobToken(), include_in_schema=False)
+router = Router(auth=JobToken())
 
 
 class ClaimIn(Schema):
@@ -48,7 +48,7 @@ class ExitIn(Schema):
     log_size: int | None = None
 
 
-@router.post("/{job_id}/claim")
+@router.post("/{job_id}/claim", include_in_schema=False)
 def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
     """Become the one runner of this job; 409 for any other."""
     _own(request, job_id)
@@ -59,13 +59,18 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
     return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
 
 
-@router.get("/{job_id}/spec")
+@router.get("/{job_id}/spec", include_in_schema=False)
 def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
-    """What to execute, with the secrets filled in."""
-    return runner_spec(_claimed(request, job_id))
+    """What to execute, with the secrets filled in. A secret that was deleted meanwhile ends the job."""
+    job = _claimed(request, job_id)
+    try:
+        return runner_spec(job)
+    except Invalid as error:
+        attempts.ended(job.pk, Reason.EXECUTOR_ERROR, message=error.detail)
+        raise Conflict(error.detail) from None
 
 
-@router.get("/{job_id}/archive")
+@router.get("/{job_id}/archive", include_in_schema=False)
 def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
     """The code that was shipped with the run."""
     run = _claimed(request, job_id).run
@@ -74,7 +79,7 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
     return FileResponse(archives.path(run.project_id, run.archive.sha256).open("rb"))
 
 
-@router.post("/{job_id}/heartbeat")
+@router.post("/{job_id}/heartbeat", include_in_schema=False)
 def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
     """Alive; the answer says to carry on, to wait for the other nodes, or to stop."""
     job = _claimed(request, job_id)
@@ -87,14 +92,14 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
     return answer
 
 
-@router.post("/{job_id}/started")
+@router.post("/{job_id}/started", include_in_schema=False)
 def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
     """The commands run now."""
     attempts.started(_claimed(request, job_id).pk)
     return {}
 
 
-@router.post("/{job_id}/logs")
+@router.post("/{job_id}/logs", include_in_schema=False)
 def append_logs(request: HttpRequest, job_id: UUID, offset: int) -> HttpResponse:
     """Bytes of the job's stream from `offset`; a gap is answered with 409 and the offset to go on from."""
     job = _claimed(request, job_id)
@@ -104,7 +109,7 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: int) -> HttpResponse
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
 
 
-@router.post("/{job_id}/exit")
+@router.post("/{job_id}/exit", include_in_schema=False)
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
     job = _own(request, job_id)

@@ -1,0 +1,149 @@
+"""The job's commands as one shell: its environment, its user, its output into the spool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from dstackweb.runner.tree import MARKER
+
+SCRIPT_ARGUMENT_LIMIT = 96 * 1024
+"""The kernel takes arguments of up to 128 KiB; a longer script goes through a file."""
+SETUP_S = 120.0
+
+
+class CannotStart(Exception):
+    """The commands can't be started here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parts of orders and spec that a start needs."""
+
+    spec: dict[str, Any]
+    run_dir: str
+    user: str | None
+    path: str
+
+    @property
+    def account(self) -> pwd.struct_passwd:
+        """The user the commands run as. Raises CannotStart when there is no such user."""
+        try:
+            return pwd.getpwnam(self.user) if self.user else pwd.getpwuid(os.getuid())
+        except KeyError:
+            raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs as") from None
+
+    @property
+    def switches_user(self) -> bool:
+        """Whether the commands run as somebody else than the runner."""
+        return self.user is not None and os.getuid() == 0 and self.account.pw_uid != 0
+
+
+def spawn(job: Job, spool: str) -> int:
+    """Start the commands; returns the shell's pid. Raises CannotStart."""
+    folder = _working_dir(job)
+    env = _base_env(job)
+    env |= _after_setup(job, env, folder)
+    env |= {**_dstack_env(job), **job.spec["env"], MARKER: job.spec["job"]}
+    script = "set -e\n" + "\n".join(job.spec["commands"]) + "\n"
+    output = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        child = _popen(job, [job.spec["shell"], *_script_arguments(job, script)], env, folder, output)
+    finally:
+        os.close(output)
+    child.returncode = 0  # it is reaped by the runner's own loop, together with the orphans
+    return child.pid
+
+
+def _popen(job: Job, argv: list[str], env: dict[str, str], folder: str, output: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, umask=0o022, **_identity(job),
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"{argv[0]} can't be started in {folder}: {error}") from error
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    if not job.switches_user:
+        return {}
+    account = job.account
+    return {
+        "user": account.pw_uid,
+        "group": account.pw_gid,
+        "extra_groups": os.getgrouplist(account.pw_name, account.pw_gid),
+    }
+
+
+def _working_dir(job: Job) -> str:
+    folder = os.path.join(job.run_dir, job.spec["working_dir"] or "")
+    if not os.path.isdir(folder):
+        raise CannotStart(f"working_dir {job.spec['working_dir']!r} does not exist on this host")
+    return folder
+
+
+def _script_arguments(job: Job, script: str) -> list[str]:
+    if len(script.encode()) <= SCRIPT_ARGUMENT_LIMIT:
+        return ["-c", script]
+    path = os.path.join(job.run_dir, ".dstackweb-commands.sh")
+    # The folder is the job's: what lies there under this name, a link perhaps, is not written through.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(script)
+    if job.switches_user:
+        os.chown(path, job.account.pw_uid, job.account.pw_gid)
+    return [path]
+
+
+def _base_env(job: Job) -> dict[str, str]:
+    """What every job gets; nothing else of the server's environment."""
+    account = job.account
+    home = account.pw_dir
+    if not os.path.isdir(home) or (job.switches_user and os.stat(home).st_uid != account.pw_uid):
+        home = job.run_dir
+    return {"HOME": home, "USER": account.pw_name, "PATH": job.path, "LANG": "C.UTF-8", MARKER: job.spec["job"]}
+
+
+def _dstack_env(job: Job) -> dict[str, str]:
+    """dstack's names for where a job stands among its nodes, and the GPUs that are its own."""
+    spec = job.spec
+    env = {
+        "DSTACK_RUN_NAME": spec["run"],
+        "DSTACK_RUN_ID": spec["run_uid"],
+        "DSTACK_JOB_ID": spec["job"],
+        "DSTACK_RUN_DIR": job.run_dir,
+        "DSTACK_NODES_NUM": str(spec["nodes"]),
+        "DSTACK_NODE_RANK": str(spec["node"]),
+        "DSTACK_MASTER_NODE_IP": spec["master_ip"],
+        "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
+        "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
+        "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
+    }
+    if spec.get("tasks_url"):
+        env |= {"DSTACKWEB_TASKS_URL": spec["tasks_url"], "DSTACKWEB_TASKS_TOKEN": spec["tasks_token"]}
+    return env
+
+
+def _after_setup(job: Job, env: dict[str, str], folder: str) -> dict[str, str]:
+    """The environment as the host's set-up snippet leaves it: run by itself, so that `set -e` doesn't touch it."""
+    setup = job.spec.get("setup") or ""
+    if not setup.strip():
+        return {}
+    try:
+        done = subprocess.run(
+            [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"], env=env, cwd=folder,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=SETUP_S, check=False, **_identity(job),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotStart(f"the host's set-up snippet failed: {error}") from error
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip()[-300:]
+        raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {told}")
+    pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0") if "=" in line)
+    return {name: value for name, _, value in pairs if name not in ("_", "PWD", "SHLVL")}

@@ -1,0 +1,295 @@
+"""One job from claim to exit. The API may be away at any moment: what could not be told is told later."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dstackweb.runner import tree
+from dstackweb.runner.archive import BadArchive, give, unpack
+from dstackweb.runner.child import CannotStart, Job, spawn
+from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.shipper import Shipper
+from dstackweb.runner.state import State
+
+LOOK_S = 0.2
+BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
+LEFTOVER_GRACE_S = 2.0
+"""What background processes get between TERM and KILL once the commands have ended."""
+
+COMMON_CODES = {
+    126: "the command can't be executed (exit code 126)",
+    127: "command not found (exit code 127)",
+    137: "killed (exit code 137), often for want of memory",
+}
+
+
+class Unwanted(Exception):
+    """The API no longer wants this job, or wants it from another runner."""
+
+
+class Runner:
+    """Orders are what the host said on standard input; `state` is what this or an earlier runner left."""
+
+    def __init__(self, orders: dict[str, Any], state: State) -> None:
+        self.orders, self.state = orders, state
+        self.job_id: str = orders["job"]
+        self.client = Client(orders["api"], self.job_id, orders["token"], state.nonce())
+        self.spec: dict[str, Any] = {}
+        self.beat = 0
+        self.heartbeat_s = 5.0
+        self.contact = time.monotonic()
+        self.has_child = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Do whatever is left to do for the job."""
+        tree.protect()
+        signal.signal(signal.SIGUSR1, self._on_nudge)
+        signal.signal(signal.SIGTERM, self._on_term)
+        try:
+            self._go()
+        except Unwanted as unwanted:
+            say(f"not wanted any more: {unwanted}")
+            tree.end(self.job_id, 0)
+
+    def _go(self) -> None:
+        self._claim()
+        self.spec = self._insist(lambda: self.client.get("spec"))
+        secrets = [value.encode() for value in self.spec["redact"]]
+        self.shipper = Shipper(self.client, self.state, secrets, self.spec["log_limit"])
+        if not self.state.has("exit"):
+            if self.state.has("started"):
+                self._salvage()
+            else:
+                self._begin()
+        self._tell_end()
+
+    def _claim(self) -> None:
+        """Become the one runner of this job, or end without having done anything."""
+        body = {"nonce": self.state.nonce(), "pid": os.getpid(), "host": socket.gethostname()}
+        self.heartbeat_s = float(self._insist(lambda: self.client.post("claim", body))["heartbeat_s"])
+
+    def _begin(self) -> None:
+        """Fetch the code, wait for the other nodes, start the commands, and see them through."""
+        job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"])
+        try:
+            self._prepare(job)
+            if not self._barrier():
+                return
+            # From here on nobody may start the commands again, whatever happens to this process.
+            self.state.write("started", "")
+            pid = spawn(job, self.state.path("spool"))
+        except (BadArchive, CannotStart, OSError) as error:
+            self._finish(None, "executor_error", str(error))
+            return
+        self.has_child = True
+        Watched(self, pid).until_it_ends()
+
+    def _prepare(self, job: Job) -> None:
+        os.makedirs(job.run_dir, mode=0o755, exist_ok=True)
+        archive = self.spec["archive"]
+        if archive:
+            path = self.state.path("archive.tar.gz")
+            self._insist(lambda: self.client.download("archive", path))
+            unpack(path, archive["sha256"], job.run_dir)
+            os.unlink(path)
+        if job.switches_user:
+            give(job.run_dir, job.account.pw_uid, job.account.pw_gid)
+
+    def _barrier(self) -> bool:
+        """Wait until every node of the attempt has its runner; False when told to stop instead."""
+        while True:
+            answer = self._insist(lambda: self.heartbeat("waiting"))
+            if answer["action"] == "stop":
+                self._finish(None, answer["reason"], "stopped before its commands were started")
+                return False
+            if answer["action"] == "go":
+                return True
+            self.pause(float(answer["heartbeat_s"]))
+
+    def _salvage(self) -> None:
+        """An earlier runner died after the start: end what it left, and say so."""
+        tree.end(self.job_id, 0)
+        self._finish(None, "instance_unreachable", "its runner was killed; what was left of the job has been ended")
+
+    def _finish(self, exit_code: int | None, reason: str, message: str) -> None:
+        """Remember the end before telling it."""
+        self.state.write("exit", json.dumps({"exit_code": exit_code, "reason": reason, "message": message}))
+
+    def finish(self, status: int, reason: str | None) -> None:
+        """The commands have ended with this wait status; `reason` is why they were stopped, if they were."""
+        code = os.waitstatus_to_exitcode(status)
+        code = 128 - code if code < 0 else code
+        if reason is not None:
+            self._finish(code, reason, "")
+        elif code == 0:
+            self._finish(0, "done_by_runner", "")
+        else:
+            self._finish(code, "container_exited_with_error", COMMON_CODES.get(code) or _worded(code))
+
+    def _tell_end(self) -> None:
+        """Ship the rest of the output, then the end; until the API has heard it."""
+        while self._insist(lambda: self.shipper.ship(final=True)):
+            pass
+        size = self.shipper.capped if self.shipper.capped is not None else self.shipper.offset
+        end = self.state.read_json("exit") | {"log_size": size}
+        self._insist(lambda: self.client.post("exit", end))
+
+    def heartbeat(self, phase: str) -> dict[str, Any]:
+        """Say that the job is looked after; the answer says what to do."""
+        self.beat += 1
+        answer = self.client.post("heartbeat", {"beat": self.beat, "phase": phase})
+        self.heartbeat_s = float(answer.get("heartbeat_s", self.heartbeat_s))
+        self.contact = time.monotonic()
+        return answer
+
+    def _insist(self, call: Callable[[], Any]) -> Any:
+        """Repeat a call until it is answered. Raises Unwanted when the answer is no."""
+        failures = 0
+        while True:
+            try:
+                answer = call()
+            except Unreachable as error:
+                failures += 1
+                if failures in (1, 10):
+                    say(f"the API can't be reached, trying on: {error}")
+                self.pause(backoff(failures))
+            except Refused as refused:
+                raise Unwanted(str(refused)) from None
+            else:
+                self.contact = time.monotonic()
+                return answer
+
+    def pause(self, seconds: float) -> None:
+        """Wait, or until somebody nudges."""
+        readable, _, _ = select.select([self._wake_read], [], [], seconds)
+        if readable:
+            os.read(self._wake_read, 64)
+
+    def nudged(self) -> bool:
+        """Whether a nudge ended the last pause."""
+        was, self._nudged = self._nudged, False
+        return was
+
+    _nudged = False
+
+    def _on_nudge(self, *_: Any) -> None:
+        self._nudged = True
+        os.write(self._wake_write, b"!")
+
+    def _on_term(self, *_: Any) -> None:
+        """With commands running only the API ends a job; without any, this runner may go and another may come."""
+        if not self.has_child:
+            os._exit(0)
+
+
+class Watched:
+    """The time between start and end of the commands."""
+
+    def __init__(self, runner: Runner, pid: int) -> None:
+        self.runner, self.pid = runner, pid
+        self.began = time.monotonic()
+        self.told_start = False
+        self.stop_reason: str | None = None
+        self.kill_at: float | None = None
+        self.next_beat = 0.0
+        self.next_ship = 0.0
+        self.failures = 0
+        self.wanted = True
+
+    def until_it_ends(self) -> None:
+        """Look every LOOK_S: limits, contact, output, and whether the commands have ended."""
+        runner = self.runner
+        while (status := tree.reap().get(self.pid)) is None:
+            self._keep_limits()
+            self._talk()
+            runner.pause(LOOK_S)
+        tree.end(runner.job_id, 0 if self.stop_reason and self._overdue() else LEFTOVER_GRACE_S)
+        runner.finish(status, self.stop_reason)
+        if not self.wanted:
+            raise Unwanted("the API ended this job")
+
+    def _keep_limits(self) -> None:
+        spec, now = self.runner.spec, time.monotonic()
+        if spec["max_duration_s"] is not None and now - self.began > spec["max_duration_s"]:
+            self._stop("max_duration_exceeded", spec["stop_duration_s"])
+        if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
+            self._stop("instance_unreachable", spec["stop_duration_s"])
+        if self._overdue():
+            tree.send(tree.processes(self.runner.job_id), signal.SIGKILL)
+
+    def _overdue(self) -> bool:
+        return self.kill_at is not None and time.monotonic() >= self.kill_at
+
+    def _stop(self, reason: str, grace_s: float) -> None:
+        """TERM to the whole tree now, KILL after the grace; a later, shorter grace counts."""
+        kill_at = time.monotonic() + grace_s
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            tree.send(tree.processes(self.runner.job_id), signal.SIGTERM)
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+
+    def _talk(self) -> None:
+        """Tell what there is to tell, unless the API was away a moment ago."""
+        now = time.monotonic()
+        if self.runner.nudged():
+            self.next_beat = self.next_ship = 0.0
+        try:
+            if now >= self.next_ship:
+                self._tell_start()
+                while self.runner.shipper.ship() and time.monotonic() - now < LOOK_S:
+                    self.runner.contact = time.monotonic()
+                self.failures = 0
+            if now >= self.next_beat:
+                self._beat()
+        except Unreachable as error:
+            self.failures += 1
+            if self.failures in (1, 10):
+                say(f"the API can't be reached; the job goes on: {error}")
+            self.next_ship = self.next_beat = now + backoff(self.failures)
+        except Refused as refused:
+            say(f"the API refuses this job: {refused}")
+            self.wanted = False
+            self._stop("terminated_by_server", 0)
+            self.next_ship = self.next_beat = now + BACKOFF_CAP_S
+
+    def _tell_start(self) -> None:
+        if not self.told_start:
+            self.runner.client.post("started", {})
+            self.told_start = True
+
+    def _beat(self) -> None:
+        answer = self.runner.heartbeat("stopping" if self.stop_reason else "running")
+        self.next_beat = time.monotonic() + self.runner.heartbeat_s
+        if answer["action"] == "stop":
+            self._stop(answer["reason"], float(answer["grace_s"]))
+
+
+def backoff(failures: int) -> float:
+    """Full jitter between the base and a doubling ceiling (seconds)."""
+    ceiling = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+    return random.uniform(BACKOFF_BASE_S, ceiling)
+
+
+def _worded(code: int) -> str:
+    if code > 128:
+        try:
+            return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
+        except ValueError:
+            pass
+    return f"a command failed with exit code {code}"
+
+
+def say(text: str) -> None:
+    """A line in runner.log."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    sys.stderr.flush()

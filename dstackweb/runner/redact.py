@@ -1,0 +1,26 @@
+"""Masking secrets in a stream, byte for byte, so that offsets stay the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def mask(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    """`data` with every occurrence of every secret, overlapping ones too, as asterisks of the same length."""
+    out = bytearray(data)
+    for secret in filter(None, secrets):
+        at = data.find(secret)
+        while at >= 0:
+            out[at : at + len(secret)] = b"*" * len(secret)
+            at = data.find(secret, at + 1)
+    return bytes(out)
+
+
+def settled(data: bytes, secrets: Sequence[bytes]) -> int:
+    """How much of `data` can't be the beginning of a secret that goes on behind it."""
+    longest = max(map(len, secrets), default=0)
+    for length in range(min(longest - 1, len(data)), 0, -1):
+        tail = data[-length:]
+        if any(len(secret) > length and secret.startswith(tail) for secret in secrets):
+            return len(data) - length
+    return len(data)

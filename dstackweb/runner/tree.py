@@ -1,0 +1,91 @@
+"""A job's processes: all below the runner, to which orphans come, and all that carry the job's marker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+MARKER = "DSTACKWEB_JOB"
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+def protect() -> None:
+    """Take in orphans of the job, and keep the runner's memory (its token) from processes of the same user."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def processes(job: str) -> set[int]:
+    """The living processes of a job except this one. A zombie runs nothing."""
+    marker = f"{MARKER}={job}".encode()
+    parents = _parents()
+    found = {pid for pid in parents if _carries(pid, marker)}
+    above = found | {os.getpid()}
+    while below := {pid for pid, parent in parents.items() if parent in above} - above:
+        above |= below
+    return above - {os.getpid()}
+
+
+def _parents() -> dict[int, int]:
+    """Every living process and its parent."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    # The command in brackets may hold anything, brackets and blanks included.
+                    status, parent = file.read().rpartition(b") ")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if status not in (b"Z", b"X"):
+                parents[int(name)] = int(parent)
+    return parents
+
+
+def _carries(pid: int, marker: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return marker in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def send(pids: set[int], number: signal.Signals) -> None:
+    """Signal each; one that has ended meanwhile is no error."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def reap() -> dict[int, int]:
+    """Collect children that have ended: pid → wait status."""
+    ended = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def end(job: str, grace_s: float) -> None:
+    """End what is left of a job: TERM, then KILL after the grace, until the last process is confirmed gone."""
+    asked = time.monotonic()
+    told: set[int] = set()
+    while left := processes(job):
+        if time.monotonic() - asked >= grace_s:
+            send(left, signal.SIGKILL)
+        else:
+            send(left - told, signal.SIGTERM)
+            told |= left
+        time.sleep(0.02)
+        reap()
