@@ -1,0 +1,81 @@
+"""How long from submit to `running`, and from a printed line to a reader: a real server, one run after the other.
+
+    python bench/submit_to_running.py [RUNS]
+
+The floor is the same shell command started directly, without a scheduler.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.server import Server  # noqa: E402
+
+
+def main(runs: int) -> None:
+    home = Path(tempfile.mkdtemp(prefix="dw-bench-", dir="/tmp"))
+    home.chmod(0o755)
+    with Server(home) as server:
+        one_run(server, "warm-up")
+        measured = [one_run(server, f"bench-{index}") for index in range(runs)]
+    direct = [floor() for _ in range(runs)]
+    print(f"\n{runs} runs, one after the other, idle machine: {platform.machine()}, {os.cpu_count()} cores, "
+          f"Python {platform.python_version()}, embedded default (SQLite, ORM broker)\n")
+    print(f"{'':34}{'median':>9}{'p90':>9}{'worst':>9}  ms")
+    line("submit → running", [m[0] for m in measured])
+    line("submit → first log line readable", [m[1] for m in measured])
+    line("submit → done", [m[2] for m in measured])
+    line("floor: the command started directly", direct)
+
+
+def one_run(server: Server, name: str) -> tuple[float, float, float]:
+    """Milliseconds from the submit request to running (by the server's clock), a readable line, and done."""
+    began = time.time()
+    server.api("POST", "runs", json={"config": {"type": "task", "name": name, "commands": ["echo hello; sleep 0.3"]}})
+    line_at = 0.0
+    while True:
+        if not line_at and server.api("GET", f"runs/{name}/logs").content:
+            line_at = time.time()
+        run = server.api("GET", f"runs/{name}").json()
+        if run["status"] in ("done", "failed", "terminated"):
+            break
+        time.sleep(0.02)
+    assert run["status"] == "done", run
+    started = dt.datetime.fromisoformat(run["started_at"]).timestamp()
+    ended = dt.datetime.fromisoformat(run["ended_at"]).timestamp()
+    return (started - began) * 1000, (line_at - began) * 1000, (ended - began) * 1000
+
+
+def floor() -> float:
+    """Milliseconds until the same command has printed its line, started by hand."""
+    began = time.perf_counter()
+    with subprocess.Popen(["/bin/sh", "-c", "echo hello; sleep 0.3"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        return (time.perf_counter() - began) * 1000
+
+
+def line(what: str, values: list[float]) -> None:
+    ordered = sorted(values)
+    p90 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.9))]
+    print(f"{what:34}{statistics.median(values):9.0f}{p90:9.0f}{ordered[-1]:9.0f}")
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    except httpx.HTTPError as error:
+        sys.exit(f"the server did not answer: {error}")

@@ -1,0 +1,24 @@
+"""The scheduler's own rows in the admin: to see that work is done, not to write."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from dstackweb.runs.admin import ReadOnly
+from dstackweb.scheduler.models import PassState, PeriodicJob, Watch
+
+
+@admin.register(PeriodicJob)
+class PeriodicJobAdmin(ReadOnly):
+    list_display = ("name", "due_at", "last_started_at", "last_ended_at", "outstanding_until", "last_error")
+    search_fields = ("name",)
+
+
+@admin.register(PassState)
+class PassStateAdmin(ReadOnly):
+    list_display = ("generation", "ended_at", "duration_ms", "placed", "requested", "expires_at")
+
+
+@admin.register(Watch)
+class WatchAdmin(ReadOnly):
+    list_display = ("boot_id", "monotonic_s")

@@ -1,0 +1,140 @@
+"""The runner's side of the API, without a runner: who is let in, and what each call does."""
+
+from __future__ import annotations
+
+import pytest
+from django.http import HttpResponse
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import delete_secret, set_secret
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.services import Submission, stop, submit
+from dstackweb.scheduler.hosting import job_token
+from tests.factories import make_host, make_run, place_all, placed_job
+
+
+class Runner:
+    """What a runner sends, by hand."""
+
+    def __init__(self, job: Job, nonce: str = "n1", token: str = "") -> None:
+        self.base = f"/api/v1/runner/jobs/{job.pk}"
+        self.headers = {"Authorization": f"Bearer {token or job_token(job.pk)}", "X-Nonce": nonce}
+        self.nonce = nonce
+
+    def post(self, path: str, body: object = None) -> HttpResponse:
+        return Client().post(f"{self.base}/{path}", body or {}, content_type="application/json", headers=self.headers)
+
+    def get(self, path: str) -> HttpResponse:
+        return Client().get(f"{self.base}/{path}", headers=self.headers)
+
+    def log(self, offset: int, data: bytes) -> HttpResponse:
+        return Client().post(
+            f"{self.base}/logs?offset={offset}", data, content_type="application/octet-stream", headers=self.headers
+        )
+
+    def claim(self) -> HttpResponse:
+        return self.post("claim", {"nonce": self.nonce, "pid": 1, "host": "here"})
+
+
+@pytest.fixture
+def run(project: Project, member: User) -> Run:
+    make_host()
+    run = make_run(project, member, commands=["python train.py"])
+    place_all()
+    return run
+
+
+@pytest.fixture
+def runner(run: Run) -> Runner:
+    return Runner(placed_job(run))
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.get(pk=run.pk)
+
+
+def test_a_job_is_claimed_once_described_started_and_ended(run: Run, runner: Runner) -> None:
+    assert runner.claim().status_code == 200
+    assert Runner(placed_job(run), "n2").claim().status_code == 409
+    spec = runner.get("spec").json()
+    assert (spec["commands"], spec["run"], spec["nodes"]) == (["python train.py"], run.name, 1)
+    assert spec["max_duration_s"] == 24 * 3600
+    runner.post("started")
+    assert fresh(run).status == "running"
+    runner.post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
+    assert fresh(run).status == "done"
+    assert runner.post("exit", {"exit_code": 1, "reason": "executor_error"}).status_code == 200
+    assert fresh(run).status == "done"
+
+
+def test_a_token_opens_its_own_job_only(run: Run, project: Project, member: User) -> None:
+    other = make_run(project, member)
+    place_all()
+    job, foreign = placed_job(run), placed_job(other)
+    assert Runner(job, token=job_token(foreign.pk)).claim().status_code == 403
+    assert Runner(job, token="nonsense").claim().status_code == 401
+
+
+def test_nothing_is_told_before_the_claim(runner: Runner) -> None:
+    assert [runner.get("spec").status_code, runner.post("started").status_code] == [409, 409]
+
+
+def test_log_bytes_are_addressed_by_offset(run: Run, runner: Runner) -> None:
+    runner.claim()
+    assert runner.log(0, b"abc\xff").json() == {"next": 4}
+    assert runner.log(2, b"c\xffde").json() == {"next": 6}
+    gap = runner.log(10, b"x")
+    assert (gap.status_code, gap.json()["expected"]) == (409, 6)
+    assert runner.log(0, b"ABC").json() == {"next": 6}
+
+
+def test_a_heartbeat_carries_the_stop_request_with_its_grace(run: Run, runner: Runner, member: User) -> None:
+    runner.claim()
+    runner.post("started")
+    assert runner.post("heartbeat", {"beat": 1}).json()["action"] == "go"
+    stop(fresh(run), member, "member")
+    answer = runner.post("heartbeat", {"beat": 2}).json()
+    assert (answer["action"], answer["reason"]) == ("stop", "terminated_by_user")
+    assert answer["grace_s"] > 0
+    runner.post("exit", {"exit_code": 143, "reason": "container_exited_with_error"})
+    assert (fresh(run).status, fresh(run).termination_reason) == ("terminated", "stopped_by_user")
+    assert runner.post("heartbeat", {"beat": 3}).status_code == 409
+
+
+def test_nodes_wait_for_each_other_before_they_start(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member, nodes=2)
+    place_all()
+    first, second = Runner(placed_job(run, 0), "a"), Runner(placed_job(run, 1), "b")
+    first.claim()
+    assert first.post("heartbeat", {"beat": 1, "phase": "waiting"}).json()["action"] == "wait"
+    second.claim()
+    assert first.post("heartbeat", {"beat": 2, "phase": "waiting"}).json()["action"] == "go"
+    assert first.get("spec").json()["nodes"] == 2
+
+
+def test_secrets_reach_the_runner_and_are_named_for_masking(project: Project, member: User) -> None:
+    make_host()
+    set_secret(project, "HF", "hunter2hunter2", member)
+    body = Submission({"type": "task", "commands": ["a"], "env": ["A=${{ secrets.HF }}", "B"]}, env={"B": "clientvalue"})
+    run, _made = submit(project, member, "member", body)
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    spec = runner.get("spec").json()
+    assert spec["env"] == {"A": "hunter2hunter2", "B": "clientvalue"}
+    assert set(spec["redact"]) == {"hunter2hunter2", "clientvalue"}
+
+
+def test_a_secret_deleted_before_the_start_fails_the_run_with_its_name(project: Project, member: User) -> None:
+    make_host()
+    set_secret(project, "HF", "hunter2hunter2", member)
+    run = make_run(project, member, env={"A": "${{ secrets.HF }}"})
+    place_all()
+    delete_secret(project, "HF")
+    runner = Runner(placed_job(run))
+    runner.claim()
+    assert runner.get("spec").status_code == 409
+    assert fresh(run).status == "failed"
+    assert "HF" in fresh(run).status_message

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from dstackweb.accounts.models import Project
+from dstackweb.runs.models import Run
+from tests.api.conftest import Api
+from tests.factories import make_host, place_all
+
+HELLO = "type: task\nname: hello\ncommands: [echo hello]\n"
+RUNS = "projects/main/runs"
+
+
+def test_a_run_is_submitted_read_changed_listed_and_stopped(api: Api) -> None:
+    """R26."""
+    made = api("POST", RUNS, {"config": HELLO})
+    assert made.status_code == 201, made.content
+    run = made.json()
+    assert (run["name"], run["status"], run["priority"], run["position"]) == ("hello", "submitted", 50, 1)
+    assert run["reason"] == "starting"
+    assert [event["kind"] for event in run["events"]] == ["submitted"]
+    assert api("GET", f"{RUNS}/{run['id']}").json()["name"] == "hello"
+    changed = api("PATCH", f"{RUNS}/hello", {"priority": 60}, If_Match=made["ETag"])
+    assert (changed.status_code, changed.json()["priority"]) == (200, 60)
+    assert api("PATCH", f"{RUNS}/hello", {"priority": 61}, If_Match=made["ETag"]).status_code == 412
+    assert [row["name"] for row in api("GET", f"{RUNS}?status=submitted").json()["items"]] == ["hello"]
+    stopped = api("POST", f"{RUNS}/hello/stop")
+    assert (stopped.status_code, stopped.json()["status"]) == (200, "terminated")
+    assert api("POST", f"{RUNS}/hello/stop").status_code == 409
+
+
+def test_a_config_may_come_as_an_object(api: Api) -> None:
+    made = api("POST", RUNS, {"config": {"type": "task", "commands": ["true"]}})
+    assert made.status_code == 201
+    assert made.json()["name"]
+
+
+def test_the_plan_shows_settings_with_their_origin_offers_and_position_and_stores_nothing(api: Api) -> None:
+    make_host()
+    api("POST", RUNS, {"config": HELLO})
+    plan = api("POST", f"{RUNS}/plan", {"config": "type: task\ncommands: [a]\npriority: 60\n"})
+    assert plan.status_code == 200, plan.content
+    body = plan.json()
+    assert body["position"] == 1
+    assert body["provenance"]["priority"] == {"source": "run_file", "line": 3}
+    assert body["provenance"]["backends"] == {"source": "profile", "profile": "default"}
+    assert [(offer["instance_type"], offer["availability"]) for offer in body["offers"]] == [("box-1", "idle")]
+    assert body["warnings"] == []
+    assert Run.objects.count() == 1
+
+
+def test_what_no_host_could_ever_give_is_told_by_the_plan_and_accepted_by_submit(api: Api) -> None:
+    make_host()
+    config = "type: task\nname: huge\ncommands: [a]\nresources: {gpu: 'H100:16'}\n"
+    plan = api("POST", f"{RUNS}/plan", {"config": config}).json()
+    assert plan["warnings"][0]["code"] == "impossible"
+    assert api("POST", RUNS, {"config": config}).status_code == 201
+    place_all()
+    run = api("GET", f"{RUNS}/huge").json()
+    assert (run["status"], run["reason"]) == ("submitted", "impossible")
+    assert run["reason_detail"]
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "key"),
+    [
+        ("type: task\ncommands: [a\n", 3, None),
+        ("type: task\ncommands: [a]\npriorty: 3\n", 3, "priorty"),
+        ("type: task\ncommands: [a]\npriority: 101\n", 3, "priority"),
+        ("type: task\ncommands: [a]\nnodes: two\n", 3, "nodes"),
+        ("type: task\ncommands: [a]\nprofile: nope\n", 3, "profile"),
+        ("type: task\ncommands: [a]\nqueue: nope\n", 3, "queue"),
+    ],
+)
+def test_a_bad_run_file_is_answered_with_line_key_and_what_was_expected(
+    api: Api, config: str, line: int, key: str | None
+) -> None:
+    refused = api("POST", RUNS, {"config": config})
+    assert refused.status_code == 422
+    error = refused.json()["errors"][0]
+    assert error["line"] == line
+    assert key is None or error["loc"][0] == key
+    assert error["msg"]
+    assert refused.json()["detail"]
+
+
+def test_a_run_file_over_256_kb_is_too_large(api: Api) -> None:
+    assert api("POST", RUNS, {"config": HELLO + "#" * 256 * 1024}).status_code == 413
+
+
+def test_bodies_of_another_form_are_refused_with_where(api: Api) -> None:
+    assert api("POST", RUNS, {"config": HELLO, "prio": 1}).json()["errors"][0]["loc"][-1] == "prio"
+    assert api("PATCH", f"{RUNS}/x", {"priority": "high"}).status_code == 422
+    broken = api.client.post(f"/api/v1/{RUNS}", b"{", content_type="application/json", headers=api.headers)
+    assert broken.status_code == 400
+    assert "detail" in broken.json()
+
+
+def test_a_name_taken_by_an_active_run_is_a_conflict(api: Api) -> None:
+    api("POST", RUNS, {"config": HELLO})
+    refused = api("POST", RUNS, {"config": HELLO})
+    assert refused.status_code == 409
+    assert "choose another name" in refused.json()["detail"]
+
+
+def test_an_idempotency_key_makes_a_retry_safe(api: Api) -> None:
+    first = api("POST", RUNS, {"config": HELLO}, Idempotency_Key="k")
+    second = api("POST", RUNS, {"config": HELLO}, Idempotency_Key="k")
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.json()["id"] == second.json()["id"]
+
+
+def test_no_token_is_401_and_a_stranger_sees_404_everywhere(api: Api, stranger: Api, project: Project) -> None:
+    api("POST", RUNS, {"config": HELLO})
+    paths = [
+        ("GET", RUNS), ("POST", f"{RUNS}/plan"), ("POST", RUNS), ("GET", f"{RUNS}/hello"), ("PATCH", f"{RUNS}/hello"),
+        ("POST", f"{RUNS}/hello/stop"), ("GET", f"{RUNS}/hello/logs"), ("GET", "projects/main/queues/default"),
+        ("PUT", f"projects/main/archives/{'0' * 64}"),
+    ]  # fmt: skip
+    for method, path in paths:
+        body = {"config": HELLO} if "plan" in path or path == RUNS and method == "POST" else {"priority": 1}
+        body = None if method in ("GET", "PUT") or path.endswith("stop") else body
+        assert Api(None)(method, path, body).status_code == 401, path
+        assert stranger(method, path, body).status_code == 404, path
+    assert stranger("GET", "projects").json()["items"] == []
+    assert Api(None)("GET", "projects", None).json()["detail"]
+
+
+def test_the_queue_comes_in_true_order_page_by_page(api: Api, manager: Api) -> None:
+    for index in range(5):
+        api("POST", RUNS, {"config": {"type": "task", "name": f"run-{index}", "commands": ["a"]}})
+    manager("PATCH", f"{RUNS}/run-3", {"priority": 90})
+    first = api("GET", "projects/main/queues/default?limit=3").json()
+    assert [item["name"] for item in first["items"]] == ["run-3", "run-0", "run-1"]
+    rest = api("GET", f"projects/main/queues/default?limit=3&cursor={first['next']}").json()
+    assert [(item["name"], item["position"]) for item in rest["items"]] == [("run-2", 4), ("run-4", 5)]
+    assert rest["next"] is None
+
+
+def test_only_managers_pause_a_queue(api: Api, manager: Api) -> None:
+    assert api("PATCH", "projects/main/queues/default", {"paused": True}).status_code == 403
+    assert manager("PATCH", "projects/main/queues/default", {"paused": True}).json()["paused"] is True
+
+
+def test_the_list_goes_on_where_its_cursor_says(api: Api) -> None:
+    for index in range(5):
+        api("POST", RUNS, {"config": {"type": "task", "name": f"run-{index}", "commands": ["a"]}})
+    seen, cursor = [], ""
+    while True:
+        page = api("GET", f"{RUNS}?limit=2{cursor}").json()
+        seen += [row["name"] for row in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert seen == ["run-4", "run-3", "run-2", "run-1", "run-0"]
+
+
+def test_an_archive_is_kept_once_and_checked(api: Api) -> None:
+    data = b"some bytes"
+    digest = hashlib.sha256(data).hexdigest()
+    url = f"/api/v1/projects/main/archives/{digest}"
+
+    def put(path: str) -> int:
+        return api.client.put(path, data, content_type="application/gzip", headers=api.headers).status_code
+
+    assert api("HEAD", f"projects/main/archives/{digest}").status_code == 404
+    assert [put(url), put(url)] == [201, 200]
+    assert api("HEAD", f"projects/main/archives/{digest}").status_code == 200
+    assert put(url.replace(digest, "0" * 64)) == 422
+    assert api("POST", RUNS, {"config": HELLO, "archive": "1" * 64}).status_code == 422
+    assert api("POST", RUNS, {"config": HELLO, "archive": digest}).status_code == 201
+
+
+def test_hosts_and_limits_and_the_caller(api: Api) -> None:
+    make_host(gpus=1)
+    host = api("GET", "hosts").json()["items"][0]
+    assert (host["name"], host["online"], host["gpus"][0]["uuid"]) == ("box-1", True, "GPU-box-1-0")
+    assert api("GET", "user").json() == {"username": "ada", "is_admin": False}
+    assert api("GET", "limits").json()["config_bytes"] == 256 * 1024
+    assert api("GET", "projects").json()["items"] == [{"name": "main", "role": "member"}]
+
+
+def test_openapi_describes_every_public_path_and_no_runner_path(api: Api) -> None:
+    paths = api("GET", "openapi.json").json()["paths"]
+    assert "/api/v1/projects/{project}/runs/{name}/stop" in paths
+    assert not [path for path in paths if "/runner/" in path]

@@ -1,0 +1,76 @@
+"""Rows for tests, made by the product's own services wherever there is one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from django.utils import timezone
+
+from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.profiles.services import ensure_default_profile
+from dstackweb.runs import attempts, services
+from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler.passes import run_passes
+
+_numbers = itertools.count(1)
+
+
+def make_user(name: str | None = None, **fields: Any) -> User:
+    """An active user without a usable password."""
+    return User.objects.create_user(username=name or f"user{next(_numbers)}", **fields)
+
+
+def make_project(name: str | None = None, **fields: Any) -> Project:
+    """A project with its default queue, in a deployment with the seeded default profile."""
+    ensure_default_profile()
+    project = Project.objects.create(name=name or f"project{next(_numbers)}", **fields)
+    services.ensure_queue(project)
+    return project
+
+
+def join(project: Project, user: User, role: str = "member") -> User:
+    """Make somebody a member."""
+    Membership.objects.create(project=project, user=user, role=role)
+    return user
+
+
+def make_host(name: str = "box-1", *, cpus: int = 8, memory_gib: int = 32, gpus: int = 0, **fields: Any) -> Host:
+    """A host that is online, with `gpus` A100 80 GB."""
+    values = {
+        "address": "127.0.0.1", "cluster": f"host-{name}", "cpus": cpus, "memory_mib": memory_gib * 1024,
+        "isolation": "shared", "runs_dir": "/tmp/runs", "seen_at": timezone.now(),
+    } | fields  # fmt: skip
+    host = Host.objects.create(name=name, backend=ensure_embedded_backend(), **values)
+    for index in range(gpus):
+        Gpu.objects.create(
+            host=host, uuid=f"GPU-{name}-{index}", index=index, name="NVIDIA A100-SXM4-80GB", memory_mib=81920
+        )
+    return host
+
+
+def make_run(project: Project, user: User, name: str | None = None, *, role: str = "member", **keys: Any) -> Run:
+    """A submitted run of one command; `keys` are keys of the run file."""
+    config = {"type": "task", "name": name or f"run-{next(_numbers)}", "commands": ["true"], **keys}
+    run, _made = services.submit(project, user, role, services.Submission(config))
+    return run
+
+
+def place_all() -> int:
+    """Run the real placement pass."""
+    return run_passes()
+
+
+def placed_job(run: Run, node: int = 0) -> Job:
+    """The job of a run that a pass has placed."""
+    return Job.objects.get(run=run, attempt=Run.objects.get(pk=run.pk).attempt, node=node)
+
+
+def start(job: Job, nonce: str = "nonce") -> Job:
+    """What a runner reports up to the start of the commands."""
+    attempts.claim(job.pk, nonce, "here")
+    attempts.started(job.pk)
+    job.refresh_from_db()
+    return job

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.runs.models import Run, RunEvent
+from dstackweb.runs.recount import differences
+from dstackweb.runs.states import RUN_MOVES, RunStatus
+from dstackweb.runs.transitions import IllegalTransition, move_run
+from tests.factories import join, make_project, make_run, make_user
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run() -> Run:
+    project = make_project()
+    return make_run(project, join(project, make_user()))
+
+
+def test_a_move_writes_status_event_and_counters_together(run: Run) -> None:
+    assert move_run(run, RunStatus.PROVISIONING, now=timezone.now())
+    run.refresh_from_db()
+    assert run.status == RunStatus.PROVISIONING
+    assert RunEvent.objects.filter(run=run, kind="provisioning").get().data["from"] == "submitted"
+    assert (run.queue.count.submitted, run.queue.count.provisioning) == (0, 1)
+    assert list(differences()) == []
+
+
+def test_of_two_who_move_the_same_run_one_wins_and_the_other_changes_nothing(run: Run) -> None:
+    twin = Run.objects.get(pk=run.pk)
+    assert move_run(run, RunStatus.PROVISIONING, now=timezone.now())
+    assert not move_run(twin, RunStatus.TERMINATED, now=timezone.now())
+    run.refresh_from_db()
+    assert run.status == RunStatus.PROVISIONING
+    assert list(differences()) == []
+
+
+def test_a_mover_that_looked_at_an_earlier_attempt_changes_nothing(run: Run) -> None:
+    twin = Run.objects.get(pk=run.pk)
+    Run.objects.filter(pk=run.pk).update(attempt=2)
+    assert not move_run(twin, RunStatus.PROVISIONING, now=timezone.now())
+
+
+def test_an_illegal_move_raises_and_shows_the_history(run: Run) -> None:
+    with pytest.raises(IllegalTransition, match=r"submitted → done is no legal move; last events: .*submitted"):
+        move_run(run, RunStatus.DONE, now=timezone.now())
+
+
+def test_nothing_leaves_an_ended_status_and_everything_else_can_end() -> None:
+    ended = {RunStatus.DONE, RunStatus.FAILED, RunStatus.TERMINATED}
+    for status, targets in RUN_MOVES.items():
+        assert (not targets) == (status in ended)
+        reachable, frontier = set(targets), list(targets)
+        while frontier:
+            new = RUN_MOVES[frontier.pop()] - reachable
+            reachable |= new
+            frontier += new
+        assert status in ended or reachable & ended

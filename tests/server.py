@@ -1,0 +1,121 @@
+"""A whole deployment as real processes: the supervisor with web, workers, ticker and host, in a home of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from tests.support import REPO, deployment_env, eventually
+
+TOKEN = "dw_test-token-of-the-first-admin"
+PASSWORD = "correct horse battery"
+
+
+class Server:
+    """`with Server(home) as server: server.api("GET", "runs")`. `env` overrides settings, such as time-outs.
+
+    `home` must be a folder that other users can reach, since jobs run as another user when the tests are root.
+    """
+
+    def __init__(self, home: Path, **env: str) -> None:
+        self.home = home
+        self.env = deployment_env(
+            home,
+            **{
+                "DSTACKWEB_HOST_NAME": "box",
+                "DSTACKWEB_ADMIN_TOKEN": TOKEN,
+                "DSTACKWEB_ADMIN_PASSWORD": PASSWORD,
+                "DSTACKWEB_SHARED_UID": "1",
+                "DSTACKWEB_HEARTBEAT_S": "1",
+                "DSTACKWEB_WATCH_EVERY_S": "0.5",
+                **env,
+            },
+        )
+        self.port = int(self.env["DSTACKWEB_PORT"])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+
+    def start(self) -> Server:
+        """Start the supervisor and wait until the server answers and its host is there."""
+        with (self.home / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", "up"], cwd=REPO, env=self.env, stdout=log, stderr=log
+            )
+        eventually(self._ready, deadline=60)
+        return self
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.home / "up.log").read_text()
+        try:
+            hosts = self.http.get("/hosts").json()["items"]
+        except (httpx.HTTPError, KeyError, ValueError):
+            return False
+        return any(host["online"] for host in hosts)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the supervisor: cleanly, or with SIGKILL."""
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(30)
+            self.process = None
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.http.close()
+
+    def api(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """A call below /api/v1/projects/main that must succeed."""
+        response = self.http.request(method, f"/projects/main/{path}", **kwargs)
+        assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
+        return response
+
+    def submit(self, *commands: str, **keys: Any) -> str:
+        """Submit a task of these shell commands; returns its name."""
+        run = self.api("POST", "runs", json={"config": {"type": "task", "commands": list(commands), **keys}}).json()
+        return str(run["name"])
+
+    def run(self, name: str) -> dict[str, Any]:
+        """The run as the API shows it."""
+        found: dict[str, Any] = self.api("GET", f"runs/{name}").json()
+        return found
+
+    def log(self, name: str, **params: Any) -> bytes:
+        """What has arrived of its log."""
+        return self.api("GET", f"runs/{name}/logs", params=params).content
+
+    def wait(self, name: str, *statuses: str, deadline: float = 15) -> dict[str, Any]:
+        """Wait until the run is in one of these statuses (by default: has ended)."""
+        wanted = statuses or ("done", "failed", "terminated")
+
+        def there() -> dict[str, Any] | None:
+            run = self.run(name)
+            return run if run["status"] in wanted else None
+
+        return eventually(there, deadline=deadline)
+
+    def role_pids(self, needle: str) -> list[int]:
+        """Processes of this deployment whose command line has `needle`, found by their environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environ, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"DSTACKWEB_HOME={self.home}".encode() in environ.split(b"\0") and needle.encode() in command:
+                found.append(int(entry.name))
+        return found
