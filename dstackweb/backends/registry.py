@@ -18,5 +18,5 @@ def driver(backend: models.Backend) -> contract.Backend:
     try:
         kind = KINDS[backend.kind]
     except KeyError:
-        raise UnknownKind(f"backend {backend.name}: nothing here serves the kind {backend.kind!r}") from None
+        raise UnknownKind(f"backend {backend.name}: nothing here serves the kind {str(backend.kind)!r}") from None
     return kind(backend)

@@ -92,10 +92,11 @@ def ensure_runner(order: Mapping[str, object]) -> None:
 
 
 def _launch(order: Mapping[str, object]) -> dict[str, object]:
+    # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
     env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": str(settings.BASE_DIR)}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "dstackweb.runner"],
+            [sys.executable, "-S", "-m", "dstackweb.runner"],
             input=json.dumps(dict(order)),
             capture_output=True,
             text=True,

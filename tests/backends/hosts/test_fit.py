@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from itertools import combinations
 
 from hypothesis import given
@@ -212,7 +213,7 @@ def test_an_offer_says_what_the_machine_has_and_what_is_free_of_it() -> None:
     (offer,) = host_offers([box], needs(gpus=1, gpu_names=("A100",)), backend="own")
     assert (offer.backend, offer.region, offer.host_id) == ("own", "cellar", 1)
     assert (offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib) == (A100, 2, 40960)
-    assert (offer.cpus, offer.memory_mib, offer.price) == (8, 16000, 0)
+    assert (offer.cpus, offer.memory_mib, offer.price) == (8, 16000, Decimal(0))
     assert offer.detail == {
         "code": "idle", "gpus_free": 1, "gpus_total": 2, "cpus_free": 5, "memory_mib_free": 16000
     }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.backends.hosts.isolation import arrange, can_traverse, make_runs_dir, runs_dir
+from dstackweb.backends.hosts.isolation import arrange, can_traverse, make_runs_dir, prepare, runs_dir
 from dstackweb.backends.models import Isolation
 
 
@@ -98,3 +98,11 @@ def test_other_users_pass_through_the_runs_directory_and_see_nothing_in_it(open_
     make_runs_dir(place)
     make_runs_dir(place)
     assert [folder.stat().st_mode & 0o777 for folder in (place, place.parent)] == [0o711, 0o711]
+
+
+def test_a_runs_directory_that_cannot_be_made_refuses_jobs_and_says_so(open_home: Path) -> None:
+    (open_home / "file").write_text("in the way")
+    made = arrange(open_home / "file", uid=1000, job_user="nobody", shared_uid=True)
+    told = prepare(made)
+    assert told.isolation == Isolation.NONE
+    assert "can't be made" in told.error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -21,17 +23,18 @@ from dstackweb.backends.hosts import local, tree
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 
-DAEMON = (
-    f"{sys.executable} -c 'import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
-    'open("daemon", "w").write(str(os.getpid())); time.sleep(60)\''
-)
-NAMELESS = f"env -i {DAEMON}"
+OTHER_USER = "nobody" if os.getuid() == 0 else None
+"""Started as root, jobs here run as another user, as they do in earnest."""
+
+ORPHAN = "sh -c 'echo $$ > daemon; exec sleep 60' &"
+DAEMON = f"(setsid {ORPHAN})"
+NAMELESS = f"(env -i setsid {ORPHAN})"
 DEAF = "trap '' TERM; echo ready; while true; do sleep 1; done"
 
 
 @pytest.fixture(autouse=True)
 def home(open_home: Path) -> Iterator[Path]:
-    """A server's home of this test's own; jobs share its user, so that the test's Python is theirs too."""
+    """A server's home of this test's own, with a place for runs."""
     with override_settings(DSTACKWEB_HOME=open_home):
         yield open_home
 
@@ -47,7 +50,7 @@ def serve() -> Iterator[Callable[..., JobApi]]:
 
     yield make
     for api in apis:
-        eventually(lambda api=api: local.kill_job(api.job))
+        eventually(partial(local.kill_job, api.job))
         api.close()
 
 
@@ -58,8 +61,8 @@ def order(api: JobApi) -> dict[str, object]:
         "token": "token",
         "state_dir": str(local.state_dir(api.job)),
         "run_dir": str(local.run_dir(str(local.state_dir(api.job).parents[1] / "runs"), api.run, 0)),
-        "user": None,
-        "path": os.environ["PATH"],
+        "user": OTHER_USER,
+        "path": local.job_path(),
     }
 
 
@@ -80,6 +83,16 @@ def test_a_runner_is_started_does_its_job_and_ends(serve: Callable[..., JobApi])
     assert api.exit is not None
     assert (api.exit["exit_code"], bytes(api.log)) == (0, b"hello\n")
     eventually(lambda: local.tree_gone(api.job))
+
+
+def test_a_job_runs_as_the_hosts_job_user_who_cannot_read_what_the_runner_keeps(serve: Callable[..., JobApi]) -> None:
+    api = serve('id -un; pwd; ls "$STATE"')
+    api.spec["env"] = {"STATE": str(local.state_dir(api.job))}
+    folder = launch(api)
+    eventually(lambda: api.exit)
+    user = OTHER_USER or pwd.getpwuid(os.getuid()).pw_name
+    assert api.log.decode().splitlines()[:2] == [user, str(folder)]
+    assert (b"Permission denied" in api.log) == (OTHER_USER is not None)
 
 
 def test_a_second_start_changes_nothing_while_a_runner_lives(serve: Callable[..., JobApi]) -> None:
@@ -253,8 +266,8 @@ def test_old_directories_of_runs_go_once_nobody_needs_them(home: Path) -> None:
     (runs / uids[0]).touch()
     asked: list[str] = []
 
-    def may_go(some: object) -> set[str]:
-        asked.extend(some)  # type: ignore[call-overload]
+    def may_go(some: Sequence[str]) -> set[str]:
+        asked.extend(some)
         return set(uids[2:])
 
     assert local.prune_runs(str(runs), may_go, older_than_s=50, limit=1) == 1

@@ -146,3 +146,8 @@ def test_this_very_machine_answers() -> None:
     assert seen.cpus >= 1
     assert seen.memory_mib > 0
     assert seen.boot_id
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost", "https://no-such-name.invalid"])
+def test_a_machine_that_is_the_server_itself_or_knows_no_way_there_is_reached_on_loopback(url: str) -> None:
+    assert probing.own_address(url) in {"127.0.0.1", "::1"}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,7 @@ class Command(BaseCommand):
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-        if _namesake_lives(name, stopping):
+        if namesake_lives(name, stopping.wait):
             raise CommandError(f"another machine called {name} is alive: give this one another --name")
         presence = Presence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster)
         children = (
@@ -153,12 +154,12 @@ def _arrangement() -> Arrangement:
     )
 
 
-def _namesake_lives(name: str, stopping: threading.Event) -> bool:
-    """Whether another machine heartbeats under this name: two would overwrite each other for ever."""
+def namesake_lives(name: str, wait: Callable[[float], object]) -> bool:
+    """Whether another machine heartbeats under this name: two would overwrite each other for ever. `wait` sleeps."""
     others = Host.objects.filter(name=name).exclude(boot_id__in=["", boot_id()])
     before = others.values_list("beat", flat=True).first()
     if before is None:
         return False
-    stopping.wait(NAMESAKE_S)
+    wait(NAMESAKE_S)
     after = others.values_list("beat", flat=True).first()
     return after is not None and after != before

@@ -1,0 +1,155 @@
+"""`manage.py host` as a real process on the test's own database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from dstackweb.backends.hosts.probe import boot_id, probe
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.scheduler.management.commands import host as host_command
+from tests import factories
+from tests.backends.nvml import FakeGpu, Nvml
+from tests.support import REPO, eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+def same_database() -> str:
+    """DATABASE_URL of the database that this test sees."""
+    name = connection.settings_dict["NAME"]
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{name}"
+    return f"{os.environ['DATABASE_URL'].rsplit('/', 1)[0]}/{name}"
+
+
+@pytest.fixture
+def start(open_home: Path) -> Iterator[Start]:
+    """Starts host processes of a machine called `box`, and ends them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*arguments: str, **env: str) -> subprocess.Popen[bytes]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, str(REPO / "manage.py"), "host", "--name", "box", *arguments],
+                env={
+                    **os.environ,
+                    "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
+                    "DATABASE_URL": same_database(),
+                    "DSTACKWEB_HOME": str(open_home),
+                    **env,
+                },
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_machine_registers_beats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
+    process = start("--embedded", "--address", "10.1.2.3")
+    eventually(lambda: Host.objects.get().beat > 0)
+    host = Host.objects.get()
+    assert (host.name, host.address, host.cluster) == ("box", "10.1.2.3", "dstackweb")
+    assert host.cpus > 0
+    assert Path(host.runs_dir).is_dir()
+    process.terminate()
+    assert process.wait(5) == 0
+
+
+def test_gpus_and_strangers_on_them_are_registered(start: Start, tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is needed to build a stand-in for NVML")
+    nvml = Nvml(tmp_path)
+    nvml.show(FakeGpu("GPU-a"), FakeGpu("GPU-b", pids=[os.getpid()]))
+    start("--embedded", LD_LIBRARY_PATH=str(nvml.folder), NVML_STUB=str(nvml.file))
+    eventually(lambda: Gpu.objects.count() == 2)
+    strangers = dict(Gpu.objects.values_list("uuid", "stranger"))
+    assert strangers["GPU-a"] is None
+    assert strangers["GPU-b"]["pid"] == os.getpid()
+
+
+def children_of(process: subprocess.Popen[bytes]) -> dict[str, int]:
+    """The cluster's and the ticker's pid, by their command."""
+    found = {}
+    for child in psutil.Process(process.pid).children():
+        words = child.cmdline()
+        found[words[words.index(str(REPO / "manage.py")) + 1]] = child.pid
+    return found
+
+
+def below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_a_machine_of_its_own_runs_its_cluster_and_ticker_and_nothing_survives_a_kill(start: Start) -> None:
+    process = start()
+    eventually(lambda: set(children_of(process)) == {"qcluster", "ticker"} and Host.objects.exists())
+    assert Host.objects.get().cluster == "host-box"
+    eventually(lambda: len(below(process)) > 4)
+    everything = below(process)
+    process.send_signal(signal.SIGKILL)
+    eventually(lambda: not [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
+
+
+def test_a_child_that_died_is_started_again(start: Start) -> None:
+    process = start()
+    before = eventually(lambda: children_of(process).get("ticker"))
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: children_of(process).get("ticker", before) != before)
+    process.terminate()
+    assert process.wait(5) == 0
+
+
+def test_a_removed_host_registers_again_by_itself() -> None:
+    presence = host_command.Presence("box", "10.1.2.3", "dstackweb")
+    seen = probe(lambda _pid: True)
+    presence.show(seen)
+    Host.objects.all().delete()
+    presence.show(seen)
+    assert Host.objects.get().name == "box"
+
+
+def test_everything_is_written_only_when_something_changed() -> None:
+    presence = host_command.Presence("box", "10.1.2.3", "dstackweb")
+    seen = probe(lambda _pid: True)
+    presence.show(None)
+    assert not Host.objects.exists()
+    presence.show(seen)
+    Host.objects.update(cpus=1)
+    presence.show(seen)
+    assert (Host.objects.get().cpus, Host.objects.get().beat) == (1, 1)
+    presence.show(replace(seen, cpus=seen.cpus + 1))
+    assert Host.objects.get().cpus == seen.cpus + 1
+
+
+@pytest.mark.parametrize(("beats", "boot", "refused"), [(1, "other", True), (0, "other", False), (1, "", False)])
+def test_a_name_is_refused_only_while_another_machine_beats_under_it(beats: int, boot: str, refused: bool) -> None:
+    factories.make_host("box", boot_id=boot or boot_id())
+
+    def wait(_seconds: float) -> None:
+        Host.objects.update(beat=beats)
+
+    assert host_command.namesake_lives("box", wait) is refused
+
+
+def test_a_name_that_cannot_be_a_hosts_is_refused() -> None:
+    with pytest.raises(CommandError, match="--name two words"):
+        call_command("host", "--embedded", "--name", "two words")
