@@ -34,7 +34,8 @@ def duration(seconds: float | None) -> str:
         return f"{s // 60} min"
     if s < 86400:
         return f"{s // 3600} h {s % 3600 // 60:02d}"
-    return f"{s // 86400} d {s % 86400 // 3600} h"
+    hours = s % 86400 // 3600
+    return f"{s // 86400} d {hours} h" if hours else f"{s // 86400} d"
 
 
 def mebibytes(mib: int | None) -> str:

@@ -14,7 +14,8 @@ export function durationText(seconds) {
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min`;
   if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")}`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  const hours = Math.floor((s % 86400) / 3600);
+  return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
 }
 
 function text(element, now) {

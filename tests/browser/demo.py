@@ -12,7 +12,7 @@ from dstackweb.runs import attempts, logs, services
 from dstackweb.runs.models import Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
-PASSWORD = "correct horse battery"  # noqa: S105
+PASSWORD = "correct horse battery"
 
 
 def ended(run: Run, reason: str, **told: object) -> Run:
@@ -62,7 +62,8 @@ def build() -> tuple[Project, User]:
     services.stop(stopped, bo, "member")
 
     llama = make_run(
-        project, mia, "train-llama-sft", role="admin", priority=70, resources={"cpu": 8, "memory": "64GB", "gpu": "A100:80GB:2"},
+        project, mia, "train-llama-sft", role="admin", priority=70,
+        resources={"cpu": 8, "memory": "64GB", "gpu": "A100:80GB:2"},
         env={"LR": "1e-4"}, retry={"on_events": ["interruption"], "duration": "4h"}, max_duration="12h",
     )  # fmt: skip
     place_all()
