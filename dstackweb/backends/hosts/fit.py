@@ -84,7 +84,7 @@ class Miss:
 def fit(host: HostView, needs: Requirements) -> Fit | Miss:
     """What a job with these needs would take of the host now, or why it can't."""
     if not could_ever_fit(host, needs):
-        return Miss("too_small", _numbers(host, needs))
+        return Miss("too_small", _numbers(host.emptied(), needs))
     if host.isolation == "none":
         return Miss("no_isolation")
     if not host.online:
@@ -128,8 +128,9 @@ def taken(host: HostView, fit: Fit) -> HostView:
 def shortfall(hosts: Sequence[HostView], needs: Requirements) -> dict[str, Any]:
     """The numbers of the host that comes closest to what one job needs; empty without hosts.
 
-    `host` is its name, `short` lists what it lacks: "gpus", "cpus", "memory_mib". For each of these: `<it>_free`,
-    `<it>_total`; for GPUs (matching ones) also `gpus_held` and `gpus_outside`, used by strangers.
+    `host` is its name, `short` lists what it lacks: "gpus", "cpus", "memory_mib". For each of these: what is needed
+    under its name, `<it>_free`, `<it>_total`; for GPUs (matching ones) also `gpus_held` and `gpus_outside`, used by
+    strangers.
     """
     if not hosts:
         return {}
@@ -217,7 +218,7 @@ def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
 
 
 def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
-    """What the host lacks for the needs, with the amounts of just that."""
+    """What the host lacks for the needs, and of just that what is needed, free and there in all."""
     gpus = _matching(host, needs)
     free = sum(gpu.free for gpu in gpus)
     short: list[str] = []
@@ -225,6 +226,7 @@ def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
     if free < needs.gpu_count_min:
         short.append("gpus")
         numbers |= {
+            "gpus": needs.gpu_count_min,
             "gpus_free": free,
             "gpus_held": sum(gpu.held for gpu in gpus),
             "gpus_outside": sum(gpu.stranger is not None and not gpu.held for gpu in gpus),
@@ -232,10 +234,14 @@ def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
         }
     if host.cpus_free < needs.cpu_min:
         short.append("cpus")
-        numbers |= {"cpus_free": host.cpus_free, "cpus_total": host.cpus}
+        numbers |= {"cpus": needs.cpu_min, "cpus_free": host.cpus_free, "cpus_total": host.cpus}
     if host.memory_free_mib < needs.memory_min_mib:
         short.append("memory_mib")
-        numbers |= {"memory_mib_free": host.memory_free_mib, "memory_mib_total": host.memory_mib}
+        numbers |= {
+            "memory_mib": needs.memory_min_mib,
+            "memory_mib_free": host.memory_free_mib,
+            "memory_mib_total": host.memory_mib,
+        }
     return numbers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from itertools import combinations
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,26 +153,37 @@ def test_a_miss_names_what_is_short_with_its_numbers() -> None:
         "busy",
         {
             "short": ["gpus", "cpus"],
+            "gpus": 3,
             "gpus_free": 1,
             "gpus_held": 1,
             "gpus_outside": 1,
             "gpus_total": 3,
+            "cpus": 4,
             "cpus_free": 2,
             "cpus_total": 8,
         },
     )
 
 
+def test_a_host_that_is_too_small_names_only_what_it_will_never_have() -> None:
+    box = host(gpu(0, held=True), cpus_free=0)
+    assert fit(box, needs(cpus=2, memory_mib=16001, gpus=1)) == Miss(
+        "too_small",
+        {"short": ["memory_mib"], "memory_mib": 16001, "memory_mib_free": 16000, "memory_mib_total": 16000},
+    )
+
+
 def test_the_most_permanent_reason_is_the_one_given() -> None:
     box = replace(host(cpus_free=0), online=False, draining=True, isolation="none")
-    codes = []
-    for wanted, cured in [
+    steps: list[tuple[Requirements, dict[str, Any]]] = [
         (needs(cpus=64), {}),
         (needs(), {}),
         (needs(), {"isolation": "user"}),
         (needs(), {"online": True}),
         (needs(), {"draining": False}),
-    ]:
+    ]
+    codes = []
+    for wanted, cured in steps:
         box = replace(box, **cured)
         made = fit(box, wanted)
         assert isinstance(made, Miss)
@@ -185,7 +197,7 @@ def test_the_numbers_shown_are_those_of_the_host_that_comes_closest() -> None:
     far = replace(host(*(gpu(n, held=True) for n in range(8))), name="far")
     told = shortfall([small, far, near], needs(gpus=4))
     assert told == {
-        "host": "near", "short": ["gpus"], "gpus_free": 3, "gpus_held": 5, "gpus_outside": 0, "gpus_total": 8
+        "host": "near", "short": ["gpus"], "gpus": 4, "gpus_free": 3, "gpus_held": 5, "gpus_outside": 0, "gpus_total": 8
     }  # fmt: skip
     assert shortfall([], needs()) == {}
 
