@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Path, Router
+from ninja import Path, Router, Status
 
 from dstackweb.accounts.access import project_for, visible_projects
 from dstackweb.api.app import caller, project_of
@@ -92,14 +92,14 @@ def archive_known(request: HttpRequest, project: str, sha256: str = SHA256) -> H
     response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, 413: ErrorOut},
     summary="Upload a working directory",
 )
-def archive_put(request: HttpRequest, project: str, sha256: str = SHA256) -> tuple[int, ArchiveOut]:
+def archive_put(request: HttpRequest, project: str, sha256: str = SHA256) -> Status[ArchiveOut]:
     """The raw bytes of a tar.gz; kept once per content."""
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > archives.limit_bytes():
         raise TooLarge(f"the archive is over the limit of {archives.limit_bytes() >> 20} MB; nothing was kept")
     archive, created = archives.store(found, _chunks(request), sha256)
-    return (201 if created else 200), ArchiveOut(sha256=archive.sha256, size=archive.size)
+    return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))
 
 
 def _chunks(request: HttpRequest) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.http import HttpRequest
-from ninja import Query, Router
+from ninja import Path, Query, Router
 
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import ErrorOut, PatchQueueIn, QueueItem, QueueOut
@@ -17,7 +17,7 @@ REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 @router.get("/{name}", response={200: QueueOut, **REFUSALS}, summary="The queue in its true order")
 def detail(
     request: HttpRequest,
-    project: str,
+    project: Path[str],
     name: str,
     limit: int = Query(50, ge=1, le=1000),
     cursor: int = Query(0, ge=0),
@@ -29,7 +29,7 @@ def detail(
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Pause or resume a queue")
-def change(request: HttpRequest, project: str, name: str, body: PatchQueueIn) -> QueueOut:
+def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> QueueOut:
     """Managers only. Nothing leaves a paused queue; what runs goes on."""
     found, role = project_of(request, project, "member")
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)

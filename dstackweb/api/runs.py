@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, Query, Router
+from ninja import Header, Path, Query, Router, Status
 
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import (
@@ -29,7 +29,7 @@ LOG_LIMIT = 4 << 20
 
 
 @router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="What a submission would do")
-def plan(request: HttpRequest, project: str, body: SubmitIn) -> PlanOut:
+def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
     """Effective settings with where each came from, offers, the position it would get. Stores nothing."""
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides)
@@ -40,21 +40,21 @@ def plan(request: HttpRequest, project: str, body: SubmitIn) -> PlanOut:
 def submit(
     request: HttpRequest,
     response: HttpResponse,
-    project: str,
+    project: Path[str],
     body: SubmitRunIn,
     idempotency_key: str = Header("", max_length=200),
-) -> tuple[int, RunOut]:
+) -> Status[RunOut]:
     """Put a run in its queue. An `Idempotency-Key` makes retries safe: the same key answers with the same run."""
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides, body.archive)
     run, _made = services.submit(found, caller(request), role, submission, idempotency_key)
-    return 201, _tagged(response, selectors.find_run(found, str(run.uid)))
+    return Status(201, _tagged(response, selectors.find_run(found, str(run.uid))))
 
 
 @router.get("", response={200: RunsOut, **REFUSALS}, summary="List runs, newest first")
 def index(
     request: HttpRequest,
-    project: str,
+    project: Path[str],
     status: list[RunStatusName] = Query(default_factory=list),
     user: str = "",
     q: str = "",
@@ -68,7 +68,7 @@ def index(
 
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")
-def detail(request: HttpRequest, response: HttpResponse, project: str, name: str) -> RunOut:
+def detail(request: HttpRequest, response: HttpResponse, project: Path[str], name: str) -> RunOut:
     """By id, or the newest of that name. The `ETag` covers only what people edit."""
     return _tagged(response, _run(request, project, name))
 
@@ -77,7 +77,7 @@ def detail(request: HttpRequest, response: HttpResponse, project: str, name: str
 def change(
     request: HttpRequest,
     response: HttpResponse,
-    project: str,
+    project: Path[str],
     name: str,
     body: PatchRunIn,
     if_match: str | None = Header(None),
@@ -95,7 +95,7 @@ def change(
 
 
 @router.post("/{name}/stop", response={200: RunOut, **REFUSALS, 409: ErrorOut}, summary="Stop a run")
-def stop(request: HttpRequest, response: HttpResponse, project: str, name: str, body: StopIn | None = None) -> RunOut:
+def stop(request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None) -> RunOut:
     """Graceful: TERM, then KILL after its `stop_duration`. `abort` kills at once."""
     found, role = project_of(request, project, "member")
     run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
@@ -105,7 +105,7 @@ def stop(request: HttpRequest, response: HttpResponse, project: str, name: str, 
 @router.get("/{name}/logs", response={200: None, **REFUSALS}, summary="Raw log bytes of one job")
 def read_logs(
     request: HttpRequest,
-    project: str,
+    project: Path[str],
     name: str,
     node: int = Query(0, ge=0),
     attempt: int | None = Query(None, ge=1),
@@ -125,7 +125,7 @@ def read_logs(
     return response
 
 
-def _run(request: HttpRequest, project: str, name: str) -> Run:
+def _run(request: HttpRequest, project: Path[str], name: str) -> Run:
     found, _role = project_of(request, project)
     return selectors.find_run(found, name)
 

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from django.conf import settings
-from django.core import signing
 
 from dstackweb.accounts.services import secret_values
 from dstackweb.lib.secrets import decrypt
@@ -14,8 +13,9 @@ from dstackweb.runs.models import Job
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.secrets import fill_secrets, secret_names
 
-TASKS_SALT = "dstackweb.tasks"
-"""Signs the token for task events, the only thing of the server's that a job's commands get."""
+
+MASKED_FROM = 4
+"""Shorter values stand in any log by chance, and masking them would only show where."""
 
 
 def runner_spec(job: Job) -> dict[str, Any]:
@@ -27,7 +27,6 @@ def runner_spec(job: Job) -> dict[str, Any]:
     wanted = secret_names(spec.env)
     secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
-    base = settings.DSTACKWEB_API_URL
     return {
         "job": str(job.pk),
         "run": run.name,
@@ -38,7 +37,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked,
-        "redact": sorted({value for value in (*secrets.values(), *masked.values()) if value}),
+        "redact": sorted({value for value in (*secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}),
         "setup": job.host.setup if job.host else "",
         "gpus": job.gpus,
         "nodes": len(attempt),
@@ -50,7 +49,5 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "stop_duration_s": spec.stop_duration_s,
         "lost_after_s": settings.DSTACKWEB_LOST_AFTER_S if spec.retry else None,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
-        "tasks_url": f"{base}/api/v1/projects/{run.project.name}/runs/{run.uid}/tasks",
-        "tasks_token": signing.Signer(salt=TASKS_SALT).sign(str(job.pk)),
         "image": spec.image,
     }

@@ -19,7 +19,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
 from dstackweb.lib.secrets import encrypt
-from dstackweb.profiles.resolve import Effective, resolve
+from dstackweb.profiles.resolve import Effective, ProfileData, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import hints, ordering
 from dstackweb.runs.attempts import settle, stop_jobs
@@ -72,7 +72,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if not allows(role, "member"):
         raise Forbidden("Viewers can look but not submit. Ask a manager of the project for the role of member.")
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
-    profile = profile_for(project, run_file.profile)
+    profile = _profile(project, run_file)
     effective = resolve(run_file, profile)
     spec = effective.spec
     queue = Queue.objects.filter(project=project, name=spec.queue).first()
@@ -90,6 +90,14 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         raise Invalid.at("archive", msg="this archive was not uploaded, or has been pruned: upload it again")
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
     return Prepared(run_file, effective, queue or ensure_queue(project), text)
+
+
+def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
+    """The profile that the file names or the project's default; an unknown one is refused with its line."""
+    try:
+        return profile_for(project, run_file.profile)
+    except Invalid as error:
+        raise Invalid.at("profile", msg=error.errors[0]["msg"], line=run_file.line("profile")) from None
 
 
 def _check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:

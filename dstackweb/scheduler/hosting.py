@@ -12,11 +12,14 @@ from uuid import UUID
 from django.conf import settings
 from django.core import signing
 
+from dstackweb.backends.contract import Availability, Handle, Offer, Presence
 from dstackweb.backends.hosts import local
+from dstackweb.backends.registry import driver
 from dstackweb.runs.attempts import ended
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.watch import KILL_MARGIN_S
+from dstackweb.spec.launch import LaunchSpec
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +44,23 @@ def job_of_token(token: str, salt: str = JOB_SALT) -> UUID | None:
 
 def look_at_job(job_id: str) -> None:
     """Bring one job of this machine forward: start or revive its runner, or make it stop."""
-    job = Job.objects.select_related("host", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
+    job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
     if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
         return
+    backend, handle = driver(job.backend), Handle(job=str(job.pk), ref=job.host.name)
     overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
-    if overdue and not local.kill_job(job.pk):
+    if overdue and not backend.stop(handle, grace_s=None):
         log.warning("%s: its processes don't die yet; looking again", job)
         return
-    if local.runner_alive(job.pk):
-        local.nudge(job.pk)
+    presence = backend.observe(handle)
+    if presence == Presence.ALIVE:
+        if job.status == JobStatus.TERMINATING:
+            backend.stop(handle, job.stop_grace_s or 0)
         return
-    if job.claim_nonce and job.silent_s > NO_STATE_S and local.tree_gone(job.pk):
+    if presence == Presence.GONE and job.claim_nonce and job.silent_s > NO_STATE_S:
         ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the host")
         return
-    local.ensure_runner(launch_order(job))
+    backend.start(launch_spec(job), _offer(job))
 
 
 def look_over_host(host: str) -> None:
@@ -64,15 +70,31 @@ def look_over_host(host: str) -> None:
             look_at_job(str(job.pk))
 
 
-def launch_order(job: Job) -> dict[str, object]:
-    """What a runner is told on its standard input."""
+def launch_spec(job: Job) -> LaunchSpec:
+    """All that a backend learns of a job."""
+    return LaunchSpec(
+        job_id=str(job.pk),
+        run_name=job.run.name,
+        run_uid=str(job.run.uid),
+        attempt=job.attempt,
+        node=job.node,
+        nodes=Job.objects.filter(run=job.run_id, attempt=job.attempt).count(),
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        api_url=settings.DSTACKWEB_API_URL,
+        token=job_token(job.pk),
+        gpu_uuids=tuple(job.gpus),
+    )
+
+
+def _offer(job: Job) -> Offer:
+    """The offer that the job was placed on."""
     assert job.host is not None
-    return {
-        "api": settings.DSTACKWEB_API_URL,
-        "job": str(job.pk),
-        "token": job_token(job.pk),
-        "state_dir": str(local.state_dir(job.pk)),
-        "run_dir": str(local.run_dir(job.host.runs_dir, job.run.uid, job.node)),
-        "user": job.host.job_user or None,
-        "path": local.job_path(),
-    }
+    return Offer(
+        backend=job.backend.name,
+        instance_type=job.host.name,
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        availability=Availability.IDLE,
+        host_id=job.host.pk,
+    )

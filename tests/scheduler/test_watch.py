@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_django.fixtures import SettingsWrapper
+from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
@@ -68,7 +68,7 @@ def test_one_look_never_adds_more_than_three_intervals(last: float, now: float, 
 
 
 def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
-    project: Project, member: User, clock: Clock, settings: SettingsWrapper
+    project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_START_DEADLINE_S = 60
     host = make_host()
@@ -85,7 +85,7 @@ def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
 
 
 def test_an_hour_without_a_watcher_declares_nothing_lost(
-    project: Project, member: User, clock: Clock, settings: SettingsWrapper
+    project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_START_DEADLINE_S = settings.DSTACKWEB_LOST_AFTER_S = 60
     make_host()
@@ -108,7 +108,7 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
 
 
 def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
-    project: Project, member: User, clock: Clock, settings: SettingsWrapper
+    project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
     make_host(gpus=1)
@@ -121,7 +121,7 @@ def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
 
 
 def test_without_retry_a_silent_host_keeps_its_run_and_its_gpus(
-    project: Project, member: User, clock: Clock, settings: SettingsWrapper
+    project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     """Nobody knows that its processes are gone: no GPU is given away."""
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
@@ -133,7 +133,7 @@ def test_without_retry_a_silent_host_keeps_its_run_and_its_gpus(
 
 
 def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked(
-    project: Project, member: User, clock: Clock, settings: SettingsWrapper
+    project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
     host = make_host()
