@@ -25,14 +25,15 @@ class SettingsField(forms.CharField):
     widget = forms.Textarea(attrs={"rows": 14, "cols": 80, "spellcheck": "false", "class": "vLargeTextField"})
 
     def prepare_value(self, value: Any) -> Any:
-        """What is stored, as the notation people write it in."""
-        if isinstance(value, dict):
-            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else ""
-        return value
+        """What is stored, as the notation people write it in; PostgreSQL keeps no order of keys."""
+        if not isinstance(value, dict):
+            return value
+        ordered = {key: value[key] for key in ProfileFields.model_fields if key in value} | value
+        return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True) if value else ""
 
     def to_python(self, value: Any) -> Any:
         """The plain data of what was typed. Raises ValidationError with every error in it."""
-        text = super().to_python(value)
+        text = super().to_python(value) or ""
         if not text.strip():
             return {}
         try:

@@ -29,7 +29,9 @@ class Profile(models.Model):
     )
     name = models.CharField(max_length=60, validators=[NAME])
     is_default = models.BooleanField(
-        "default", default=False, help_text="Used by runs that name no profile. A project's own comes before that of all."
+        "default",
+        default=False,
+        help_text="Used by runs that name no profile. A project's own comes before that of all.",
     )
     settings: models.JSONField[Any, Any] = models.JSONField(
         default=dict, blank=True, help_text="Keys of the run file, in its notation"

@@ -1,0 +1,152 @@
+"""The shipped run files are valid, and do what their comments say when they really run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dstackweb.profiles.resolve import resolve
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.run_file import parse_run_file
+from tests.support import REPO
+
+EXAMPLES = REPO / "examples"
+FILES = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.yaml"))
+
+
+def spec_of(name: str) -> EffectiveSpec:
+    return resolve(parse_run_file((EXAMPLES / name).read_text()), None).spec
+
+
+def start(spec: EffectiveSpec, folder: Path, **env: str) -> subprocess.Popen[str]:
+    """The commands in one shell that stops at the first failure, with the variables that every job has."""
+    given = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "LANG": "C.UTF-8",
+        "DSTACK_RUN_NAME": spec.name or "run",
+        "DSTACK_RUN_ID": "6f0f2ab4-2c9d-4a5e-9d6b-3f6d2f0b7c11",
+        "DSTACK_RUN_DIR": str(folder),
+        **spec.env,
+    }
+    return subprocess.Popen(
+        [spec.shell, "-e", "-c", "\n".join(spec.commands)],
+        cwd=folder,
+        env=given | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
+    """The exit code and output of an example."""
+    process = start(spec_of(name), folder, **env)
+    output, _ = process.communicate(timeout=30)
+    return process.returncode, output
+
+
+def test_the_set_is_complete() -> None:
+    assert FILES == ["fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "train-cpu.yaml"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_example_is_valid_and_says_what_it_shows(name: str) -> None:
+    text = (EXAMPLES / name).read_text()
+    assert text.startswith("# ")
+    assert len(text.splitlines()[0]) > 30
+    spec = spec_of(name)
+    assert spec.backends is None
+    assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
+
+
+def test_hello_says_hello(tmp_path: Path) -> None:
+    code, output = run("hello.yaml", tmp_path, PAUSE="0")
+    assert code == 0
+    assert output.startswith("Hello from hello on ")
+    assert output.endswith("Done.\n")
+
+
+def test_fail_fails_with_3_and_stops_there(tmp_path: Path) -> None:
+    code, output = run("fail.yaml", tmp_path)
+    assert code == 3
+    assert "data/train.csv is not there" in output
+    assert "never see" not in output
+
+
+def test_training_goes_on_from_its_checkpoint_after_a_failure(tmp_path: Path) -> None:
+    assert spec_of("train-cpu.yaml").retry is not None
+    code, output = run("train-cpu.yaml", tmp_path, EPOCHS="4", FAIL_ONCE_AT="2")
+    assert code == 1
+    assert output.startswith("starting from the beginning\nepoch 1/4  loss ")
+    assert "failing once, at epoch 2" in output
+    code, output = run("train-cpu.yaml", tmp_path, EPOCHS="4", FAIL_ONCE_AT="2")
+    assert code == 0
+    assert output.startswith("resuming after epoch 2\n")
+    assert output.endswith("finished\n")
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 4
+
+
+def test_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir()
+    halves.mkdir()
+    assert run("train-cpu.yaml", whole, EPOCHS="4")[0] == 0
+    assert run("train-cpu.yaml", halves, EPOCHS="2")[0] == 0
+    assert run("train-cpu.yaml", halves, EPOCHS="4")[0] == 0
+    assert (whole / "checkpoint.json").read_text() == (halves / "checkpoint.json").read_text()
+
+
+def test_two_nodes_exchange_a_message(tmp_path: Path) -> None:
+    spec = spec_of("multi-node.yaml")
+    assert spec.nodes == 2
+    nodes = []
+    for rank in ("1", "0"):
+        folder = tmp_path / rank
+        folder.mkdir()
+        env = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": rank, "DSTACK_MASTER_NODE_IP": "127.0.0.1"}
+        nodes.append(start(spec, folder, **env))
+    second, first = (node.communicate(timeout=30)[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert "I am node 0 of 2; node 0 has the address 127.0.0.1" in first
+    assert "received: hello from node 1 (127.0.0.1)" in first
+    assert "received: hello from node 0" in second
+
+
+def test_one_run_of_the_sweep_learns(tmp_path: Path) -> None:
+    code, output = run("sweep/sweep.yaml", tmp_path, LEARNING_RATE="0.5", SECONDS_PER_STEP="0")
+    assert code == 0
+    assert "learning rate 0.5: loss 0.0" in output
+
+
+def test_the_sweep_submits_twenty_runs_at_several_priorities(tmp_path: Path) -> None:
+    """R27: the script calls the real command line's options; here a stand-in writes them down."""
+    called = tmp_path / "called"
+    stand_in = tmp_path / "dstackweb"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    stand_in.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        [EXAMPLES / "sweep" / "sweep.sh", "lr"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "submitted 20 runs; see: dstackweb queue\n"
+    calls = [line.split() for line in called.read_text().splitlines()]
+    assert len({call[call.index("--name") + 1] for call in calls}) == 20
+    assert {call[call.index("--priority") + 1] for call in calls} == {"30", "50", "60", "70"}
+    file = calls[0][calls[0].index("-f") + 1]
+    assert (tmp_path / file).samefile(EXAMPLES / "sweep" / "sweep.yaml")
+
+
+def test_the_sweep_uses_options_that_the_command_line_has() -> None:
+    text = (EXAMPLES / "sweep" / "sweep.sh").read_text()
+    options = {word for word in text.split() if word.startswith("--")}
+    help_text = subprocess.run(
+        [sys.executable, "-c", "from dstackweb.cli.main import app; app()", "apply", "--help"],
+        capture_output=True, text=True, cwd=REPO, env={**os.environ, "COLUMNS": "200"},
+    ).stdout  # fmt: skip
+    assert options
+    assert all(option in help_text for option in options)

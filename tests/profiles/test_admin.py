@@ -1,0 +1,75 @@
+"""Profiles in the admin: settings as people write them, errors beside the field."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dstackweb.profiles.models import Profile
+
+pytestmark = pytest.mark.django_db
+ADD = "admin:profiles_profile_add"
+
+
+def post(client: Client, settings: str, url: str | None = None, **more: str) -> str:
+    """The page after saving; empty when it was saved."""
+    fields = {"name": "nightly", "project": "", "description": "", "settings": settings} | more
+    response = client.post(url or reverse(ADD), fields)
+    return "" if response.status_code == 302 else response.content.decode()
+
+
+def test_settings_are_written_as_in_a_run_file(admin_client: Client) -> None:
+    """R16, R33: an admin gives a profile a utilization policy."""
+    text = "# for the night\nmax_duration: 8h\nutilization_policy: {min_gpu_utilization: 50, time_window: 1m}\n"
+    assert post(admin_client, text) == ""
+    assert Profile.objects.get().settings == {
+        "max_duration": "8h",
+        "utilization_policy": {"min_gpu_utilization": 50, "time_window": "1m"},
+    }
+
+
+def test_stored_settings_are_shown_in_that_notation(admin_client: Client) -> None:
+    profile = Profile.objects.create(name="x", settings={"max_duration": "8h", "backends": ["hosts"]})
+    page = admin_client.get(reverse("admin:profiles_profile_change", args=[profile.pk])).content.decode()
+    assert "backends:\n- hosts\nmax_duration: 8h" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_duration: 8h\nbackend: [hosts]", "Line 2: unknown key `backend`; did you mean `backends`?"),
+        ("max_duration: [", "Line 1: this is no YAML, line 1, column 16"),
+        ("just words", "Line 1: a mapping of keys to values is expected"),
+        ("retry: {duration: soon}", "Line 1: `retry.duration` should be a duration"),
+        ("a: " + "x" * 300_000, "a run file may have 256"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_what_was_typed_stays(
+    admin_client: Client, text: str, says: str
+) -> None:
+    page = post(admin_client, text).replace("&#x27;", "'")
+    assert says in page
+    assert text.splitlines()[0][:40] in page
+    assert not Profile.objects.exists()
+
+
+def test_a_profile_may_set_nothing(admin_client: Client) -> None:
+    assert post(admin_client, "  ") == ""
+    assert Profile.objects.get().settings == {}
+
+
+def test_a_second_default_is_refused_with_what_to_do(admin_client: Client) -> None:
+    Profile.objects.create(name="first", is_default=True)
+    assert "All projects already have a default profile" in post(admin_client, "", is_default="on")
+
+
+def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
+    first = Profile.objects.create(name="first", is_default=True)
+    second = Profile.objects.create(name="second", settings={"max_duration": "8h"})
+    url = reverse("admin:profiles_profile_changelist")
+    for chosen in ([first.pk, second.pk], [second.pk]):
+        admin_client.post(url, {"action": "make_default", "_selected_action": chosen})
+    assert Profile.objects.get(is_default=True) == second
+    page = admin_client.get(url, {"q": "sec"}).content.decode()
+    assert "max_duration" in page
