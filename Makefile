@@ -1,0 +1,61 @@
+# Everything runs in .venv, made on first use with a Python of 3.11 or newer (PYTHON=… chooses another).
+
+VENV := .venv
+BIN := $(VENV)/bin
+HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
+# Jobs may share the server's user only where nobody else can reach the server.
+ifneq ($(filter 127.% localhost ::1,$(HOST)),)
+SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
+endif
+PYTEST := $(BIN)/python -m pytest -q
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help run login test test-slow lint fmt bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
+	@exec env $(SHARED_UID) $(BIN)/python manage.py up
+
+login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
+	@$(BIN)/python manage.py login_link
+
+test: $(VENV)/.dev ## the test suite: all on SQLite, then what uses SQL, cache or broker on PostgreSQL with Redis
+	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -n $(WORKERS) -m "not slow"
+	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -n $(WORKERS) -m "db_sides and not slow"
+
+test-slow: $(VENV)/.dev ## faults, load and browser journeys that take longer, on both sides
+	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -m slow
+	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -m "slow and db_sides"
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, missing migrations
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
+
+fmt: $(VENV)/.dev ## format the code
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+bench: $(VENV)/.dev ## the benchmarks
+	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+clean: ## remove the virtual environment and caches; var/ (the database, logs, keys) stays
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@sh tools/venv $(VENV)
+
+$(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
+	@echo "Installing what the server needs …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.server requirements-dev.txt
+	@echo "Installing what the tests need …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
