@@ -15,22 +15,22 @@ SEED = {"backends": ["hosts"], "max_duration": "24h"}
 """Paid backends only where somebody names them, and no run for ever."""
 
 
-def profile_for(project: Project, name: str | None, *, line: int | None = None) -> ProfileData | None:
+def profile_for(project: Project, name: str | None) -> ProfileData | None:
     """The profile that a run names, or with None its project's default, if there is one.
 
-    Raises Invalid at `profile`, with the run file's `line`, when there is none of that name or it can't be used.
+    Raises Invalid at `profile` when there is none of that name, or it can't be used.
     """
     profile = selectors.default(project) if name is None else selectors.named(project, name)
     if profile is None:
         if name is None:
             return None
         known = ", ".join(found.name for found in selectors.visible(project)) or "none"
-        raise Invalid.at("profile", msg=f"no profile is called {name!r}; there is: {known}", line=line)
+        raise Invalid.at("profile", msg=f"no profile is called {name!r}; there is: {known}")
     try:
         return ProfileData(profile.name, parse_profile_settings(profile.settings))
     except DomainError as error:
         msg = f"the profile {profile.name!r} can't be used until an admin mends it: {error.detail}"
-        raise Invalid.at("profile", msg=msg, line=line) from None
+        raise Invalid.at("profile", msg=msg) from None
 
 
 def ensure_default_profile() -> None:

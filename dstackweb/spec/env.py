@@ -10,7 +10,7 @@ from dstackweb.spec.secrets import bad_references
 
 OURS = ("DSTACK_", "DSTACKWEB_")
 RESERVED = frozenset({"CUDA_VISIBLE_DEVICES"})
-"""What the runner sets after the run's own environment: a value given here would be lost without a word."""
+"""What every job is given by its runner, and relies on: a value of the file's would hide it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
