@@ -13,13 +13,14 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings
-from dstackweb.cli.errors import CliError, Refused, TryLater, Unreachable
+from dstackweb.cli.errors import CliError, Refused, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
 
 BASE = "/api/v1"
 TIMEOUT = httpx.Timeout(30, connect=5)
 TRIES = 4
 """How often a request is sent that is safe to repeat, when the server is not well or the connection drops."""
+NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
 PATIENCE_S = 60
 """How long, in all, a request waits where the server says 429."""
 
@@ -35,15 +36,21 @@ class Api:
     ) -> None:
         self.settings = settings
         self._sleep = sleep
-        self._http = httpx.Client(
-            base_url=settings.url,
-            headers={"Authorization": f"Bearer {settings.token}", "Accept": "application/json"},
-            timeout=TIMEOUT,
-            transport=transport,
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=settings.url,
+                headers={"Authorization": f"Bearer {settings.token}", "Accept": "application/json"},
+                timeout=TIMEOUT,
+                transport=transport,
+            )
+        except httpx.InvalidURL as error:
+            raise UsageError(f"{settings.url} is no address of a server: {error}.") from None
 
     def in_project(self, *parts: str) -> str:
-        """A path below the project, its parts quoted."""
+        """A path below the project, its parts quoted. Raises UsageError for a part that is no name of anything."""
+        for part in (self.settings.project, *parts):
+            if part in ("", ".", "..") or "/" in part:
+                raise UsageError(f"{part!r} is no name.")
         return "/".join((f"{BASE}/projects", *(quote(part, safe="") for part in (self.settings.project, *parts))))
 
     def get(self, path: str, **query: Any) -> Any:
@@ -129,7 +136,7 @@ class Api:
 
     def _unreachable(self, error: httpx.TransportError, changes: bool) -> Unreachable:
         url = self.settings.url
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol):
+        if isinstance(error, NEVER_SENT):
             why = "no answer within 5 s" if isinstance(error, httpx.TimeoutException) else reason(error)
             return Unreachable(
                 f"can't reach {url}: {why}.",

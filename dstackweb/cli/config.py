@@ -52,6 +52,11 @@ def normal_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
+def is_token(text: str) -> bool:
+    """Whether a header can carry it; what the server makes of it is the server's to say."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
 def is_exposed(url: str) -> bool:
     """Whether a token sent to this address crosses a network unencrypted."""
     parts = urlsplit(url)
@@ -66,7 +71,7 @@ def stored() -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise CliError(f"can't read {path}: {error}", "dstackweb login writes it anew.") from None
+        raise CliError(f"can't read {path}: {error}", "dstackweb login URL writes it anew.") from None
     return {key: value for key, value in data.items() if isinstance(value, str)}
 
 
@@ -85,6 +90,8 @@ def load() -> Settings:
         token, token_from = saved["token"], str(config_path())
     if not token:
         raise UsageError("not logged in.", f"dstackweb login {url}    (or set DSTACKWEB_URL and DSTACKWEB_TOKEN)")
+    if not is_token(token):
+        raise UsageError(f"the token from {token_from} is no API token.")
     project = env.get("DSTACKWEB_PROJECT") or (saved.get("project") if same_server else None) or DEFAULT_PROJECT
     return Settings(url, token, project, token_from)
 

@@ -70,7 +70,7 @@ def login(
         else:
             token = sys.stdin.readline()
     token = token.strip()
-    if not token.isascii() or not token.isprintable() or not token:
+    if not config.is_token(token):
         raise UsageError("that is no API token; nothing was stored.", f"Make one in {url}, under Account → API tokens.")
     api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, "just given"))
     user = api.get(f"{BASE}/user")

@@ -44,7 +44,7 @@ def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
         value = _value(plan["spec"], key)
         if value is None:
             continue
-        first, *others = value if isinstance(value, list) else [_text(value)]
+        first, *others = value if key == "commands" else [_text(value)]
         rows.append((key, first, _origin(source)))
         rows += [("", line, "") for line in others[: COMMANDS_SHOWN - 1]]
         if (more := len(others) - COMMANDS_SHOWN + 1) > 0:

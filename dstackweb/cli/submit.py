@@ -101,7 +101,8 @@ def _pack(limit: int) -> Packed:
 def _code_text(packed: Packed | None, limit: int) -> str:
     if packed is None:
         return "none (--no-code)"
-    return f"{packed.files} files of {Path.cwd()}, {size_text(packed.size)} packed (limit {size_text(limit)})"
+    files = f"{packed.files} file{'' if packed.files == 1 else 's'}"
+    return f"{files} of {Path.cwd()}, {size_text(packed.size)} packed (limit {size_text(limit)})"
 
 
 def _may_submit(plan: dict[str, Any], options: Options) -> bool:

@@ -94,7 +94,7 @@ def test_packing_stops_where_the_limit_is_passed(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     (tmp_path / "b").write_text("b")
-    with pytest.raises(CliError, match="can't read .*/b: No such file"):
+    with pytest.raises(CliError, match=r"can't read .*/b: No such file"):
         pack(tmp_path, MB, lambda done, total: (tmp_path / "b").unlink(missing_ok=True))
 
 

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import create_token
+from dstackweb.cli.main import app
+from tests.cli.proxy import Proxy
+from tests.factories import join, make_project, make_user
+from tests.support import REPO
+
+
+class Cli:
+    """`dstackweb …` against a server, with a configuration folder and a working directory of its own."""
+
+    def __init__(self, url: str, token: str, home: Path, work: Path) -> None:
+        self.url, self.token, self.home, self.work = url, token, home, work
+        self.env = {
+            "DSTACKWEB_URL": url,
+            "DSTACKWEB_TOKEN": token,
+            "DSTACKWEB_PROJECT": "main",
+            "XDG_CONFIG_HOME": str(home),
+        }
+        self._open: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, *args: str, input: str | None = None, **env: str | None) -> Result:
+        """In this process; `env` None takes a variable away."""
+        return CliRunner().invoke(app, args, input=input, env={**self.env, **env}, catch_exceptions=False)
+
+    def ok(self, *args: str, **kwargs: Any) -> str:
+        """What a command writes to stdout when it succeeds."""
+        result = self(*args, **kwargs)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def spawn(self, *args: str, **env: str) -> subprocess.Popen[bytes]:
+        """In a process of its own, ended with the test."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args],
+            cwd=self.work,
+            env={**os.environ, "PYTHONPATH": str(REPO), **self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._open.append(process)
+        return process
+
+    def file(self, text: str, name: str = "run.yaml") -> str:
+        """A run file in the working directory."""
+        (self.work / name).write_text(text)
+        return name
+
+    def close(self) -> None:
+        for process in self._open:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that commands are called in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def project(transactional_db: None) -> Project:
+    return make_project("main")
+
+
+@pytest.fixture
+def ada(project: Project) -> User:
+    return join(project, make_user("ada"))
+
+
+@pytest.fixture
+def connect(live_server: Any, tmp_path: Path, work: Path, request: pytest.FixtureRequest) -> Callable[..., Cli]:
+    """A command line with a user's fresh token; `url` goes another way than straight to the server."""
+
+    def make(user: User, url: str = "") -> Cli:
+        made = Cli(url or live_server.url, create_token(user, "test")[1], tmp_path / "config", work)
+        request.addfinalizer(made.close)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def cli(connect: Callable[..., Cli], ada: User) -> Cli:
+    """The command line of ada, a member of the project `main`."""
+    return connect(ada)
+
+
+@pytest.fixture
+def proxy(live_server: Any) -> Iterator[Proxy]:
+    """A way to the server that can be cut."""
+    made = Proxy(live_server.thread.host, live_server.thread.port)
+    yield made
+    made.down()

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import os
+import tarfile
+
+import pytest
+from django.conf import LazySettings
+
+from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.cli.errors import Refused
+from dstackweb.cli.runfile import RunFile, explain
+from dstackweb.runs.archives import path as archive_path
+from dstackweb.runs.models import Archive, Run
+from tests.cli.conftest import Cli
+from tests.factories import make_host, make_run
+
+HELLO = "type: task\nname: hello\ncommands: [echo hello]\n"
+
+
+@pytest.fixture(autouse=True)
+def host(transactional_db: None) -> None:
+    make_host()
+
+
+def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_position(cli: Cli) -> None:
+    """R26: the same plan as the page's."""
+    cli.file(HELLO + "priority: 60\nmax_duration: 90m\nresources: {memory: 2GB..}\nenv: {LR: '1e-4'}\n")
+    told = cli.ok("apply", "-f", "run.yaml", "--dry-run", "-e", "SEED=1")
+    lines = [" ".join(line.split()) for line in told.splitlines()]
+    for row in (
+        "priority 60 line 4",
+        "max_duration 90m line 5",
+        "resources.memory 2GB.. line 6",
+        "resources.cpu 1.. default",
+        "backends [hosts] profile default",
+    ):
+        assert row in lines
+    assert any(line.startswith("env LR: 1e-4, SEED: 1") for line in lines)
+    assert "hosts box-1 8 32GB own idle" in lines
+    assert any(line.startswith("Position 1 of queue default") for line in lines)
+    assert f"Code: 1 file of {cli.work}" in told
+    assert not Run.objects.exists()
+    assert not Archive.objects.exists()
+
+
+def test_the_command_line_wins_over_the_file(cli: Cli) -> None:
+    cli.file(HELLO + "env: {LR: '1', SEED: '1'}\n")
+    name = cli.ok(
+        "apply", "-f", "run.yaml", "-d", "--name", "other", "--priority", "70", "-e", "LR=2", "-e", "HERE", HERE="yes"
+    )
+    run = Run.objects.get(name=name.strip())
+    assert (run.name, run.priority) == ("other", 70)
+    assert run.spec["env"] == {"LR": "2", "SEED": "1", "HERE": "yes"}
+
+
+def test_bare_names_of_the_file_are_taken_from_here_and_their_values_stored_nowhere_in_plain(cli: Cli) -> None:
+    cli.file(HELLO + "env: [HF_TOKEN, LR=1]\n")
+    shown = cli.ok("apply", "-f", "run.yaml", "--dry-run", HF_TOKEN="hf_secret")
+    assert "HF_TOKEN: ********" in shown
+    cli.ok("apply", "-f", "run.yaml", "-d", HF_TOKEN="hf_secret")
+    run = Run.objects.get()
+    assert run.spec["masked_env"] == ["HF_TOKEN"]
+    assert "hf_secret" not in str(run.spec) + run.config_text + run.env_secret
+    refused = cli("apply", "-f", "run.yaml", "--name", "two", "-d")
+    assert refused.exit_code == 1
+    assert "takes HF_TOKEN from where the run is submitted" in refused.stderr
+
+
+def test_an_error_in_the_file_is_shown_as_a_compiler_would(cli: Cli) -> None:
+    cli.file("type: task\ncommands: [echo hi]\nresources:\n  cpu: 2\n  gpuu: A100\n", "bad.yaml")
+    refused = cli("apply", "-f", "bad.yaml", "-d")
+    assert refused.exit_code == 1
+    assert refused.stdout == ""
+    told = refused.stderr.splitlines()
+    assert told[0].startswith("error: the run can't be submitted")
+    assert told[1:4] == ["   --> bad.yaml:5:3", "    |", "  5 |   gpuu: A100"]
+    assert told[4].startswith("    |   ^^^^ unknown key `resources.gpuu`; did you mean `resources.gpu`?")
+    assert not Run.objects.exists()
+
+
+def test_each_error_of_the_file_is_shown_and_one_of_the_command_line_without_a_place(cli: Cli) -> None:
+    cli.file("type: task\ncommands: [a]\nnodes: two\npriorty: 3\n")
+    told = cli("apply", "-f", "run.yaml", "-d").stderr
+    assert "run.yaml:3:1" in told
+    assert "run.yaml:4:1" in told
+    cli.file(HELLO)
+    told = cli("apply", "-f", "run.yaml", "-d", "--priority", "900").stderr
+    assert "priority" in told
+    assert "900" in told
+    assert "-->" not in told
+
+
+def test_what_is_no_run_file_is_refused_by_the_server_and_never_a_traceback(cli: Cli) -> None:
+    for text in ("", "commands: [a\n", "\tx", "- a\n", "a: &a [*a]\n", "[" * 2000):
+        cli.file(text)
+        refused = cli("apply", "-f", "run.yaml", "-d")
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("error: ")
+
+
+def test_a_file_that_is_not_there_not_text_or_too_large_is_refused_before_anything_is_sent(cli: Cli) -> None:
+    (cli.work / "binary").write_bytes(b"type: task\n\xff\xfe")
+    (cli.work / "large").write_bytes(b"#" * 300_000)
+    for name, words in (
+        ("gone", "No such file"),
+        (".", "Is a directory"),
+        ("binary", "no UTF-8 text (line 2)"),
+        ("large", "over 256 KB"),
+    ):
+        refused = cli("apply", "-f", name, "-d")
+        assert refused.exit_code == 1
+        assert words in refused.stderr
+
+
+def test_the_directory_is_shipped_without_what_gitignore_names_and_uploaded_once(cli: Cli) -> None:
+    cli.file(HELLO)
+    for name, text in ((".gitignore", "*.bin\n"), ("model.bin", "x"), ("src/train.py", "pass"), (".git/HEAD", "ref")):
+        (cli.work / name).parent.mkdir(exist_ok=True)
+        (cli.work / name).write_text(text)
+    cli.ok("apply", "-f", "run.yaml", "-d", "--name", "one")
+    archive = Run.objects.get(name="one").archive
+    assert archive is not None
+    with tarfile.open(archive_path(archive.project_id, archive.sha256)) as tar:
+        assert tar.getnames() == [".gitignore", "run.yaml", "src/train.py"]
+    cli.ok("apply", "-f", "run.yaml", "-d", "--name", "two")
+    assert Run.objects.get(name="two").archive == archive
+    assert Archive.objects.count() == 1
+    cli.ok("apply", "-f", "run.yaml", "-d", "--no-code", "--name", "three")
+    assert Run.objects.get(name="three").archive is None
+
+
+def test_code_over_the_server_s_limit_is_told_before_anything_is_sent(cli: Cli, settings: LazySettings) -> None:
+    settings.DSTACKWEB_ARCHIVE_LIMIT_MB = 1
+    cli.file(HELLO)
+    (cli.work / "weights.bin").write_bytes(os.urandom(1 << 21))
+    refused = cli("apply", "-f", "run.yaml", "-d")
+    assert refused.exit_code == 1
+    assert "over the limit of 1.0 MB" in refused.stderr
+    assert "2.0 MB  weights.bin" in refused.stderr
+    assert not Run.objects.exists()
+
+
+def test_what_no_host_could_ever_give_asks_first_and_is_submitted_by_force(cli: Cli) -> None:
+    cli.file(HELLO + "resources: {gpu: 'H100:16'}\n")
+    refused = cli("apply", "-f", "run.yaml", "-d", "-y")
+    assert refused.exit_code == 1
+    assert "warning:" in refused.stderr
+    assert "--force" in refused.stderr
+    said_no = cli("apply", "-f", "run.yaml", "-d", input="n\n")
+    assert (said_no.exit_code, Run.objects.count()) == (1, 0)
+    assert "Nothing was submitted" in said_no.stderr
+    cli.ok("apply", "-f", "run.yaml", "-d", "--name", "asked", input="y\n")
+    cli.ok("apply", "-f", "run.yaml", "-d", "--name", "forced", "--force")
+    assert Run.objects.count() == 2
+
+
+def test_a_name_that_an_active_run_has_is_refused_in_words(cli: Cli) -> None:
+    cli.file(HELLO)
+    cli.ok("apply", "-f", "run.yaml", "-d")
+    refused = cli("apply", "-f", "run.yaml", "-d")
+    assert refused.exit_code == 1
+    assert "Nothing was submitted: choose another name" in refused.stderr
+    assert Run.objects.count() == 1
+
+
+def test_a_viewer_is_told_that_viewers_do_not_submit(cli: Cli) -> None:
+    Membership.objects.update(role="viewer")
+    cli.file(HELLO)
+    refused = cli("apply", "-f", "run.yaml", "-d")
+    assert refused.exit_code == 1
+    assert "member" in refused.stderr
+
+
+def test_a_variable_that_cannot_be_set_is_a_usage_error(cli: Cli) -> None:
+    cli.file(HELLO)
+    for pair in ("=x", "1A=x", "A B=x", "NOT_SET_ANYWHERE"):
+        assert cli("apply", "-f", "run.yaml", "-e", pair).exit_code == 2
+
+
+def test_the_position_in_the_plan_counts_who_stands_before(cli: Cli, project: Project, ada: User) -> None:
+    for _ in range(3):
+        make_run(project, ada, priority=70)
+    cli.file(HELLO)
+    assert "Position 4 of queue default" in cli.ok("apply", "-f", "run.yaml", "--dry-run")
+
+
+def test_the_caret_stands_under_the_key_also_behind_wide_characters_and_tabs() -> None:
+    def pointed(text: str, **error: object) -> list[str]:
+        body: dict[str, object] = {"errors": [{"loc": [], "line": 1, "msg": "wrong", **error}]}
+        return list(explain(Refused("no", status=422, body=body), RunFile("f", text)).notes)
+
+    assert pointed("resources: {cpu: 1, gpu: x}", loc=["resources", "gpu"])[-2:] == [
+        "1 | resources: {cpu: 1, gpu: x}",
+        "  |                     ^^^ wrong",
+    ]
+    assert pointed("名字: {gpu: x}", loc=["gpu"])[-1] == "  |        ^^^ wrong"
+    assert pointed("a:\tgpu", loc=["gpu"])[-1] == "  |   \t^^^ wrong"
+    assert pointed("  - x y", loc=["commands", 0])[-1] == "  |     ^ wrong"
+    assert pointed("a: [b", loc=[], col=4)[-1] == "  |    ^ wrong"
+    assert pointed("a", loc=["x"], line=7) == ["x: wrong"]
+    assert pointed("", loc=[])[-1] == "wrong"

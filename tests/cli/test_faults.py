@@ -1,0 +1,175 @@
+"""What the real server can't be made to show on demand, played at the edge of the network."""
+
+from __future__ import annotations
+
+import sys
+from subprocess import run as call
+from time import monotonic
+
+import httpx
+import pytest
+
+from dstackweb.cli.client import PATIENCE_S, TRIES, Api
+from dstackweb.cli.config import Settings
+from dstackweb.cli.errors import CliError, Unreachable
+from dstackweb.cli.logs import Cursor, Follower
+
+Answer = httpx.Response | Exception
+SETTINGS = Settings("http://server.test", "dw_secret-token", "main", "DSTACKWEB_TOKEN")
+OK = httpx.Response(200, json={"ok": True})
+
+
+class Wire:
+    """Gives the answers one after the other (the last one for ever) and keeps requests and pauses."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+        self.pauses: list[float] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=httpx.ByteStream(answer.content))
+
+    def api(self) -> Api:
+        return Api(SETTINGS, httpx.MockTransport(self), sleep=self.pauses.append)
+
+
+def refused(wire: Wire, method: str = "GET", **request: object) -> str:
+    with pytest.raises(CliError) as error:
+        wire.api().send(method, "/api/v1/x", **request)  # type: ignore[arg-type]
+    assert SETTINGS.token not in str(error.value.notes) + error.value.message
+    return "\n".join([error.value.message, *error.value.notes])
+
+
+def busy(seconds: str) -> httpx.Response:
+    return httpx.Response(429, json={"detail": "slow down"}, headers={"Retry-After": seconds})
+
+
+def test_a_429_is_waited_out_as_long_as_the_server_asks_for_any_method() -> None:
+    for method in ("GET", "POST", "PATCH"):
+        wire = Wire(busy("3"), busy("4"), OK)
+        assert wire.api().send(method, "/api/v1/x").is_success
+        assert wire.pauses == [3, 4]
+
+
+def test_patience_with_429_has_an_end_that_says_when_to_try_again() -> None:
+    wire = Wire(busy("40"))
+    told = refused(wire)
+    assert sum(wire.pauses) <= PATIENCE_S
+    assert "slow down" in told
+    assert "Try again in 40 s" in told
+
+
+def test_a_retry_after_that_is_no_number_counts_as_a_second() -> None:
+    wire = Wire(busy("soon"), OK)
+    wire.api().send("GET", "/api/v1/x")
+    assert wire.pauses == [1]
+
+
+@pytest.mark.parametrize("fault", [httpx.Response(503), httpx.ReadError(""), httpx.RemoteProtocolError("cut")])
+def test_what_is_safe_to_repeat_is_repeated_and_nothing_else(fault: Answer) -> None:
+    wire = Wire(fault, fault, OK)
+    assert wire.api().send("GET", "/api/v1/x").is_success
+    assert len(wire.requests) == 3
+    wire = Wire(fault)
+    refused(wire)
+    assert len(wire.requests) == TRIES
+    for method in ("POST", "PATCH"):
+        wire = Wire(fault, OK)
+        refused(wire, method)
+        assert len(wire.requests) == 1
+
+
+def test_an_upload_is_sent_whole_again_after_a_dropped_connection() -> None:
+    wire = Wire(httpx.WriteError("reset"), OK)
+    wire.api().send("PUT", "/api/v1/x", body=lambda: iter([b"ab", b"cd"]), headers={"Content-Length": "4"})
+    assert [request.content for request in wire.requests] == [b"abcd", b"abcd"]
+
+
+def test_a_submission_is_repeated_under_the_same_key() -> None:
+    wire = Wire(httpx.ReadError(""), OK)
+    wire.api().send("POST", "/api/v1/x", repeatable=True, headers={"Idempotency-Key": "k"}, json={"a": 1})
+    assert [request.headers["Idempotency-Key"] for request in wire.requests] == ["k", "k"]
+
+
+def test_a_lost_answer_to_a_change_says_that_it_may_have_been_made() -> None:
+    assert "isn't known" in refused(Wire(httpx.ReadError("")), "PATCH")
+    assert "isn't known" in refused(Wire(httpx.ReadTimeout("")), "POST", repeatable=True)
+    assert "Nothing was changed" in refused(Wire(httpx.ReadTimeout("")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(500, text="<h1>oops</h1>"), "HTTP 500"),
+        (httpx.Response(404, text="<h1>Not found</h1>"), "doesn't answer as dstackweb does"),
+        (httpx.Response(403, json=["x"]), "doesn't answer as dstackweb does"),
+        (httpx.Response(301, headers={"Location": "https://elsewhere.test"}), "sends on to https://elsewhere.test"),
+        (httpx.Response(413, json={"detail": "too large\x1b[2J"}), "too large\ufffd[2J"),
+        (httpx.ConnectTimeout(""), "no answer within 5 s"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "can't reach http://server.test"),
+        (httpx.UnsupportedProtocol("x"), "can't reach"),
+        (httpx.ProxyError("403 Forbidden"), "403 Forbidden"),
+    ],
+)
+def test_every_fault_has_words_of_its_own(answer: Answer, words: str) -> None:
+    assert words in refused(Wire(answer))
+
+
+def test_an_answer_that_is_no_json_is_no_answer_of_dstackweb() -> None:
+    with pytest.raises(CliError, match="doesn't answer as dstackweb does"):
+        Wire(httpx.Response(200, text="<html>")).api().get("/api/v1/x")
+
+
+def test_exit_code_3_is_for_a_server_that_could_not_be_asked() -> None:
+    with pytest.raises(Unreachable) as error:
+        Wire(httpx.ConnectError("refused")).api().get("/api/v1/x")
+    assert error.value.code == 3
+
+
+def test_following_outlasts_any_number_of_faults() -> None:
+    log = {"X-Next-Offset": "5", "X-Attempt": "1", "X-Log-Complete": "true"}
+    run = {"id": "1", "name": "a", "status": "running", "jobs": [{"attempt": 1, "node": 0}]}
+    written: list[bytes] = []
+    wire = Wire(
+        *[httpx.ConnectError("refused")] * 20,
+        httpx.Response(502),
+        busy("100"),
+        httpx.Response(200, headers=log, content=b"hello"),
+        httpx.Response(200, headers=log, content=b""),
+        *[httpx.Response(500)] * 3,
+        httpx.Response(200, headers=log, content=b""),
+        httpx.Response(200, json={**run, "status": "done"}),
+        httpx.Response(200, headers=log, content=b""),
+    )
+    follower = Follower(wire.api(), Cursor(attempt=1), write=written.append, sleep=wire.pauses.append)
+    assert follower.follow(run)["status"] == "done"
+    assert b"".join(written) == b"hello"
+    assert max(wire.pauses) <= 5
+
+
+def test_help_comes_at_once_and_no_command_loads_the_server() -> None:
+    """Start-up is felt at each call: --help in under 300 ms, httpx and rich's tables only where needed."""
+    main = "from dstackweb.cli.main import app; app(['--help'], standalone_mode=False)"
+    check = "import sys; assert not {'httpx', 'yaml', 'django', 'pydantic', 'pathspec'} & set(sys.modules)"
+    times = []
+    for _ in range(3):
+        began = monotonic()
+        done = call([sys.executable, "-c", f"{main}; {check}"], capture_output=True, check=False)
+        times.append(monotonic() - began)
+        assert done.returncode == 0, done.stderr
+    assert min(times) < 0.3
+
+
+def test_no_module_of_the_command_line_needs_the_server_s_packages() -> None:
+    code = (
+        "import sys, dstackweb.cli.main, dstackweb.cli.submit; "
+        "found = {'django', 'pydantic', 'ninja', 'dstackweb.settings'} & set(sys.modules); assert not found, found"
+    )
+    done = call([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr

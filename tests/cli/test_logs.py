@@ -1,0 +1,207 @@
+"""logs, and apply once its run is submitted: in processes of their own where something is followed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import attempts, logs
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import Reason
+from tests.cli.conftest import Cli
+from tests.cli.proxy import Proxy
+from tests.factories import make_host, make_run, place_all, placed_job, start
+from tests.support import eventually
+
+ANY_BYTES = bytes(range(256)) * 3
+
+
+@pytest.fixture
+def job(project: Project, ada: User) -> Job:
+    """The job of a run called `train` that is running."""
+    make_host()
+    run = make_run(project, ada, "train")
+    place_all()
+    return start(placed_job(run))
+
+
+def end(job: Job, code: int = 0) -> None:
+    reason = Reason.CONTAINER_EXITED_WITH_ERROR if code else Reason.DONE_BY_RUNNER
+    attempts.ended(job.pk, reason, exit_code=code)
+
+
+def read(process: subprocess.Popen[bytes], count: int) -> bytes:
+    """The next bytes of its stdout, as they come."""
+    assert process.stdout is not None
+    return process.stdout.read(count)
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
+    out, err = process.communicate(timeout=10)
+    return process.returncode, out, err.decode()
+
+
+def test_logs_are_the_very_bytes(cli: Cli, job: Job) -> None:
+    logs.append(job.pk, 0, ANY_BYTES * 8000)
+    code, out, err = finish(cli.spawn("logs", "train"))
+    assert (code, err) == (0, "")
+    assert out == ANY_BYTES * 8000
+
+
+def test_the_last_lines_one_node_and_one_attempt_can_be_asked_for(cli: Cli, job: Job) -> None:
+    logs.append(job.pk, 0, b"one\ntwo\nthree\n")
+    assert cli("logs", "train", "--tail", "2").stdout == "two\nthree\n"
+    assert cli("logs", "train", "--tail", "0").stdout == ""
+    assert cli("logs", "train", "--node", "0", "--attempt", "1").stdout == "one\ntwo\nthree\n"
+    for options in (["--node", "1"], ["--attempt", "2"], ["-f", "--attempt", "2"]):
+        assert cli("logs", "train", *options).exit_code in (1, 2)
+
+
+def test_without_output_it_says_why(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "waiting")
+    result = cli("logs", "waiting")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "No output yet. waiting: submitted, position 1" in result.stderr
+
+
+def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, job: Job) -> None:
+    logs.append(job.pk, 0, b"first\n")
+    following = cli.spawn("logs", "-f", "train")
+    assert read(following, 6) == b"first\n"
+    logs.append(job.pk, 6, ANY_BYTES)
+    assert read(following, len(ANY_BYTES)) == ANY_BYTES
+    logs.append(job.pk, 6 + len(ANY_BYTES), b"last")
+    end(job)
+    code, out, err = finish(following)
+    assert (code, out) == (0, b"last")
+    assert "train: done" in err
+
+
+def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
+    logs.append(job.pk, 0, b"one\ntwo\n")
+    following = cli.spawn("logs", "-f", "--tail", "1", "train")
+    assert read(following, 4) == b"two\n"
+    logs.append(job.pk, 8, b"three\n")
+    end(job)
+    assert finish(following)[1] == b"three\n"
+
+
+def test_following_goes_on_with_the_next_attempt(cli: Cli, project: Project, ada: User) -> None:
+    make_host()
+    run = make_run(project, ada, "train", retry=True)
+    place_all()
+    first = start(placed_job(run))
+    logs.append(first.pk, 0, b"first\n")
+    following = cli.spawn("logs", "-f", "train")
+    assert read(following, 6) == b"first\n"
+    end(first, 1)
+    attempts.requeue_due(timezone.now() + timedelta(hours=1))
+    place_all()
+    second = start(placed_job(run))
+    logs.append(second.pk, 0, b"second\n")
+    end(second)
+    code, out, err = finish(following)
+    assert (code, out) == (0, b"second\n")
+    assert "attempt 2" in err
+
+
+def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubled(
+    connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
+) -> None:
+    cli = connect(ada, proxy.url)
+    logs.append(job.pk, 0, b"before\n")
+    following = cli.spawn("logs", "-f", "train")
+    assert read(following, 7) == b"before\n"
+    proxy.down()
+    logs.append(job.pk, 7, b"meanwhile\n")
+    assert following.stderr is not None
+    assert b"trying again" in following.stderr.readline()
+    proxy.up()
+    assert read(following, 10) == b"meanwhile\n"
+    assert b"connected again" in following.stderr.readline()
+    logs.append(job.pk, 17, b"after\n")
+    end(job)
+    assert finish(following)[:2] == (0, b"after\n")
+
+
+def test_an_answer_that_breaks_off_is_taken_up_where_it_broke(
+    connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
+) -> None:
+    cli = connect(ada, proxy.url)
+    following = cli.spawn("logs", "-f", "train")
+    data = ANY_BYTES * 2000
+    logs.append(job.pk, 0, data[:10])
+    assert read(following, 10) == data[:10]
+    proxy.cut_after = 100_000
+    logs.append(job.pk, 10, data[10:])
+    end(job)
+    code, out, _err = finish(following)
+    assert (code, out == data[10:]) == (0, True)
+
+
+HELLO = "type: task\nname: hello\ncommands: [echo hello]\n"
+
+
+def submitted(cli: Cli, *options: str) -> subprocess.Popen[bytes]:
+    """`apply` in a process of its own, once its run is there."""
+    cli.file(HELLO)
+    process = cli.spawn("apply", "-f", "run.yaml", *options)
+    eventually(Run.objects.exists)
+    return process
+
+
+def placed(deadline: float = 5) -> Job:
+    make_host()
+    place_all()
+    return start(placed_job(Run.objects.get()))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_apply_follows_to_the_end_and_exits_as_the_run_did(cli: Cli, project: Project, code: int) -> None:
+    applying = submitted(cli, "--force")
+    job = placed()
+    logs.append(job.pk, 0, b"hello\n")
+    end(job, code)
+    exit_code, out, err = finish(applying)
+    assert (exit_code, out) == (code, b"hello\n")
+    assert "SETTING" in err
+    assert f"hello: {'failed' if code else 'done'}" in err
+
+
+def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> None:
+    applying = submitted(cli, "--force")
+    assert cli("stop", "hello").exit_code == 0
+    code, _out, err = finish(applying)
+    assert code == 1
+    assert "hello: terminated" in err
+
+
+def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, project: Project) -> None:
+    applying = submitted(cli, "--force")
+    job = placed()
+    logs.append(job.pk, 0, b"hello\n")
+    assert read(applying, 6) == b"hello\n"
+    applying.send_signal(signal.SIGINT)
+    code, _out, err = finish(applying)
+    assert code == 130
+    assert "the run goes on" in err
+    assert "dstackweb logs -f hello" in err
+    assert "dstackweb stop hello" in err
+    assert "Traceback" not in err
+    assert Run.objects.get().status == "running"
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(cli: Cli, job: Job) -> None:
+    logs.append(job.pk, 0, b"x\n" * 1_000_000)
+    following = cli.spawn("logs", "train")
+    assert following.stdout is not None
+    assert read(following, 2) == b"x\n"
+    following.stdout.close()
+    assert following.stderr is not None
+    assert (following.wait(5), following.stderr.read()) == (1, b"")

@@ -1,0 +1,166 @@
+"""ps, queue, priority and stop."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.cli.client import Api
+from dstackweb.cli.output import Column, draw_table
+from dstackweb.runs import services
+from dstackweb.runs.models import Queue, Run
+from tests.cli.conftest import Cli
+from tests.factories import join, make_host, make_run, make_user, place_all
+
+
+def lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_ps_lists_active_runs_newest_first_and_all_of_them_when_asked(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "one")
+    services.stop(make_run(project, ada, "two"), ada, "member")
+    make_run(project, ada, "three", priority=70)
+    told = lines(cli.ok("ps"))
+    assert told[0] == ["NAME", "STATUS", "PRIO", "USER", "AGE", "MESSAGE"]
+    assert [row[:4] for row in told[1:]] == [["three", "submitted", "70", "ada"], ["one", "submitted", "50", "ada"]]
+    assert [row[:2] for row in lines(cli.ok("ps", "-a"))[1:]] == [
+        ["three", "submitted"],
+        ["two", "terminated"],
+        ["one", "submitted"],
+    ]
+
+
+def test_ps_says_when_there_is_nothing_and_when_there_is_more(cli: Cli, project: Project, ada: User) -> None:
+    empty = cli("ps")
+    assert (empty.exit_code, empty.stdout) == (0, "")
+    assert "No active runs" in empty.stderr
+    make_run(project, ada), make_run(project, ada)
+    assert "more with --limit" in cli("ps", "--limit", "1").stderr
+
+
+def test_json_is_what_the_api_answers(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "one")
+    page = json.loads(cli.ok("ps", "--json"))
+    assert [run["name"] for run in page["items"]] == ["one"]
+    assert page["next"] is None
+    queue = json.loads(cli.ok("queue", "--json"))
+    assert (queue["items"][0]["position"], queue["paused"]) == (1, False)
+
+
+def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project: Project, ada: User) -> None:
+    """R22 of the command line: positions, and a reason in words for each."""
+    make_host()
+    make_run(project, ada, "later")
+    make_run(project, ada, "huge", resources={"gpu": "H100:16"})
+    make_run(project, ada, "first", priority=80, resources={"cpu": "64"})
+    place_all()
+    told = cli.ok("queue")
+    assert [row[:3] for row in lines(told)] == [["#", "NAME", "PRIO"], ["1", "first", "80"], ["2", "huge", "50"]]
+    assert all(len(row) > 6 for row in lines(told)[1:])
+
+
+def test_a_paused_queue_and_an_empty_one_are_told(cli: Cli, project: Project) -> None:
+    Queue.objects.update(paused=True)
+    told = cli("queue").stderr
+    assert "default is paused" in told
+    assert "Nothing waits" in told
+    refused = cli("queue", "nope")
+    assert refused.exit_code == 1
+    assert "no queue is called 'nope'" in refused.stderr
+
+
+def test_a_priority_change_tells_the_old_and_the_new_place(cli: Cli, project: Project, ada: User) -> None:
+    """R24 of the command line."""
+    make_run(project, ada, "one")
+    make_run(project, ada, "two")
+    assert cli.ok("priority", "two", "70") == "two: priority 50 → 70, position 2 → 1 of default\n"
+    assert Run.objects.get(name="two").priority == 70
+
+
+def test_a_priority_that_is_not_allowed_is_refused_in_the_server_s_words(
+    cli: Cli, connect: Callable[..., Cli], project: Project, ada: User
+) -> None:
+    make_run(project, ada, "one")
+    assert "up to 80" in cli("priority", "one", "90").stderr
+    assert "0 to 100" in cli("priority", "one", "101").stderr
+    assert "belongs to ada" in connect(join(project, make_user("bob")))("priority", "one", "10").stderr
+    assert cli("priority", "one", "high").exit_code == 2
+    assert Run.objects.get().priority == 50
+
+
+def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
+    cli: Cli, project: Project, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(project, ada, "one")
+    send = Api.send
+
+    def after_somebody_else(api: Api, method: str, path: str, **request: object) -> object:
+        if method == "PATCH":
+            services.set_priority(run, ada, "member", 20)
+        return send(api, method, path, **request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Api, "send", after_somebody_else)
+    refused = cli("priority", "one", "70")
+    assert refused.exit_code == 1
+    assert "changed by ada since you looked: its priority is 20" in refused.stderr
+    assert "dstackweb priority one 70" in refused.stderr
+    assert Run.objects.get().priority == 20
+
+
+def test_a_run_is_stopped_and_an_ended_one_is_said_to_have_ended(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "one")
+    assert cli.ok("stop", "one") == "one: terminated\n"
+    refused = cli("stop", "one", "--abort")
+    assert refused.exit_code == 1
+    assert "already ended" in refused.stderr
+
+
+def test_a_run_that_is_not_there_is_told_by_its_name(cli: Cli) -> None:
+    for command in (["stop", "nope"], ["priority", "nope", "3"], ["logs", "nope"], ["logs", "-f", "a b?c#d%2e"]):
+        refused = cli(*command)
+        assert refused.exit_code == 1
+        assert "no run is called" in refused.stderr
+    for name in ("a/b", "..", ""):
+        assert cli("logs", name).exit_code == 2
+
+
+def test_a_project_of_others_is_as_one_that_does_not_exist(cli: Cli, connect: Callable[..., Cli]) -> None:
+    stranger = connect(make_user("eve"))
+    assert stranger("ps").stderr == cli("ps", DSTACKWEB_PROJECT="nope").stderr.replace("nope", "main")
+
+
+def test_tables_fit_80_columns_and_no_colour_means_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [Column("NAME"), Column("STATUS"), Column("PRIO", right=True), Column("USER"), Column("WHY", wide=True)]
+    row = [
+        "a-name-that-is-as-long-as-any-may-be-in-this-product-which-is",
+        "submitted",
+        "100",
+        "somebody",
+        "word " * 60,
+    ]
+
+    def drawn(**options: object) -> str:
+        file = io.StringIO()
+        draw_table(Console(file=file, width=80, force_terminal=True, **options), columns, [row])  # type: ignore[arg-type]
+        return file.getvalue()
+
+    plain = drawn(color_system=None)
+    assert max(len(line) for line in plain.splitlines()) <= 80
+    assert "submitted" in plain
+    assert "\x1b[36m" in drawn(color_system="standard")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[36m" not in drawn()
+
+
+def test_text_from_the_server_cannot_steer_the_terminal(cli: Cli, project: Project, ada: User) -> None:
+    Run.objects.filter(pk=make_run(project, ada, "one").pk).update(status_message="\x1b]0;owned\x07\nline")
+    told = cli.ok("ps")
+    assert "\x1b" not in told
+    assert "owned" in told
+    assert len(told.splitlines()) == 2
