@@ -36,6 +36,10 @@ def chromium() -> Iterator[Browser]:
 class Complaints(list[str]):
     """What the browser's console and the pages' scripts complained about."""
 
+    def remove_failed_loads(self) -> None:
+        """Forget what a test provoked: answers of 4xx and 5xx, and a network that is away."""
+        self[:] = [text for text in self if not text.startswith(("Failed to load resource", "htmx: htmx:error"))]
+
     def watch(self, page: Page) -> Page:
         """Collect what this page complains about."""
         page.on("console", lambda message: message.type in ("error", "warning") and self.append(message.text))

@@ -1,0 +1,104 @@
+"""What holds for every page: readable by everybody, in both themes, on a phone, under the strict policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser import demo
+from tests.browser.conftest import Complaints
+from tests.browser.support import accessibility_faults, sign_in
+
+PAGES = (
+    "/p/main/queue/",
+    "/p/main/runs/",
+    "/p/main/runs/train-llama-sft/",
+    "/p/main/runs/export-onnx/",
+    "/p/main/submit/",
+    "/p/main/hosts/",
+    "/p/main/profiles/",
+    "/p/main/health/",
+    "/p/main/members/",
+    "/p/main/secrets/",
+    "/account/tokens/",
+    "/p/research/queue/",
+)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
+    live_server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    demo.build()
+    page = new_page()
+    page.goto(f"{live_server.url}/login/")
+    faults = {"/login/": accessibility_faults(page)}
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    for path in PAGES:
+        for theme, width in (("light", 1360), ("dark", 390)):
+            page.emulate_media(color_scheme=theme)
+            page.set_viewport_size({"width": width, "height": 844})
+            page.goto(live_server.url + path)
+            assert page.evaluate("document.documentElement.dataset.bsTheme") == theme
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
+            faults[f"{path} {theme}"] = accessibility_faults(page)
+    assert {path: found for path, found in faults.items() if found} == {}
+    assert complaints == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked(
+    live_server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    page.goto(f"{live_server.url}/p/main/submit/")
+    page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresurces: {gpu: 1}\n")
+    page.get_by_role("button", name="Line 3").wait_for()
+    assert page.locator("[data-gutter] .bad").all_text_contents() == ["3"]
+    assert accessibility_faults(page) == []
+    page.get_by_role("button", name="Line 3").click()
+    assert page.evaluate("getSelection().toString()") == "resurces: {gpu: 1}"
+    complaints.remove_failed_loads()  # the 422 that was asked for
+
+    page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresources: {gpu: 99}\n")
+    page.get_by_label("Submit it anyway").wait_for()
+    assert page.locator("[data-gutter] .bad").count() == 0
+    assert accessibility_faults(page) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_chosen_theme_is_there_before_the_page_is_drawn_and_stays(
+    live_server, new_page: Callable[..., Page]
+) -> None:
+    demo.build()
+    page = new_page(color_scheme="light")
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    page.get_by_role("radio", name="Dark").click()
+    page.add_init_script(
+        "new MutationObserver(() => window.first ??= document.body && document.documentElement.dataset.bsTheme)"
+        ".observe(document, {childList: true, subtree: true})"
+    )
+    page.reload()
+    assert page.evaluate("window.first") == "dark"
+    assert page.get_by_role("radio", name="Dark").get_attribute("aria-checked") == "true"
+    page.keyboard.press("Tab")
+    page.get_by_role("radio", name="Dark").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.documentElement.dataset.bsTheme") == "light"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_on_a_phone_the_menu_opens_and_leads_on(live_server, new_page: Callable[..., Page]) -> None:
+    demo.build()
+    page = new_page(viewport={"width": 390, "height": 844})
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    menu = page.get_by_role("button", name="Menu")
+    assert not page.get_by_role("link", name="Hosts").is_visible()
+    menu.click()
+    assert menu.get_attribute("aria-expanded") == "true"
+    page.get_by_role("link", name="Hosts").click()
+    page.wait_for_url("**/hosts/")

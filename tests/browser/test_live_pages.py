@@ -1,0 +1,237 @@
+"""Pages that change by themselves: polls, edits in between, lost connections, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import attempts, logs, services
+from dstackweb.runs.models import Run
+from tests.browser import demo
+from tests.browser.conftest import Complaints
+from tests.browser.support import sign_in
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# A tab's visibility can't be changed from outside in headless Chromium; the page sees what a hidden tab sees.
+HIDEABLE = """
+let hidden = false;
+Object.defineProperty(document, "hidden", {get: () => hidden});
+window.hideTab = (value) => { hidden = value; document.dispatchEvent(new Event("visibilitychange")); };
+"""
+
+
+@pytest.fixture
+def project(transactional_db: None) -> Project:
+    return make_project("main")
+
+
+@pytest.fixture
+def mia(project: Project) -> User:
+    return join(project, make_user("mia", password=demo.PASSWORD), "manager")
+
+
+@pytest.fixture
+def page(live_server, mia: User, new_page: Callable[..., Page]) -> Page:
+    """Signed in as a manager."""
+    page = new_page()
+    page.add_init_script(HIDEABLE)
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    return page
+
+
+def names(page: Page) -> list[str]:
+    return page.locator(".dw-queue .q-run a").all_text_contents()
+
+
+def test_the_queue_shows_what_others_do_and_keeps_what_is_being_typed(page: Page, project: Project, mia: User) -> None:
+    first, second = make_run(project, mia, "first"), make_run(project, mia, "second")
+    page.goto(page.url)
+    typed = page.get_by_label("Priority of first")
+    typed.fill("77")
+    services.set_priority(second, mia, "manager", 90)
+    expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
+    expect(typed).to_have_value("77")
+    expect(typed).to_be_focused()
+    typed.press("Enter")
+    expect(page.get_by_text("first has priority 77 now")).to_be_visible()
+    assert Run.objects.get(pk=first.pk).priority == 77
+
+
+def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
+    page: Page, project: Project, mia: User, complaints: Complaints
+) -> None:
+    run = make_run(project, mia, "contested")
+    page.goto(page.url)
+    typed = page.get_by_label("Priority of contested")
+    typed.fill("77")
+    services.set_priority(run, mia, "manager", 20)
+    expect(page.locator("#queue-badge")).to_contain_text("1")
+    typed.press("Enter")
+    expect(page.get_by_text("contested was changed by mia since you looked")).to_be_visible()
+    expect(typed).to_have_value("20")
+    assert Run.objects.get(pk=run.pk).priority == 20
+    complaints.remove_failed_loads()
+
+
+def test_plus_pressed_three_times_is_one_change_and_the_row_moves(page: Page, project: Project, mia: User) -> None:
+    """R24, R26."""
+    make_run(project, mia, "first")
+    second = make_run(project, mia, "second")
+    page.goto(page.url)
+    assert names(page) == ["first", "second"]
+    raise_it = page.get_by_role("button", name="Raise the priority of second")
+    for _ in range(3):
+        raise_it.click()
+    expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
+    expect(page.get_by_text("from place 2 to 1")).to_be_visible()
+    expect(raise_it).to_be_focused()
+    assert second.events.filter(kind="priority").count() == 1
+    assert Run.objects.get(pk=second.pk).priority == 53
+
+
+def test_stopping_asks_first_and_escape_means_no(page: Page, project: Project, mia: User) -> None:
+    run = make_run(project, mia, "doomed")
+    page.goto(page.url)
+    stop = page.get_by_role("button", name="Stop doomed")
+    stop.click()
+    expect(page.get_by_role("dialog")).to_contain_text("Take doomed out of the queue?")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    stop.click()
+    page.get_by_role("button", name="Stop it").click()
+    expect(page.get_by_text("doomed has ended")).to_be_visible()
+    expect(page.get_by_text("Nothing waits here")).to_be_visible()
+    assert run.events.filter(kind="terminated").count() == 1
+
+
+def test_a_hidden_tab_asks_for_nothing_and_catches_up_when_it_shows(page: Page, project: Project, mia: User) -> None:
+    page.goto(page.url)
+    with page.expect_request(lambda request: request.headers.get("hx-request") == "true"):
+        pass
+    page.evaluate("hideTab(true)")
+    expect(page.locator("[data-live]")).to_have_text("paused")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    make_run(project, mia, "meanwhile")
+    page.wait_for_timeout(2600)  # longer than the poll's interval
+    assert asked == []
+    page.evaluate("hideTab(false)")
+    expect(page.get_by_role("link", name="meanwhile")).to_be_visible(timeout=1500)
+
+
+def test_a_lost_connection_is_said_and_recovers_by_itself(
+    page: Page, project: Project, mia: User, complaints: Complaints
+) -> None:
+    page.goto(page.url)
+    live = page.locator("[data-live]")
+    expect(live).to_contain_text("updated")
+    page.context.set_offline(True)
+    expect(live).to_have_text("connection lost, retrying…")
+    expect(page.locator("[data-live-say]")).to_have_text("connection lost, retrying…")
+    make_run(project, mia, "meanwhile")
+    page.context.set_offline(False)
+    expect(page.get_by_role("link", name="meanwhile")).to_be_visible()
+    expect(live).to_contain_text("updated")
+    complaints.remove_failed_loads()
+
+
+def test_a_failing_server_is_a_lost_connection_too(page: Page, project: Project, complaints: Complaints) -> None:
+    page.goto(page.url)
+    page.route("**/queue/", lambda route: route.fulfill(status=503, body="down"))
+    expect(page.locator("[data-live]")).to_have_text("connection lost, retrying…")
+    page.unroute("**/queue/")
+    expect(page.locator("[data-live]")).to_contain_text("updated")
+    complaints.remove_failed_loads()
+
+
+def test_who_was_signed_out_meanwhile_lands_on_the_sign_in_page(
+    page: Page, project: Project, complaints: Complaints
+) -> None:
+    page.goto(page.url)
+    page.context.clear_cookies()
+    page.wait_for_url("**/login/?next=/p/main/queue/")
+    complaints.remove_failed_loads()
+
+
+def running(project: Project, user: User, **keys: object) -> Run:
+    make_host(cpus=8)
+    run = make_run(project, user, "talker", **keys)
+    place_all()
+    start(placed_job(run))
+    return run
+
+
+def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
+    page: Page, live_server, project: Project, mia: User
+) -> None:
+    job = placed_job(running(project, mia))
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    text = page.locator("[data-log-text]")
+    expect(page.locator("[data-log-note]")).to_have_text("No output yet.")
+    parts = [
+        b"one\n",
+        b"caf\xc3",
+        b"\xa9\n",
+        b"\xff\xfe\x00 raw\n",
+        b"10%\r50%\r100%\n",
+        b"\x1b[31mred\x1b[0m <b>&\n",
+        b"half",
+    ]
+    for part in parts:
+        logs.append(job.pk, logs.size(job.pk), part)
+        page.wait_for_timeout(150)
+    expect(text).to_have_text("one\ncafé\n��· raw\n100%\nred <b>&\nhalf", timeout=2000, use_inner_text=True)
+
+
+def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
+    page: Page, live_server, project: Project, mia: User
+) -> None:
+    run = running(project, mia)
+    job = placed_job(run)
+    logs.append(job.pk, 0, b"last words\n")
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    attempts.ended(job.pk, "container_exited_with_error", exit_code=3, message="the command that failed: false")
+    expect(page.get_by_text("A command failed. Exit code 3.").first).to_be_visible()
+    expect(page.locator("[data-log-note]")).to_have_text("log complete")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator("[data-live]")).to_have_text("complete")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2600)  # longer than the poll's interval
+    assert asked == []
+
+
+def test_scrolling_up_stops_following_and_the_button_goes_on(
+    page: Page, live_server, project: Project, mia: User
+) -> None:
+    job = placed_job(running(project, mia))
+    logs.append(job.pk, 0, b"".join(b"line %d\n" % number for number in range(3000)))
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    text, follow = page.locator("[data-log-text]"), page.get_by_role("button", name="Follow")
+    expect(text).to_contain_text("line 2999")
+    expect(page.get_by_text("Earlier output is not shown here")).to_be_visible()
+    assert "line 500\n" not in (text.text_content() or "")
+    text.evaluate("element => { element.scrollTop = 0; }")
+    expect(follow).to_have_attribute("aria-pressed", "false")
+    logs.append(job.pk, logs.size(job.pk), b"line 3000\n")
+    expect(text).to_contain_text("line 3000")
+    assert text.evaluate("element => element.scrollTop") == 0
+    follow.click()
+    assert text.evaluate("element => element.scrollHeight - element.clientHeight - element.scrollTop") < 2
+
+
+def test_each_nodes_log_can_be_chosen(page: Page, live_server, project: Project, mia: User) -> None:
+    run = running(project, mia, nodes=2)
+    logs.append(placed_job(run, 0).pk, 0, b"from node zero\n")
+    logs.append(placed_job(run, 1).pk, 0, b"from node one\n")
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    expect(page.locator("[data-log-text]")).to_have_text("from node zero\n", use_inner_text=True)
+    page.get_by_label("Job whose log is shown").select_option(label="node 1, attempt 1")
+    expect(page.locator("[data-log-text]")).to_have_text("from node one\n", use_inner_text=True)
+    assert "node=1" in (page.get_by_role("link", name="Download the log").get_attribute("href") or "")

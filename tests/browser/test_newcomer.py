@@ -1,0 +1,57 @@
+"""The newcomer's path, with real workers and a real runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.support import sign_in
+from tests.server import PASSWORD, Server
+
+
+@pytest.fixture
+def server(open_home: Path) -> object:
+    with Server(open_home) as server:
+        yield server
+
+
+def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page: Callable[..., Page]) -> None:
+    page = new_page()
+    sign_in(page, server.url, "admin", PASSWORD)
+    expect(page.get_by_text("Nothing waits here")).to_be_visible()
+
+    page.get_by_role("link", name="Submit a run").first.click()
+    page.get_by_role("button", name="hello").click()
+    expect(page.get_by_role("heading", name="It would start at once")).to_be_visible()
+    expect(page.get_by_text("profile default").first).to_be_visible()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url("**/runs/hello/")
+    expect(page.locator("#run-sub .st")).to_have_text("running", timeout=10_000)
+    expect(page.locator("[data-log-text]")).to_contain_text("working: 2 of 5", timeout=10_000)
+    expect(page.locator("#run-events")).to_contain_text("its commands have started")
+    expect(page.locator("#run-sub .st")).to_have_text("done", timeout=15_000)
+    expect(page.locator("[data-log-text]")).to_contain_text("Done.")
+    expect(page.locator("[data-log-note]")).to_have_text("log complete")
+
+    server.submit("sleep 600", name="sleeper")
+    page.goto(f"{server.url}/p/main/runs/sleeper/")
+    expect(page.locator("#run-sub .st")).to_have_text("running", timeout=10_000)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Stop it").click()
+    expect(page.locator("#run-sub .st")).to_have_text("terminated", timeout=15_000)
+    expect(page.get_by_text("Stopped by a member.").first).to_be_visible()
+
+    page.goto(f"{server.url}/p/main/queue/")
+    page.get_by_role("button", name="Pause queue").click()
+    expect(page.get_by_text("is paused: nothing starts from it")).to_be_visible()
+    for name in ("first", "second"):
+        server.submit("true", name=name)
+    rows = page.locator(".dw-queue .q-run a")
+    expect(rows).to_have_text(["first", "second"])
+    page.get_by_role("button", name="Raise the priority of second").click()
+    expect(rows).to_have_text(["second", "first"])
+    page.get_by_role("button", name="Resume queue").click()
+    expect(page.get_by_text("Nothing waits here")).to_be_visible(timeout=10_000)
