@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
+import psycopg
 
 from tests.support import REPO, deployment_env, eventually
 
@@ -40,7 +44,9 @@ class Server:
         self.port = int(self.env["DSTACKWEB_PORT"])
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+        self.http = httpx.Client(
+            base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
+        )
 
     def start(self) -> Server:
         """Start the supervisor and wait until the server answers and its host is there."""
@@ -108,14 +114,68 @@ class Server:
 
     def role_pids(self, needle: str) -> list[int]:
         """Processes of this deployment whose command line has `needle`, found by their environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                environ, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if f"DSTACKWEB_HOME={self.home}".encode() in environ.split(b"\0") and needle.encode() in command:
-                found.append(int(entry.name))
-        return found
+        home = f"DSTACKWEB_HOME={self.home}".encode()
+        return [
+            pid for pid, environ, command in _processes() if home in environ.split(b"\0") and needle.encode() in command
+        ]
+
+    def processes_of(self, run: dict[str, Any]) -> list[int]:
+        """Living processes that carry the mark of one of the run's jobs."""
+        marks = {f"DSTACKWEB_JOB={job['id']}".encode() for job in run["jobs"]}
+        return [pid for pid, environ, _command in _processes() if marks & set(environ.split(b"\0"))]
+
+    def runner_pid(self, run: dict[str, Any]) -> int:
+        """The runner of the run's newest job, by the lock it holds."""
+        return int((self.home / "jobs" / run["jobs"][0]["id"] / "lock").read_text())
+
+    def file_of(self, run: dict[str, Any], name: str) -> str:
+        """A file in the run's directory on node 0."""
+        return (self.home / "runs" / run["id"] / "node-0" / name).read_text()
+
+    def manage(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """A management command of this deployment."""
+        return subprocess.run(
+            [sys.executable, "manage.py", *argv], cwd=REPO, env=self.env, capture_output=True, text=True, check=False
+        )
+
+    def sql(self, statement: str) -> None:
+        """A statement on this deployment's database, committed."""
+        with self._database() as database:
+            database.execute(statement)
+            database.commit()
+
+    def hurry_retry(self, name: str) -> None:
+        """Once the run waits for its next attempt, let its back-off be over."""
+        self.wait(name, "pending", deadline=15)
+        self.sql(f"UPDATE runs_run SET retry_at = '2026-01-01 00:00:00+00:00' WHERE name = '{name}'")
+
+    @contextlib.contextmanager
+    def locked_database(self) -> Iterator[None]:
+        """Nobody can write meanwhile."""
+        with self._database() as database:
+            if isinstance(database, sqlite3.Connection):
+                database.execute("BEGIN EXCLUSIVE")
+            else:
+                database.execute(
+                    "LOCK TABLE runs_run, runs_job, runs_queuecount, scheduler_periodicjob IN EXCLUSIVE MODE"
+                )
+            yield
+            database.rollback()
+
+    @contextlib.contextmanager
+    def _database(self) -> Iterator[Any]:
+        if "DATABASE_URL" in self.env:
+            database: Any = psycopg.connect(self.env["DATABASE_URL"])
+        else:
+            database = sqlite3.connect(self.home / "db.sqlite3", timeout=30, isolation_level=None)
+        with contextlib.closing(database):
+            yield database
+
+
+def _processes() -> Iterator[tuple[int, bytes, bytes]]:
+    """Every process that can be read and isn't a zombie: pid, environment, command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if environ := (entry / "environ").read_bytes():
+                    yield int(entry.name), environ, (entry / "cmdline").read_bytes()

@@ -1,0 +1,88 @@
+"""What commands may do to a run: each ends in the right status, with its log, and leaves no process behind."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.server import Server
+from tests.support import eventually
+
+pytestmark = pytest.mark.db_sides
+
+
+def test_a_command_that_is_not_found_fails_the_run_with_127(server: Server) -> None:
+    run = server.wait(server.submit("echo before", "no-such-command", "echo never"))
+    assert (run["status"], run["exit_code"], run["termination_reason"]) == ("failed", 127, "job_failed")
+    assert "not found" in run["status_message"]
+    log = server.log(run["name"])
+    assert log.startswith(b"before\n")
+    assert b"never" not in log
+
+
+def test_output_may_be_any_bytes(server: Server) -> None:
+    run = server.wait(server.submit(r"printf '\377\376\000\033[31mred\r\n'"))
+    assert run["status"] == "done"
+    assert server.log(run["name"]) == b"\xff\xfe\x00\x1b[31mred\r\n"
+
+
+def test_a_flood_of_output_is_cut_at_the_limit_with_a_line_that_says_so(server: Server) -> None:
+    run = server.wait(server.submit("head -c 200000000 /dev/zero | tr '\\0' 'x'", "echo done"), deadline=30)
+    assert run["status"] == "done"
+    log = server.log(run["name"])
+    assert 1 << 20 <= len(log) < (1 << 20) + 200
+    assert b"the log reached its limit of 1 MB" in log[-200:]
+
+
+def test_a_command_that_ignores_term_is_killed_after_stop_duration(server: Server) -> None:
+    name = server.submit("trap '' TERM", "echo ready", "while :; do sleep 0.1; done", stop_duration=1)
+    eventually(lambda: b"ready" in server.log(name), deadline=10)
+    server.api("POST", f"runs/{name}/stop")
+    run = server.wait(name)
+    assert (run["status"], run["termination_reason"]) == ("terminated", "stopped_by_user")
+    assert server.processes_of(run) == []
+
+
+def test_abort_kills_at_once(server: Server) -> None:
+    name = server.submit("trap '' TERM", "echo ready", "while :; do sleep 0.1; done", stop_duration=600)
+    eventually(lambda: b"ready" in server.log(name), deadline=10)
+    server.api("POST", f"runs/{name}/stop", json={"abort": True})
+    run = server.wait(name)
+    assert (run["status"], run["termination_reason"]) == ("terminated", "aborted_by_user")
+
+
+def test_a_daemon_that_a_command_leaves_behind_ends_with_the_run(server: Server) -> None:
+    run = server.wait(server.submit("(setsid sh -c 'sleep 600' >/dev/null 2>&1 &)", "echo left one"))
+    assert run["status"] == "done"
+    assert server.processes_of(run) == []
+
+
+def test_max_duration_ends_a_run_in_the_name_of_its_limit(server: Server) -> None:
+    run = server.wait(server.submit("sleep 60", max_duration=1, stop_duration=1))
+    assert (run["status"], run["termination_reason"]) == ("terminated", "max_duration_exceeded")
+
+
+def test_a_node_that_fails_stops_the_others_and_all_met_before_the_start(server: Server) -> None:
+    name = server.submit(
+        'echo "rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM"',
+        '[ "$DSTACK_NODE_RANK" = 0 ] || exit 7',
+        "sleep 60",
+        nodes=2,
+    )
+    run = server.wait(name)
+    assert (run["status"], run["exit_code"]) == ("failed", 7)
+    assert [re.findall(rb"rank \d of 2", server.log(name, node=node)) for node in (0, 1)] == [
+        [b"rank 0 of 2"],
+        [b"rank 1 of 2"],
+    ]
+    assert server.processes_of(run) == []
+
+
+def test_a_failed_attempt_is_retried_in_the_same_directory(server: Server) -> None:
+    name = server.submit("echo try >> tries", "cat tries", '[ "$(wc -l < tries)" -ge 2 ]', retry=True)
+    server.hurry_retry(name)
+    run = server.wait(name, deadline=20)
+    assert (run["status"], run["attempt"]) == ("done", 2)
+    assert server.log(name, attempt=1) == b"try\n"
+    assert server.log(name) == b"try\ntry\n"
