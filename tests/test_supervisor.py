@@ -1,0 +1,220 @@
+"""`manage.py up` and the supervisor below it, as real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dstackweb.scheduler import supervisor as supervisor_module
+from dstackweb.scheduler.supervisor import RoleLog
+from tests.support import REPO, eventually
+
+START = """
+import sys
+from pathlib import Path
+from dstackweb.scheduler.supervisor import Role, Supervisor
+roles = [Role(f"role{n}", [sys.executable, "-c", code]) for n, code in enumerate(sys.argv[2:])]
+say = lambda line: print(line, flush=True)
+Supervisor(roles, Path(sys.argv[1]), Path.cwd(), say).run(lambda: say("all answer"))
+say("stopped")
+"""
+SUPERVISED = "from dstackweb.lib.process import die_with_supervisor; die_with_supervisor(); import os, signal, time\n"
+SLEEP = SUPERVISED + "time.sleep(60)"
+
+
+class Console:
+    """A started program and what it has printed so far."""
+
+    def __init__(self, argv: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
+        self.path = folder / "console.txt"
+        with self.path.open("wb") as out:
+            self.process = subprocess.Popen(argv, cwd=REPO, env=env, stdout=out, stderr=out)
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    def wait_for(self, pattern: str, deadline: float = 5) -> re.Match[str]:
+        def found() -> re.Match[str] | None:
+            assert self.process.poll() is None or re.search(pattern, self.text), self.text
+            return re.search(pattern, self.text)
+
+        return eventually(found, deadline)
+
+    def end(self, number: int, deadline: float = 10) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(deadline)
+
+
+Supervise = Callable[..., Console]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Supervise]:
+    """`supervise(code, …)`: a supervisor with a role for each piece of Python."""
+    started: list[Console] = []
+
+    def start(*roles: str) -> Console:
+        started.append(Console([sys.executable, "-c", START, str(tmp_path / "logs"), *roles], tmp_path))
+        return started[-1]
+
+    yield start
+    for console in started:
+        console.process.kill()
+        console.process.wait()
+
+
+def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_a_role_that_ends_is_named_with_its_last_words_and_started_again(supervise: Supervise, tmp_path: Path) -> None:
+    console = supervise("print('no such disk'); raise SystemExit(3)", SLEEP)
+
+    console.wait_for(r"role0 ended with exit code 3 \(no such disk\); starting it again in [\d.]+ s, log: .*role0\.log")
+    eventually(lambda: (tmp_path / "logs" / "role0.log").read_text().count("no such disk") >= 2)
+
+
+def test_a_role_that_is_killed_is_started_again(supervise: Supervise) -> None:
+    console = supervise(SLEEP)
+    console.wait_for("all answer")
+    [first] = descendants(console.process)
+
+    first.kill()
+
+    console.wait_for("role0 was killed by SIGKILL")
+    eventually(lambda: descendants(console.process) not in ([], [first]))
+
+
+def test_errors_reach_the_console_with_their_role_and_the_rest_only_its_log(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    console = supervise("print('12:00 INFO x: fine\\n12:01 ERROR x: broken', flush=True)\nimport time; time.sleep(60)")
+
+    console.wait_for(r"\[role0\] 12:01 ERROR x: broken")
+    assert "fine" not in console.text
+    assert "fine" in (tmp_path / "logs" / "role0.log").read_text()
+
+
+def test_ctrl_c_ends_all_roles_and_the_supervisor_without_complaint(supervise: Supervise) -> None:
+    console = supervise(SLEEP, SLEEP)
+    console.wait_for("all answer")
+    below = descendants(console.process)
+
+    assert console.end(signal.SIGINT) == 0
+    assert ended(below)
+    assert console.text == "all answer\nstopped\n"
+
+
+def test_a_second_ctrl_c_ends_a_role_that_does_not_listen(supervise: Supervise) -> None:
+    console = supervise(
+        SUPERVISED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf ERROR ')\ntime.sleep(60)"
+    )
+    console.wait_for("deaf")
+    below = descendants(console.process)
+
+    console.process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        console.process.wait(0.5)
+
+    assert console.end(signal.SIGINT) == 0
+    assert ended(below)
+
+
+def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "LOG_LIMIT", 10)
+    log = RoleLog(tmp_path, "web")
+
+    log.write(b"a first line\n")
+    log.write(b"more\n")
+
+    assert (tmp_path / "web.log").read_text() == "more\n"
+    assert (tmp_path / "web.log.1").read_text() == "a first line\n"
+
+
+def up(env: dict[str, str]) -> Console:
+    return Console([sys.executable, "manage.py", "up"], Path(env["DSTACKWEB_HOME"]), env)
+
+
+def test_a_taken_port_is_told_in_one_line(deployment: dict[str, str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(deployment["DSTACKWEB_PORT"])))
+        other.listen()
+        console = up(deployment)
+
+        assert console.process.wait(10) == 1
+    assert re.fullmatch(r"dstackweb: port \d+ of 127\.0\.0\.1 is taken: .* set DSTACKWEB_PORT\n", console.text)
+
+
+def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
+    deployment: dict[str, str],
+) -> None:
+    console = up(deployment)
+    console.wait_for(rf"ready after .*http://127\.0\.0\.1:{deployment['DSTACKWEB_PORT']}/", deadline=30)
+    console.wait_for(r"Sign in    admin / \S{12,}")
+    below = descendants(console.process)
+
+    assert console.end(signal.SIGINT, deadline=20) == 0
+    assert ended(below)
+    assert "Traceback" not in console.text
+    assert console.text.endswith("stopped; runs that were running go on\n")
+
+    again = up(deployment)
+    again.wait_for("ready after", deadline=15)
+    assert "Sign in    as admin, or with the link" in again.text
+    assert again.end(signal.SIGTERM, deadline=20) == 0
+
+
+def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_comes_back(
+    deployment: dict[str, str],
+) -> None:
+    console = up(deployment)
+    console.wait_for("ready after", deadline=30)
+    [cluster] = [child for child in psutil.Process(console.process.pid).children() if "qcluster" in child.cmdline()]
+    workers = cluster.children(recursive=True)
+    assert len(workers) >= 4
+    try:
+        cluster.kill()
+
+        eventually(lambda: ended(workers))
+        console.wait_for("workers was killed by SIGKILL; starting it again")
+        eventually(lambda: len([child for child in descendants(console.process) if "qcluster" in child.cmdline()]) >= 5)
+    finally:
+        console.end(signal.SIGTERM, deadline=20)
+
+
+def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deployment: dict[str, str]) -> None:
+    """A runner is started as this sleeper is: by a worker, as a program, in a session of its own."""
+    home = Path(deployment["DSTACKWEB_HOME"])
+    console = up(deployment)
+    console.wait_for("ready after", deadline=30)
+    detach = f"setsid sleep 321 </dev/null >/dev/null 2>&1 & echo $! > {home}/sleeper"
+    enqueue = f"from django_q.tasks import async_task; async_task('subprocess.call', ['sh', '-c', {detach!r}])"
+    subprocess.run([sys.executable, "manage.py", "shell", "-c", enqueue], cwd=REPO, env=deployment, check=True)
+    sleeper = psutil.Process(int(eventually((home / "sleeper").read_text)))
+    below = descendants(console.process)
+    assert len(below) >= 8  # web and its worker; a cluster with sentinel, pusher, monitor and two workers; ticker; host
+    try:
+        began = time.monotonic()
+        os.kill(console.process.pid, signal.SIGKILL)
+        console.process.wait()
+
+        eventually(lambda: ended(below))
+        assert time.monotonic() - began < 5
+        assert not ended([sleeper])
+    finally:
+        sleeper.kill()
