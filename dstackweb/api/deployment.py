@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Path, Router, Status
+from ninja import P, Path, PathEx, Router, Status
 
 from dstackweb.accounts.access import project_for, visible_projects
 from dstackweb.api.app import caller, project_of
@@ -29,8 +29,12 @@ from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
-SHA256 = Path(..., pattern="^[0-9a-f]{64}$")
+Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
+GPU_FIELDS = ("uuid", "index", "name", "memory_mib", "present", "stranger")
+HOST_FIELDS = (
+    "name", "draining", "isolation", "cpus", "cpus_used", "memory_mib", "memory_used_mib", "labels", "seen_at", "error"
+)  # fmt: skip
 
 
 @router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")
@@ -63,14 +67,14 @@ def hosts(request: HttpRequest) -> HostsOut:
                 gpus=[
                     GpuOut(
                         run=(run.name if run.project_id in seen else "a run of another project") if run else None,
-                        **{name: getattr(gpu, name) for name in "uuid index name memory_mib present stranger".split()},
+                        **{
+                            name: getattr(gpu, name)
+                            for name in GPU_FIELDS
+                        },
                     )
                     for gpu, run in gpus
                 ],
-                **{
-                    name: getattr(host, name)
-                    for name in "name draining isolation cpus cpus_used memory_mib memory_used_mib labels seen_at error".split()
-                },
+                **{name: getattr(host, name) for name in HOST_FIELDS},
             )
         )
     return HostsOut(items=items)
@@ -79,7 +83,7 @@ def hosts(request: HttpRequest) -> HostsOut:
 @router.api_operation(
     ["HEAD"], "/projects/{project}/archives/{sha256}", response={200: None, **REFUSALS}, summary="Is it there already?"
 )
-def archive_known(request: HttpRequest, project: str, sha256: str = SHA256) -> HttpResponse:
+def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> HttpResponse:
     """200 when this content was uploaded before, 404 when not."""
     found, _role = project_of(request, project, "member")
     if not Archive.objects.filter(project=found, sha256=sha256).exists():
@@ -92,7 +96,7 @@ def archive_known(request: HttpRequest, project: str, sha256: str = SHA256) -> H
     response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, 413: ErrorOut},
     summary="Upload a working directory",
 )
-def archive_put(request: HttpRequest, project: str, sha256: str = SHA256) -> Status[ArchiveOut]:
+def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Status[ArchiveOut]:
     """The raw bytes of a tar.gz; kept once per content."""
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")

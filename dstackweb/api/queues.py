@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.http import HttpRequest
-from ninja import Path, Query, Router
+from ninja import P, Path, QueryEx, Router
 
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import ErrorOut, PatchQueueIn, QueueItem, QueueOut
@@ -19,8 +19,8 @@ def detail(
     request: HttpRequest,
     project: Path[str],
     name: str,
-    limit: int = Query(50, ge=1, le=1000),
-    cursor: int = Query(0, ge=0),
+    limit: QueryEx[int, P(ge=1, le=1000)] = 50,
+    cursor: QueryEx[int, P(ge=0)] = 0,
 ) -> QueueOut:
     """Who waits, in which place and why; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)

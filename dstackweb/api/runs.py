@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, Path, Query, Router, Status
+from ninja import Header, HeaderEx, P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import (
@@ -42,7 +42,7 @@ def submit(
     response: HttpResponse,
     project: Path[str],
     body: SubmitRunIn,
-    idempotency_key: str = Header("", max_length=200),
+    idempotency_key: HeaderEx[str, P(max_length=200)] = "",
 ) -> Status[RunOut]:
     """Put a run in its queue. An `Idempotency-Key` makes retries safe: the same key answers with the same run."""
     found, role = project_of(request, project, "member")
@@ -55,15 +55,15 @@ def submit(
 def index(
     request: HttpRequest,
     project: Path[str],
-    status: list[RunStatusName] = Query(default_factory=list),
+    status: QueryEx[list[RunStatusName] | None, P(description="Repeatable")] = None,
     user: str = "",
     q: str = "",
-    limit: int = Query(50, ge=1, le=500),
+    limit: QueryEx[int, P(ge=1, le=500)] = 50,
     cursor: int | None = None,
 ) -> RunsOut:
     """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)
-    runs, following = selectors.runs_page(found, statuses=status, user=user, text=q, before=cursor, limit=limit)
+    runs, following = selectors.runs_page(found, statuses=status or (), user=user, text=q, before=cursor, limit=limit)
     return RunsOut(items=[RunRow.of(run) for run in runs], next=str(following) if following else None)
 
 
@@ -80,7 +80,7 @@ def change(
     project: Path[str],
     name: str,
     body: PatchRunIn,
-    if_match: str | None = Header(None),
+    if_match: Header[str | None] = None,
 ) -> RunOut:
     """Change its priority or its queue; with `If-Match` a stale write is refused."""
     found, role = project_of(request, project, "member")
@@ -95,7 +95,9 @@ def change(
 
 
 @router.post("/{name}/stop", response={200: RunOut, **REFUSALS, 409: ErrorOut}, summary="Stop a run")
-def stop(request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None) -> RunOut:
+def stop(
+    request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None
+) -> RunOut:
     """Graceful: TERM, then KILL after its `stop_duration`. `abort` kills at once."""
     found, role = project_of(request, project, "member")
     run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
@@ -107,10 +109,10 @@ def read_logs(
     request: HttpRequest,
     project: Path[str],
     name: str,
-    node: int = Query(0, ge=0),
-    attempt: int | None = Query(None, ge=1),
-    offset: int = Query(0, ge=0),
-    tail: int | None = Query(None, ge=0, le=100_000),
+    node: QueryEx[int, P(ge=0)] = 0,
+    attempt: QueryEx[int | None, P(ge=1)] = None,
+    offset: QueryEx[int, P(ge=0)] = 0,
+    tail: QueryEx[int | None, P(ge=0, le=100_000)] = None,
 ) -> HttpResponse:
     """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.
 

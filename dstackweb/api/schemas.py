@@ -101,13 +101,8 @@ class JobOut(Schema):
 
     @classmethod
     def of(cls, job: Job) -> JobOut:
-        names = "attempt node status cpus memory_mib gpus placed_at started_at ended_at exit_code termination_reason message"
-        return cls(
-            id=str(job.pk),
-            backend=job.backend.name,
-            host=job.host.name if job.host else None,
-            **{name: getattr(job, name) for name in names.split()},
-        )
+        own = {name: getattr(job, name) for name in cls.model_fields if name not in ("id", "backend", "host")}
+        return cls(id=str(job.pk), backend=job.backend.name, host=job.host.name if job.host else None, **own)
 
 
 class EventOut(Schema):
@@ -146,14 +141,11 @@ class RunRow(Schema):
     @staticmethod
     def values(run: Run) -> dict[str, Any]:
         """The fields of a row."""
-        names = (
-            "name status status_message termination_reason priority attempt exit_code submitted_at started_at ended_at"
-        )
         return {
             "id": str(run.uid),
             "queue": run.queue.name,
             "user": run.user.get_username(),
-            **{name: getattr(run, name) for name in names.split()},
+            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "queue", "user")},
         }
 
     @classmethod

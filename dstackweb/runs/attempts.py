@@ -43,7 +43,7 @@ def claim(job_id: UUID, nonce: str, where: str) -> Job:
             claim_nonce=nonce, claimed_at=now, beat_at=now, silent_s=0
         )
         if won:
-            record(run, "claimed", node=job.node, attempt=job.attempt, at=now, where=where)
+            record(run, "claimed", {"where": where}, node=job.node, attempt=job.attempt, at=now)
     job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict("this job is not yours to run")
@@ -186,7 +186,15 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
 
 def job_view(job: Job) -> JobView:
     """The part of a job that decisions look at."""
-    return JobView(job.node, JobStatus(job.status), job.termination_reason, job.exit_code, job.message, job.ended_at)
+    return JobView(
+        node=job.node,
+        status=JobStatus(job.status),
+        reason=job.termination_reason,
+        exit_code=job.exit_code,
+        message=job.message,
+        ended_at=job.ended_at,
+        started_at=job.started_at,
+    )
 
 
 def run_view(run: Run) -> RunView:

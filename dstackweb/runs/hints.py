@@ -5,6 +5,7 @@ A hint may be lost: the next periodic pass finds everything from rows alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from django.db import transaction
@@ -20,14 +21,12 @@ job_due = Signal()
 
 def want_pass() -> None:
     """Ask for a placement pass once the current transaction commits."""
-    transaction.on_commit(lambda: pass_due.send(sender=None))
+    transaction.on_commit(functools.partial(pass_due.send, sender=None))
 
 
 def want_look(jobs: Iterable[Job]) -> None:
     """Ask the hosts of these jobs to look at them once the current transaction commits."""
     for job in jobs:
         if job.host is not None:
-            job_id, cluster = str(job.pk), job.host.cluster
-            transaction.on_commit(
-                lambda job_id=job_id, cluster=cluster: job_due.send(sender=None, job_id=job_id, cluster=cluster)
-            )
+            hint = functools.partial(job_due.send, sender=None, job_id=str(job.pk), cluster=job.host.cluster)
+            transaction.on_commit(hint)

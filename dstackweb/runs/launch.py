@@ -13,7 +13,6 @@ from dstackweb.runs.models import Job
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.secrets import fill_secrets, secret_names
 
-
 MASKED_FROM = 4
 """Shorter values stand in any log by chance, and masking them would only show where."""
 

@@ -20,6 +20,7 @@ class JobView:
     exit_code: int | None = None
     message: str = ""
     ended_at: dt.datetime | None = None
+    started_at: dt.datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,9 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
 def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
     """The end, or the next attempt, of a run whose job `culprit` ended badly."""
     since = run.first_failed_at or now
+    if run.retry_for and culprit.started_at and now - culprit.started_at >= run.retry_for:
+        # It ran well for as long as it may be retried: this failure is the first of a new series.
+        since = now
     covered = RETRY_EVENT.get(culprit.reason) in run.retry_on
     if covered and (run.retry_for is None or now - since < run.retry_for):
         return Retry(culprit, since)

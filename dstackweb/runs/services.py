@@ -25,6 +25,7 @@ from dstackweb.runs import hints, ordering
 from dstackweb.runs.attempts import settle, stop_jobs
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
 from dstackweb.runs.names import random_name
+from dstackweb.runs.schedule import next_time
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
 from dstackweb.spec.run_file import RunFile, parse_run_file
@@ -133,6 +134,8 @@ def submit(
                 queue=queue,
                 user=user,
                 name=name,
+                status=RunStatus.PENDING if spec.schedule else RunStatus.SUBMITTED,
+                retry_at=next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None,
                 priority=spec.priority,
                 seniority_us=queue.last_seniority_us,
                 rank=ordering.rank(queue.last_seniority_us, spec.priority, queue.step_us),
@@ -146,7 +149,7 @@ def submit(
                 body_digest=submission.digest() if idempotency_key else "",
             )
             entered(run)
-            record(run, "submitted", actor=user, priority=spec.priority, queue=queue.name)
+            record(run, "submitted", {"priority": spec.priority, "queue": queue.name}, actor=user)
             hints.want_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
@@ -231,7 +234,7 @@ def set_priority(run: Run, user: User, role: str, priority: int, if_match: str |
             Run.objects.filter(pk=fresh.pk).update(
                 priority=priority, rank=ordering.rank(fresh.seniority_us, priority, queue.step_us)
             )
-            record(fresh, "priority", actor=user, **{"from": fresh.priority, "to": priority})
+            record(fresh, "priority", {"from": fresh.priority, "to": priority}, actor=user)
             touch(queue.pk)
             hints.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
@@ -259,7 +262,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                 QueueCount.objects.filter(queue_id=queue_id).update(
                     **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
                 )
-            record(fresh, "queue", actor=user, **{"from": fresh.queue.name, "to": target.name})
+            record(fresh, "queue", {"from": fresh.queue.name, "to": target.name}, actor=user)
             hints.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
@@ -307,7 +310,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             elif abort or not fresh.stop_reason:
                 Run.objects.filter(pk=fresh.pk).update(stop_reason=reason)
                 fresh.stop_reason = reason
-                record(fresh, "stop_requested", actor=user, reason=reason)
+                record(fresh, "stop_requested", {"reason": reason}, actor=user)
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
             settle(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)

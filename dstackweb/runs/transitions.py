@@ -48,12 +48,12 @@ def lock_run(run_id: int) -> Run:
 def record(
     run: Run,
     kind: str,
+    data: dict[str, Any],
     *,
     actor: User | None = None,
     node: int | None = None,
     attempt: int | None = None,
     at: dt.datetime | None = None,
-    **data: Any,
 ) -> RunEvent:
     """Write an event of a run and bump what polls look at. Call inside a transaction."""
     Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
@@ -164,10 +164,10 @@ def move_job(
         record(
             job.run,
             event or f"job_{new.value}",
+            {"from": old.value, **detail},
             node=job.node,
             attempt=job.attempt,
             at=now,
-            **{"from": old.value, **detail},
         )
     job.status = new
     for name, value in fields.items():

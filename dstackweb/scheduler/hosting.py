@@ -1,4 +1,4 @@
-"""The work on the machine where jobs run: see that each job has its runner, that a stopped one ends, that ends are told.
+"""The work on the machine where jobs run: each has its runner, a stopped one ends, and every end is told.
 
 Called by the host's own cluster. One step, safe to repeat at any moment: the runner decides from its own files
 whether to start, to salvage or to do nothing, and the API lets only one runner claim a job.
@@ -12,7 +12,7 @@ from uuid import UUID
 from django.conf import settings
 from django.core import signing
 
-from dstackweb.backends.contract import Availability, Handle, Offer, Presence
+from dstackweb.backends.contract import Availability, Handle, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.registry import driver
 from dstackweb.runs.attempts import ended
@@ -60,7 +60,10 @@ def look_at_job(job_id: str) -> None:
     if presence == Presence.GONE and job.claim_nonce and job.silent_s > NO_STATE_S:
         ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the host")
         return
-    backend.start(launch_spec(job), _offer(job))
+    try:
+        backend.start(launch_spec(job), _offer(job))
+    except StartFailed as error:
+        log.error("%s does not start yet, looking again: %s", job, error)
 
 
 def look_over_host(host: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
+from django.conf import settings
 from django.contrib.sessions.backends.db import SessionStore
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django_q.models import OrmQ
 
 from dstackweb.backends.hosts import local
+from dstackweb.backends.models import Host
 from dstackweb.runs.models import Job, Run, Verdict
-from dstackweb.runs.states import JOB_ACTIVE, RunStatus
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
 
 LOST_TASK_AGE = dt.timedelta(days=1)
 
@@ -25,6 +28,15 @@ def keep_house() -> None:
 
 
 def tidy_host(host: str) -> None:
-    """State directories of jobs that have ended and whose runner has gone."""
+    """What ended jobs left on this machine: their runners' files, and after a while the runs' directories."""
     active = {str(pk) for pk in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE).values_list("pk", flat=True)}
     local.prune(active)
+    here = Host.objects.filter(name=host).exclude(runs_dir="").first()
+    if here is not None:
+        local.prune_runs(here.runs_dir, _ended, older_than_s=settings.DSTACKWEB_RUN_DIRS_DAYS * 86400)
+
+
+def _ended(uids: Sequence[str]) -> set[str]:
+    """Those runs that have ended. One that isn't known here is another deployment's, and stays."""
+    ended = Run.objects.filter(uid__in=uids, status__in=ENDED).values_list("uid", flat=True)
+    return {str(uid) for uid in ended}

@@ -16,8 +16,8 @@ from django.db import transaction
 from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
+from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.backends.models import Backend
 from dstackweb.runs import hints
 from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
@@ -127,7 +127,6 @@ class Pass:
             (v.queue_id, v.shape): (v.reason, v.data)
             for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
         }
-        self.backend_id = Backend.objects.values_list("pk", flat=True).filter(kind="hosts").first()
 
     def run(self) -> int:
         """Place what fits; returns how many runs that were."""
@@ -191,12 +190,13 @@ class Pass:
             ]
             if not move_run(run, RunStatus.PROVISIONING, now=now, data={"nodes": where}):
                 return False
+            backend = ensure_embedded_backend()
             jobs = [
                 Job(
                     run=run,
                     attempt=run.attempt,
                     node=node,
-                    backend_id=self.backend_id,
+                    backend=backend,
                     host_id=made.host_id,
                     cpus=made.cpus,
                     memory_mib=made.memory_mib,

@@ -40,7 +40,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     rank = ordering.rank(seniority, spec.priority, queue.step_us)
     return Plan(
         prepared=prepared,
-        offers=host_offers(hosts, spec.requirements),
+        offers=host_offers(hosts, spec.requirements, image=spec.image),
         position=position_at(queue, rank, None),
         waits=outcome if isinstance(outcome, Waits) else None,
     )

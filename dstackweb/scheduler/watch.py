@@ -93,7 +93,7 @@ def _end_what_never_started() -> None:
             won = Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(
                 claim_nonce="never-started"
             )
-            record(run, "start_deadline", node=job.node, attempt=job.attempt)
+            record(run, "start_deadline", {}, node=job.node, attempt=job.attempt)
         message = f"it did not start within {settings.DSTACKWEB_START_DEADLINE_S:.0f} s"
         if won:
             ended(job.pk, Reason.NO_CAPACITY, message=message)

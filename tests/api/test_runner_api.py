@@ -117,7 +117,9 @@ def test_nodes_wait_for_each_other_before_they_start(project: Project, member: U
 def test_secrets_reach_the_runner_and_are_named_for_masking(project: Project, member: User) -> None:
     make_host()
     set_secret(project, "HF", "hunter2hunter2", member)
-    body = Submission({"type": "task", "commands": ["a"], "env": ["A=${{ secrets.HF }}", "B"]}, env={"B": "clientvalue"})
+    body = Submission(
+        {"type": "task", "commands": ["a"], "env": ["A=${{ secrets.HF }}", "B"]}, env={"B": "clientvalue"}
+    )
     run, _made = submit(project, member, "member", body)
     place_all()
     runner = Runner(placed_job(run))

@@ -120,7 +120,7 @@ def test_no_token_is_401_and_a_stranger_sees_404_everywhere(api: Api, stranger: 
         ("PUT", f"projects/main/archives/{'0' * 64}"),
     ]  # fmt: skip
     for method, path in paths:
-        body = {"config": HELLO} if "plan" in path or path == RUNS and method == "POST" else {"priority": 1}
+        body = {"config": HELLO} if "plan" in path or (path == RUNS and method == "POST") else {"priority": 1}
         body = None if method in ("GET", "PUT") or path.endswith("stop") else body
         assert Api(None)(method, path, body).status_code == 401, path
         assert stranger(method, path, body).status_code == 404, path

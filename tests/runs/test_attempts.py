@@ -99,7 +99,11 @@ def test_one_failed_node_ends_the_gang_and_the_unclaimed_ones_at_once(project: P
     start(second, "b")
     attempts.ended(first.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=9)
     assert fresh(run).status == RunStatus.TERMINATING
-    assert sorted(Job.objects.filter(run=run).values_list("status", flat=True)) == ["failed", "terminated", "terminating"]
+    assert sorted(Job.objects.filter(run=run).values_list("status", flat=True)) == [
+        "failed",
+        "terminated",
+        "terminating",
+    ]
     attempts.ended(second.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=143)
     assert (fresh(run).status, fresh(run).exit_code) == (RunStatus.FAILED, 9)
     assert list(differences()) == []

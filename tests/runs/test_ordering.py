@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +16,7 @@ instants = st.integers(1_600_000_000_000_000, 4_000_000_000_000_000)
 def test_strict_order_is_by_priority_then_first_come_first_served(runs: list[tuple[int, int]]) -> None:
     """R23, for runs submitted within ten years of each other."""
     step = ordering.step_us(None)
-    (p1, s1), (p2, s2) = runs
-    if abs(s1 - s2) >= step:
+    if abs(runs[0][1] - runs[1][1]) >= step:
         return
     expected = sorted(runs, key=lambda run: (-run[0], run[1]))
     assert sorted(runs, key=lambda run: ordering.rank(run[1], run[0], step)) == expected
@@ -41,7 +42,7 @@ def test_seniorities_of_one_queue_rise_whatever_the_clock_does(clock: list[int])
     for now in clock:
         last = ordering.next_seniority(now, last)
         given_out.append(last)
-    assert all(b - a >= ordering.MIN_GAP_US for a, b in zip(given_out, given_out[1:], strict=False))
+    assert all(b - a >= ordering.MIN_GAP_US for a, b in itertools.pairwise(given_out))
 
 
 def test_the_example_of_the_customer_goes_in_its_order() -> None:

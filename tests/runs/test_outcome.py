@@ -75,6 +75,19 @@ def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
     assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
 
 
+def test_a_failure_after_a_long_healthy_stretch_begins_a_new_series_of_retries() -> None:
+    run = RunView(
+        RunStatus.RUNNING,
+        retry_on=frozenset({"interruption"}),
+        retry_for=dt.timedelta(hours=1),
+        first_failed_at=NOW - dt.timedelta(hours=5),
+    )
+    culprit = JobView(
+        0, JobStatus.FAILED, Reason.INSTANCE_UNREACHABLE, ended_at=NOW, started_at=NOW - dt.timedelta(hours=4)
+    )
+    assert decide(run, [culprit], NOW) == Retry(culprit, NOW)
+
+
 @pytest.mark.parametrize("reason", [Reason.MAX_DURATION_EXCEEDED, Reason.UTILIZATION_POLICY])
 def test_what_a_limit_or_a_policy_stopped_is_never_retried(reason: Reason) -> None:
     outcome = decide(RETRYING, [failed(0, reason)], NOW)

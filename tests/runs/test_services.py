@@ -6,6 +6,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import set_secret
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, Stale
 from dstackweb.runs import selectors, services
+from dstackweb.runs.attempts import requeue_due
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
@@ -73,6 +74,15 @@ def test_a_stale_if_match_is_refused_and_says_what_changed(project: Project, mem
     assert run.priority == 70
 
 
+def test_a_run_with_a_schedule_waits_for_its_time_and_then_enters_the_queue(project: Project, member: User) -> None:
+    run = make_run(project, member, "nightly", schedule={"cron": "0 3 * * *"})
+    assert (run.status, names(project)) == (RunStatus.PENDING, [])
+    assert run.retry_at is not None
+    assert (run.retry_at.hour, run.retry_at.minute) == (3, 0)
+    assert requeue_due(run.retry_at) == 1
+    assert names(project) == ["nightly"]
+
+
 def test_another_members_run_is_not_mine_to_change(project: Project, member: User) -> None:
     run = make_run(project, member)
     other = join(project, make_user("bob"))
@@ -127,7 +137,8 @@ def test_what_does_not_exist_is_refused_by_name(project: Project, member: User, 
 def test_no_secret_value_is_stored_in_the_clear(project: Project, member: User) -> None:
     set_secret(project, "HF", "hunter2hunter2", member)
     body = services.Submission(
-        {"type": "task", "commands": ["true"], "env": ["A=${{ secrets.HF }}", "WANDB_KEY"]}, env={"WANDB_KEY": "s3cr3tkey"}
+        {"type": "task", "commands": ["true"], "env": ["A=${{ secrets.HF }}", "WANDB_KEY"]},
+        env={"WANDB_KEY": "s3cr3tkey"},
     )
     run, _made = services.submit(project, member, "member", body)
     stored = str(Run.objects.filter(pk=run.pk).values().get())
@@ -155,7 +166,9 @@ def test_stopping_a_waiting_run_ends_it_at_once(project: Project, member: User) 
         services.stop(run, member, "member")
 
 
-def test_stopping_a_placed_run_that_no_runner_claimed_frees_its_capacity_at_once(project: Project, member: User) -> None:
+def test_stopping_a_placed_run_that_no_runner_claimed_frees_its_capacity_at_once(
+    project: Project, member: User
+) -> None:
     host = make_host(gpus=1)
     run = make_run(project, member, resources={"gpu": 1})
     place_all()

@@ -106,7 +106,9 @@ def test_a_verdict_is_written_only_when_it_changes(project: Project, member: Use
     assert ensure_queue(project).count.version == version
 
 
-def test_ten_runs_of_one_shape_are_decided_once(project: Project, member: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_runs_of_one_shape_are_decided_once(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_host()
     for _ in range(10):
         make_run(project, member, resources={"cpu": 9})
