@@ -53,7 +53,10 @@ def _list(request: PageRequest) -> dict[str, Any]:
         "q": text,
         "mine": mine,
         "chips": [("", _("All"), sum(counts.values()))]
-        + [(key, _(key), sum(counts[status] for status in statuses)) for key, statuses in SHOWN.items()],
+        + [
+            (key, _("active") if key == "active" else wording.status(key), sum(counts[status] for status in statuses))
+            for key, statuses in SHOWN.items()
+        ],
         "waiting": counts["submitted"],
         "may_submit": allows(request.role, "member"),
     }

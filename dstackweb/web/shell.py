@@ -30,7 +30,7 @@ PAGES = (
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),
     Page("profiles", "web:profiles", _("Profiles"), "profiles"),
     Page("members", "members", _("Members"), "members"),
-    Page("secrets", "secrets", _("Secrets"), "secrets", "admin"),
+    Page("secrets", "secrets", _("Secrets"), "secrets", "member"),
     Page("health", "web:health", _("Health"), "health"),
 )
 

@@ -27,15 +27,16 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
     """The form; posting it submits. `from` fills it with another run's file and archive."""
     if request.method != "POST":
         return render(request, "web/submit.html", _form(request, *_again(request)))
+    archive = None
     try:
         archive = _attached(request)
-        submission = services.Submission(_config(request), archive=archive)
+        submission = services.Submission(_config(request), archive=archive.sha256 if archive else None)
         planned = plan(request.project, request.user, request.role, submission)
         if planned.impossible and request.POST.get("anyway") != "yes":
-            return _answer(request, {"plan": _plan(planned), "ask": True}, archive, status=422)
+            return _answer(request, {"plan": _plan(planned), "ask": True}, 422, archive)
         run, _made = services.submit(request.project, request.user, request.role, submission)
     except REFUSED as error:
-        return _answer(request, _errors(error), None, status=422)
+        return _answer(request, _errors(error), 422, archive)
     return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
 
 
@@ -48,8 +49,8 @@ def plan_page(request: PageRequest) -> HttpResponseBase:
     try:
         planned = plan(request.project, request.user, request.role, services.Submission(_config(request)))
     except REFUSED as error:
-        return _answer(request, _errors(error), None, status=422)
-    return _answer(request, {"plan": _plan(planned), "ask": planned.impossible}, None, status=200)
+        return _answer(request, _errors(error), 422)
+    return _answer(request, {"plan": _plan(planned), "ask": planned.impossible}, 200)
 
 
 def _config(request: PageRequest) -> str:
@@ -57,16 +58,16 @@ def _config(request: PageRequest) -> str:
     return request.POST.get("config", "").replace("\r\n", "\n")
 
 
-def _attached(request: PageRequest) -> str | None:
-    """The hash of the attached archive, or of the one the form was filled with. Raises Invalid or TooLarge."""
+def _attached(request: PageRequest) -> Archive | None:
+    """The attached archive, else the one that the form holds already. Raises Invalid or TooLarge."""
     upload = request.FILES.get("archive")
     if not isinstance(upload, UploadedFile):
-        return request.POST.get("archive_sha256") or None
+        held = request.POST.get("archive_sha256")
+        return Archive.objects.filter(project=request.project, sha256=held).first() if held else None
     if upload.read(2) != GZIP_MAGIC:
         raise Invalid.at("archive", msg=f"{upload.name} is no .tar.gz: pack the folder with tar -czf code.tar.gz .")
     upload.seek(0)
-    archive, _new = archives.store(request.project, upload.chunks())
-    return archive.sha256
+    return archives.store(request.project, upload.chunks())[0]
 
 
 def _again(request: PageRequest) -> tuple[str, Archive | None, str]:
@@ -87,15 +88,12 @@ def _form(request: PageRequest, config: str, archive: Archive | None = None, ori
     }
 
 
-def _answer(request: PageRequest, result: dict[str, Any], archive: str | None, status: int) -> HttpResponse:
-    """The plan or the errors beside the form; with no scripts, the whole page with them in it.
-
-    An archive that was stored is named in the answer, so that it need not be sent again.
-    """
-    result["stored"] = archive
+def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: Archive | None = None) -> HttpResponse:
+    """The plan or the errors beside the form. Without scripts, the whole page with them, and the archive kept."""
     if request.htmx:
         return render(request, "web/submit_result.html", result, status=status)
-    return render(request, "web/submit.html", {**_form(request, _config(request)), **result}, status=status)
+    page = {**_form(request, _config(request), archive), **result, "result": True}
+    return render(request, "web/submit.html", page, status=status)
 
 
 def _errors(error: DomainError) -> dict[str, Any]:

@@ -79,7 +79,7 @@ document.addEventListener("htmx:error", (event) => {
 document.addEventListener("htmx:response:error", (event) => {
   const { ctx } = event.detail;
   if (!ctx.sourceElement.hasAttribute("data-poll") && !ctx.hx.trigger) {
-    toast(`${word("failed")} (${ctx.response.status})`, "error");
+    toast(`${word("failed")} (${ctx.response.status}). ${word("reload")}`, "error");
   }
 });
 

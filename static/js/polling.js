@@ -6,7 +6,8 @@ import { word } from "./words.js";
 
 const LOOK_MS = 200;
 const SLOWEST_MS = 15000;
-const polls = new WeakMap(); // element → {dueAt, busy}
+const GIVEN_UP_MS = 30000;
+const polls = new WeakMap(); // element → {dueAt, askedAt, busy}
 let failures = 0;
 
 /** What still changes: a fragment that holds [data-poll-over] has come to its end. */
@@ -42,9 +43,11 @@ function look() {
   const now = performance.now();
   for (const element of going()) {
     let poll = polls.get(element);
-    if (!poll) polls.set(element, (poll = { dueAt: now + delayMs(Number(element.dataset.poll)), busy: false }));
-    if (poll.busy || now < poll.dueAt) continue;
+    if (!poll) polls.set(element, (poll = { dueAt: now + delayMs(Number(element.dataset.poll)), askedAt: 0, busy: false }));
+    // An answer that never came, not even as an error, must not end the polling.
+    if (now < poll.dueAt || (poll.busy && now - poll.askedAt < GIVEN_UP_MS)) continue;
     poll.busy = true;
+    poll.askedAt = now;
     element.dispatchEvent(new CustomEvent("poll"));
   }
 }
@@ -80,6 +83,8 @@ document.addEventListener("visibilitychange", () => {
   }
   lookNow();
 });
+
+window.addEventListener("online", lookNow);
 
 if (document.querySelector("[data-live]")) report(true);
 setInterval(look, LOOK_MS);

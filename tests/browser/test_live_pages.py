@@ -51,7 +51,7 @@ def names(page: Page) -> list[str]:
 def test_the_queue_shows_what_others_do_and_keeps_what_is_being_typed(page: Page, project: Project, mia: User) -> None:
     first, second = make_run(project, mia, "first"), make_run(project, mia, "second")
     page.goto(page.url)
-    typed = page.get_by_label("Priority of first")
+    typed = page.get_by_label("Priority of first", exact=True)
     typed.fill("77")
     services.set_priority(second, mia, "manager", 90)
     expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
@@ -67,10 +67,11 @@ def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
 ) -> None:
     run = make_run(project, mia, "contested")
     page.goto(page.url)
-    typed = page.get_by_label("Priority of contested")
+    typed = page.get_by_label("Priority of contested", exact=True)
     typed.fill("77")
     services.set_priority(run, mia, "manager", 20)
-    expect(page.locator("#queue-badge")).to_contain_text("1")
+    make_run(project, mia, "newer")
+    expect(page.get_by_role("link", name="newer")).to_be_visible()  # a poll has come in between
     typed.press("Enter")
     expect(page.get_by_text("contested was changed by mia since you looked")).to_be_visible()
     expect(typed).to_have_value("20")

@@ -113,6 +113,14 @@ def test_an_attached_archive_goes_with_the_run(project: Project, ann: User, as_u
     assert "echo hello" in again
 
 
+def test_without_scripts_an_archive_is_kept_while_errors_are_mended(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n", "archive": packed()})
+    assert answer.status_code == 422
+    assert Archive.objects.get().sha256 in answer.content.decode()
+
+
 def test_what_is_no_archive_is_refused_in_words(project: Project, ann: User, as_user: SignIn) -> None:
     wrong = SimpleUploadedFile("code.zip", b"PK\x03\x04", "application/zip")
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": wrong}, headers=HTMX)
