@@ -25,6 +25,7 @@ from dstackweb.accounts.services import bootstrap
 from dstackweb.accounts.services.bootstrap import Bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib.errors import DomainError
+from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.supervisor import Role
 
 
@@ -65,7 +66,9 @@ def prepare() -> Bootstrap:
     try:
         call_command("migrate", interactive=False, verbosity=0)
         call_command("createcachetable", verbosity=0)
-        return bootstrap()
+        made = bootstrap()
+        ensure_default_profile()
+        return made
     except DatabaseError as error:
         raise CannotStart(f"the database can't be used: {str(error).strip().splitlines()[0]}") from error
     except DomainError as error:

@@ -21,6 +21,12 @@ def test_a_command_that_is_not_found_fails_the_run_with_127(server: Server) -> N
     assert b"never" not in log
 
 
+def test_a_fresh_deployment_gives_runs_the_seeded_profile(server: Server) -> None:
+    run = server.run(server.submit("true"))
+    assert (run["spec"]["backends"], run["spec"]["max_duration_s"]) == (["hosts"], 24 * 3600)
+    assert run["provenance"]["max_duration"] == {"source": "profile", "profile": "default"}
+
+
 def test_output_may_be_any_bytes(server: Server) -> None:
     run = server.wait(server.submit(r"printf '\377\376\000\033[31mred\r\n'"))
     assert run["status"] == "done"
