@@ -1,0 +1,37 @@
+"""`manage.py give_up RUN_ID`: end the jobs of a run whose machine is off for good, and free what they held."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from dstackweb.backends.hosts.views import is_online
+from dstackweb.runs.attempts import ended
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JOB_ACTIVE, Reason
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("run_id", type=UUID, help="the run's id, as its page and the API show it")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        run = Run.objects.filter(uid=options["run_id"]).first()
+        if run is None:
+            raise CommandError(f"no run has the id {options['run_id']}")
+        jobs = list(Job.objects.select_related("host").filter(run=run, status__in=JOB_ACTIVE))
+        if not jobs:
+            raise CommandError(f"{run.name} is {run.status} and has no active job: there is nothing to give up")
+        for job in jobs:
+            if job.host is not None and is_online(job.host):
+                raise CommandError(
+                    f"{job.host.name} is online: stop the run in the usual way. Nothing was changed, since giving up "
+                    "frees GPUs that the job's processes may still use."
+                )
+        for job in jobs:
+            ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its machine is gone")
+            self.stdout.write(f"{run.name}: node {job.node} has ended; what it held is free.")
