@@ -1,0 +1,82 @@
+"""Pictures of every page, for people to look at: desktop and phone, light and dark.
+
+They are written to the folder in SCREENSHOTS, or else to pytest's own temporary one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import demo
+from tests.browser.conftest import Complaints
+from tests.browser.support import sign_in
+
+PAGES = {
+    "queue": "/p/main/queue/",
+    "queue-empty": "/p/research/queue/",
+    "runs": "/p/main/runs/",
+    "run": "/p/main/runs/train-llama-sft/",
+    "run-failed": "/p/main/runs/export-onnx/",
+    "run-waiting": "/p/main/runs/ab-reranker-7/",
+    "submit": "/p/main/submit/",
+    "hosts": "/p/main/hosts/",
+    "profiles": "/p/main/profiles/",
+    "members": "/p/main/members/",
+    "secrets": "/p/main/secrets/",
+    "tokens": "/account/tokens/",
+    "health": "/p/main/health/",
+    "not-found": "/p/main/runs/nope/",
+}
+SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
+WRONG = "type: task\nname: big\ncommands: [python train.py]\nresources: {gpu: A100:80GB:2}\nresurces: {}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_of_every_page(
+    live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path, theme: str, size: str
+) -> None:
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    demo.build()
+    width, height = SIZES[size]
+    page = new_page(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
+
+    def take(name: str) -> None:
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
+        page.screenshot(path=folder / f"{name}-{size}-{theme}.png", full_page=True)
+
+    page.goto(f"{live_server.url}/login/")
+    take("login")
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    for name, path in PAGES.items():
+        page.goto(live_server.url + path)
+        if name == "run":
+            expect(page.locator("[data-log-text]")).to_contain_text("saved checkpoint")
+        take(name)
+
+    page.goto(f"{live_server.url}/p/main/submit/")
+    page.get_by_label("Run file").fill(WRONG.replace("resurces: {}\n", ""))
+    page.get_by_role("heading", name="What could run it").wait_for()
+    take("submit-plan")
+    page.get_by_label("Run file").fill(WRONG)
+    page.get_by_role("button", name="Line 5").wait_for()
+    take("submit-error")
+    page.goto(f"{live_server.url}/p/main/queue/")
+    page.get_by_role("button", name="Stop hotfix-serving").click()
+    take("queue-confirm")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Raise the priority of ab-reranker-7").click()
+    page.get_by_text("ab-reranker-7 has priority 71 now").wait_for()
+    take("queue-moved")
+    if size == "phone":
+        page.get_by_role("button", name="Menu").click()
+        take("menu")
+    complaints.remove_failed_loads()
