@@ -154,12 +154,20 @@ class Follower:
         self._sleep(random.uniform(0.1, min(5.0, 0.5 * 2 ** min(self._failures, 5))))
 
 
+def remark(run: dict[str, Any]) -> str:
+    """What there is to say about how a run stands or ended: its message, and its exit code where that isn't in it."""
+    message, code = str(run["status_message"]), run["exit_code"]
+    if code and str(code) not in message:
+        return f"{message}, exit code {code}" if message else f"exit code {code}"
+    return message
+
+
 def status_text(run: dict[str, Any]) -> str:
     """A run's status in a line: `swift-otter: submitted, position 3, waiting for a GPU`."""
     told = [clean(run["status"])]
     if run.get("position"):
         told.append(f"position {run['position']}")
-    if why := run.get("reason_detail") or run.get("status_message"):
+    if why := run.get("reason_detail") or remark(run):
         told.append(clean(why))
     return f"{clean(run['name'])}: {', '.join(told)}"
 

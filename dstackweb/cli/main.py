@@ -153,6 +153,8 @@ def ps(
     as_json: Json = False,
 ) -> None:
     """List the project's runs, newest first."""
+    from dstackweb.cli.logs import remark
+
     api = _connect()
     page = api.get(api.in_project("runs"), status=None if everything else ACTIVE, limit=limit)
     if as_json:
@@ -163,19 +165,12 @@ def ps(
         return
     columns = [Column("NAME"), Column("STATUS"), Column("PRIO", right=True), Column("USER"), Column("AGE", right=True)]
     rows = [
-        (run["name"], run["status"], run["priority"], run["user"], age_text(run["submitted_at"]), _remark(run))
+        (run["name"], run["status"], run["priority"], run["user"], age_text(run["submitted_at"]), remark(run))
         for run in page["items"]
     ]
     show_table([*columns, Column("MESSAGE", wide=True)], rows)
     if page["next"]:
         note(f"The newest {len(rows)}; more with --limit.")
-
-
-def _remark(run: dict[str, Any]) -> str:
-    told = [run["status_message"]] if run["status_message"] else []
-    if run["exit_code"] and str(run["exit_code"]) not in run["status_message"]:
-        told.append(f"exit code {run['exit_code']}")
-    return ", ".join(told)
 
 
 @app.command()
@@ -268,7 +263,12 @@ def logs(
         raise UsageError(f"{found['name']} has no node {node}: it has {found['spec']['nodes']}, counted from 0.")
     cursor = Cursor(node=node, attempt=attempt, tail=tail)
     if follow:
-        note(status_text(Follower(api, cursor, only=attempt is not None).follow(found)))
+        try:
+            ended = Follower(api, cursor, only=attempt is not None).follow(found)
+        except KeyboardInterrupt:
+            note(f"\n{found['name']} goes on without being followed.")
+            raise typer.Exit(130) from None
+        note(status_text(ended))
     elif not print_log(api, found["id"], cursor, to_stdout):
         note(f"No output yet. {status_text(found)}" if not cursor.complete else "It wrote no output.")
 

@@ -33,7 +33,7 @@ WORD_STYLES = {
     "busy": "yellow",
     "default": "dim",
 }
-"""Words that are coloured wherever they fill a cell: statuses, availabilities, origins."""
+"""Words that are coloured where they fill a narrow cell: statuses, availabilities, origins."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequ
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
     for column in columns:
         table.add_column(
             column.title,
@@ -110,7 +110,8 @@ def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequ
             ratio=1 if column.wide else None,
         )
     for row in cells:
-        table.add_row(*(Text(cell, style=WORD_STYLES.get(cell, "")) for cell in row))
+        styles = ("" if column.wide else WORD_STYLES.get(cell, "") for cell, column in zip(row, columns, strict=True))
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     console.print(table)
 
 

@@ -11,7 +11,7 @@ from dstackweb.spec.gpu import format_gpu
 from dstackweb.spec.units import Range, format_duration, format_memory, format_range
 
 OFFERS_SHOWN = 5
-COMMANDS_SHOWN = 8
+LINES_SHOWN = 8
 IN_SECONDS = ("max_duration", "stop_duration", "idle_duration")
 
 
@@ -33,23 +33,27 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
             typer.echo(f"and {more} more", file=stream)
         typer.echo(file=stream)
     typer.echo(f"Code: {code}", file=stream)
-    starts = f"waits: {clean(plan['reason_detail'])}" if plan["reason"] else "could start as soon as it is first"
+    starts = f"waits: {clean(plan['reason_detail'])}" if plan["reason"] else "there is room for it now"
     typer.echo(f"Position {plan['position']} of queue {clean(plan['queue'])}; {starts}", file=stream)
 
 
 def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """A row for each setting that has a value; further commands get rows of their own."""
+    """A row for each setting that has a value; each line of the commands gets a row."""
     rows = []
     for key, source in plan["provenance"].items():
         value = _value(plan["spec"], key)
         if value is None:
             continue
-        first, *others = value if key == "commands" else [_text(value)]
+        first, *others = _lines(value) if key == "commands" else [_text(value)]
         rows.append((key, first, _origin(source)))
-        rows += [("", line, "") for line in others[: COMMANDS_SHOWN - 1]]
-        if (more := len(others) - COMMANDS_SHOWN + 1) > 0:
-            rows.append(("", f"… and {more} more", ""))
+        rows += [("", line, "") for line in others[: LINES_SHOWN - 1]]
+        if (more := len(others) - LINES_SHOWN + 1) > 0:
+            rows.append(("", f"… and {more} more lines", ""))
     return rows
+
+
+def _lines(commands: list[str]) -> list[str]:
+    return [line for command in commands for line in command.splitlines() if line.strip()] or [""]
 
 
 def _value(spec: dict[str, Any], key: str) -> Any:

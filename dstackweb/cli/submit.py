@@ -67,7 +67,7 @@ def apply(api: Api, options: Options) -> int:
         )
         return INTERRUPTED
     if options.detach:
-        note(f"{status_text(run)}. Follow it: dstackweb logs -f {run['name']}")
+        note(f"Submitted {run['name']}. Follow it: dstackweb logs -f {run['name']}")
         typer.echo(run["name"])
         return 0
     return _follow(api, run)
@@ -152,7 +152,7 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _follow(api: Api, run: dict[str, Any]) -> int:
-    note(f"{status_text(run)}. Ctrl-C leaves it running.")
+    note(f"Submitted {run['name']}. Ctrl-C leaves it running.")
     try:
         ended = Follower(api, Cursor(attempt=1)).follow(run)
     except KeyboardInterrupt:
@@ -162,6 +162,5 @@ def _follow(api: Api, run: dict[str, Any]) -> int:
             f"  stop it:   dstackweb stop {run['name']}"
         )
         return INTERRUPTED
-    code = ended["exit_code"]
-    note(status_text(ended) + (f", exit code {code}" if code else ""))
+    note(status_text(ended))
     return exit_code(ended)

@@ -19,6 +19,15 @@ from tests.factories import join, make_project, make_user
 from tests.support import REPO
 
 
+def read(process: subprocess.Popen[bytes], count: int) -> bytes:
+    """The next bytes of a process's stdout, as they come."""
+    assert process.stdout is not None
+    data = b""
+    while len(data) < count and (more := process.stdout.read(count - len(data))):
+        data += more
+    return data
+
+
 class Cli:
     """`dstackweb …` against a server, with a configuration folder and a working directory of its own."""
 
@@ -51,6 +60,7 @@ class Cli:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,  # what was read must not go past what was asked for: `communicate` takes the rest
         )
         self._open.append(process)
         return process

@@ -43,6 +43,13 @@ def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_
     assert not Archive.objects.exists()
 
 
+def test_a_command_of_several_lines_is_shown_line_by_line(cli: Cli) -> None:
+    cli.file("type: task\ncommands:\n  - |\n    for i in 1 2; do\n      echo $i\n    done\n")
+    told = cli.ok("apply", "-f", "run.yaml", "--dry-run").splitlines()
+    at = next(number for number, line in enumerate(told) if line.startswith("commands"))
+    assert [line.split("  ", 1)[1].strip() for line in told[at + 1 : at + 3]] == ["echo $i", "done"]
+
+
 def test_the_command_line_wins_over_the_file(cli: Cli) -> None:
     cli.file(HELLO + "env: {LR: '1', SEED: '1'}\n")
     name = cli.ok(

@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, logs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, read
 from tests.cli.proxy import Proxy
 from tests.factories import make_host, make_run, place_all, placed_job, start
 from tests.support import eventually
@@ -34,12 +34,6 @@ def job(project: Project, ada: User) -> Job:
 def end(job: Job, code: int = 0) -> None:
     reason = Reason.CONTAINER_EXITED_WITH_ERROR if code else Reason.DONE_BY_RUNNER
     attempts.ended(job.pk, reason, exit_code=code)
-
-
-def read(process: subprocess.Popen[bytes], count: int) -> bytes:
-    """The next bytes of its stdout, as they come."""
-    assert process.stdout is not None
-    return process.stdout.read(count)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
