@@ -51,11 +51,11 @@ $(BIN)/python:
 
 $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 	@echo "Installing what the server needs …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
 	@touch $@

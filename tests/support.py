@@ -50,6 +50,7 @@ def deployment_env(home: Path, **more: str) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
         "DSTACKWEB_HOME": str(home),
         "DSTACKWEB_PORT": str(free_port()),
+        "DSTACKWEB_STATIC_ROOT": f"{os.environ['DSTACKWEB_HOME']}/static",  # collected once
         "PYTHONPATH": str(REPO),
     }
     if "DATABASE_URL" in os.environ:

@@ -7,13 +7,13 @@ import fcntl
 import hashlib
 import http.client
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
 
+import redis
 from django.conf import settings
 from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
@@ -64,6 +64,8 @@ def check_port(host: str, port: int) -> None:
 def prepare() -> Bootstrap:
     """Bring the database up to date and make the first admin. Raises CannotStart."""
     try:
+        if "redis" in settings.Q_CLUSTER:
+            redis.from_url(settings.Q_CLUSTER["redis"]).ping()
         call_command("migrate", interactive=False, verbosity=0)
         call_command("createcachetable", verbosity=0)
         made = bootstrap()
@@ -71,6 +73,8 @@ def prepare() -> Bootstrap:
         return made
     except DatabaseError as error:
         raise CannotStart(f"the database can't be used: {str(error).strip().splitlines()[0]}") from error
+    except redis.RedisError as error:
+        raise CannotStart(f"the Redis of REDIS_URL can't be used: {error}") from error
     except DomainError as error:
         raise CannotStart(error.detail) from error
     finally:
@@ -78,11 +82,14 @@ def prepare() -> Bootstrap:
 
 
 def collect_static() -> Path:
-    """Static files under names that hold their hash, collected again only when one has changed."""
+    """Static files under names that hold their hash, collected again only when one has changed.
+
+    Earlier ones stay, for pages that were loaded before.
+    """
     root = Path(settings.STATIC_ROOT or settings.DSTACKWEB_HOME / "static")
     stamp, now = root / ".collected", _static_fingerprint()
     if not stamp.exists() or stamp.read_text() != now:
-        shutil.rmtree(root, ignore_errors=True)
+        stamp.unlink(missing_ok=True)
         done = subprocess.run(
             [*_manage("collectstatic"), "--noinput", "--verbosity=0"],
             env={**os.environ, "DSTACKWEB_STATIC_ROOT": str(root)}, capture_output=True, text=True,
