@@ -16,6 +16,7 @@ __all__ = ["REPO", "deployment_env", "eventually", "free_port"]
 T = TypeVar("T")
 REPO = Path(__file__).resolve().parent.parent
 _numbers = itertools.count(1)
+_redis_numbers = itertools.count()
 
 
 def eventually(fn: Callable[[], T | None], deadline: float = 5, every: float = 0.05) -> T:
@@ -55,9 +56,9 @@ def deployment_env(home: Path, **more: str) -> dict[str, str]:
     }
     if "DATABASE_URL" in os.environ:
         env["DATABASE_URL"] = _fresh_database(os.environ["DATABASE_URL"])
-        # 512 numbers: tests' own caches have the first 64, deployments of one test process 8 of the others in turn.
+        # 512 numbers: tests' own caches have the first 64, deployments of one test process 32 of the others in turn.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-        number = 64 + worker % 56 * 8 + next(_numbers) % 8
+        number = 64 + worker % 14 * 32 + next(_redis_numbers) % 32
         env["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{number}"
         _empty_redis(env["REDIS_URL"])
     return env | more
