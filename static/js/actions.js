@@ -78,7 +78,8 @@ document.addEventListener("htmx:error", (event) => {
 });
 document.addEventListener("htmx:response:error", (event) => {
   const { ctx } = event.detail;
-  if (!ctx.sourceElement.hasAttribute("data-poll") && !ctx.hx.trigger) {
+  const shownInPlace = ctx.sourceElement.hasAttribute(`hx-status:${ctx.response.status}`);
+  if (!ctx.sourceElement.hasAttribute("data-poll") && !ctx.hx.trigger && !shownInPlace) {
     toast(`${word("failed")} (${ctx.response.status}). ${word("reload")}`, "error");
   }
 });

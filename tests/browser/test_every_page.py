@@ -60,6 +60,7 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
     page.get_by_role("button", name="Line 3").wait_for()
     assert page.locator("[data-gutter] .bad").all_text_contents() == ["3"]
     assert accessibility_faults(page) == []
+    assert page.locator(".dw-toast").count() == 0  # said beside the field, and not once more
     page.get_by_role("button", name="Line 3").click()
     assert page.evaluate("getSelection().toString()") == "resurces: {gpu: 1}"
     complaints.remove_failed_loads()  # the 422 that was asked for

@@ -95,6 +95,12 @@ def test_what_no_host_could_ever_give_needs_a_second_yes(project: Project, ann: 
     assert "impossible" in client.get("/p/main/queue/").content.decode()
 
 
+def test_what_is_quoted_in_an_error_is_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "'<b>x</b>': 1\n"}, headers=HTMX)
+    assert "<b>x" not in answer.content.decode()
+    assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in answer.content.decode()
+
+
 def test_a_name_that_is_taken_is_told(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     make_run(project, ann, "hello")

@@ -10,8 +10,8 @@ from django import template
 from django.template.context import RequestContext
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import conditional_escape, format_html
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from dstackweb.web import shell, wording
@@ -22,6 +22,15 @@ register.filter("duration", wording.duration)
 register.filter("mebibytes", wording.mebibytes)
 register.filter("status_word", wording.status)
 register.filter("reason_word", wording.termination)
+
+
+@register.filter
+def ticks(text: str) -> SafeString:
+    """Words between backticks as code, the rest as text."""
+    parts = conditional_escape(text).split("`")
+    if len(parts) % 2 == 0:  # one without its partner
+        return mark_safe("`".join(parts))  # escaped above
+    return mark_safe("".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts)))
 
 
 @register.inclusion_tag("web/sidebar.html", takes_context=True)
