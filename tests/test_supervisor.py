@@ -192,7 +192,9 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
 
         eventually(lambda: ended(workers))
         console.wait_for("workers was killed by SIGKILL; starting it again")
-        eventually(lambda: len([child for child in descendants(console.process) if "qcluster" in child.cmdline()]) >= 5)
+        eventually(
+            lambda: len([child for child in descendants(console.process) if "qcluster" in child.cmdline()]) >= 5, 15
+        )
     finally:
         console.end(signal.SIGTERM, deadline=20)
 

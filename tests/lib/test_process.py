@@ -17,15 +17,16 @@ CHAIN = """
 import os, subprocess, sys, time
 from dstackweb.lib.process import die_with_parent
 die_with_parent()
+tell = lambda name, pid: os.write(1, f"{name} {pid}\\n".encode())
 started = subprocess.Popen(["sleep", "60"], start_new_session=True)
 if os.fork() == 0:
     if os.fork() == 0:
-        print("grandchild", os.getpid(), flush=True)
+        tell("grandchild", os.getpid())
     else:
-        print("child", os.getpid(), flush=True)
+        tell("child", os.getpid())
 else:
-    print("first", os.getpid(), flush=True)
-    print("started", started.pid, flush=True)
+    tell("first", os.getpid())
+    tell("started", started.pid)
 time.sleep(60)
 """
 STARTER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
