@@ -10,8 +10,8 @@ from ninja import Field, Schema
 from dstackweb.backends.contract import Offer
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.wording import reason as reason_told
 from dstackweb.scheduler.plan import Plan
-from dstackweb.web.wording import reason as reason_told
 
 
 class SubmitIn(Schema):

@@ -7,8 +7,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from dstackweb.runs import wording
 from dstackweb.runs.models import RunEvent
-from dstackweb.web import wording
 
 
 def told(event: RunEvent, nodes: int) -> str:

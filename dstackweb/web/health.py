@@ -22,9 +22,9 @@ from django_q.status import Stat
 import dstackweb
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Host
+from dstackweb.runs import wording
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
-from dstackweb.web import wording
 
 log = logging.getLogger(__name__)
 

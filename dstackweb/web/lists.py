@@ -11,11 +11,10 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import services
+from dstackweb.runs import services, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
-from dstackweb.web import wording
 from dstackweb.web.pages import PageRequest
 
 

@@ -94,8 +94,15 @@ def polled(
     """
     if request.htmx and request.headers.get("HX-PTag") == version:
         return HttpResponse(status=204)
-    values = {**context(), "version": version, "partial": bool(request.htmx)}
-    response = render(request, fragment if request.htmx else page, values)
+    return shown(request, fragment if request.htmx else page, version, context())
+
+
+def shown(
+    request: PageRequest, template: str, version: str, context: dict[str, Any], status: int = 200
+) -> HttpResponse:
+    """A page or fragment that shows `version`, whatever the reader has: what an action is answered with."""
+    values = {**context, "version": version, "partial": bool(request.htmx)}
+    response = render(request, template, values, status=status)
     response["HX-PTag"] = version
     return response
 

@@ -14,9 +14,9 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.profiles import selectors as profiles
-from dstackweb.runs import selectors
+from dstackweb.runs import selectors, wording
 from dstackweb.runs.models import Run
-from dstackweb.web import health, run_words, wording
+from dstackweb.web import health, run_words
 from dstackweb.web.pages import PageRequest, polled, project_page
 
 

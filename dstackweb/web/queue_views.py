@@ -17,7 +17,7 @@ from dstackweb.runs.models import Allocation, Queue, QueueCount, Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.web import lists
-from dstackweb.web.pages import PageRequest, notice, polled, project_page, sentence
+from dstackweb.web.pages import PageRequest, notice, polled, project_page, sentence, shown
 
 PER_PAGE = 50
 SHORT_LIST = 8
@@ -94,11 +94,7 @@ def _fragment(request: PageRequest, queue: Queue, moved: int | None = None, stat
     if not request.htmx:
         return HttpResponse(status=303, headers={"Location": queue_url(queue)})
     version = selectors.list_version(request.project)
-    response = polled(
-        request, "web/queue.html", "web/queue_list.html", version, lambda: _context(request, queue, moved)
-    )
-    response.status_code = status
-    return response
+    return shown(request, "web/queue_list.html", version, _context(request, queue, moved), status)
 
 
 @require_POST

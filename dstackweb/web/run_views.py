@@ -10,11 +10,11 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.runs import logs, selectors, services
+from dstackweb.runs import logs, selectors, services, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web import lists, run_words, wording
+from dstackweb.web import lists, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
 
 PER_PAGE = 50

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
+from dstackweb.runs import wording
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ENDED, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.web import event_words, wording
+from dstackweb.web import event_words
 
 
 class Step(NamedTuple):

@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
-from dstackweb.runs import archives, selectors, services
+from dstackweb.runs import archives, selectors, services, wording
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.plan import Plan, plan
-from dstackweb.web import examples, run_words, wording
+from dstackweb.web import examples, run_words
 from dstackweb.web.pages import PageRequest, done, project_page, sentence
 
 GZIP_MAGIC = b"\x1f\x8b"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-CHROMIUM = os.environ.get("DSTACKWEB_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HERE = Path(__file__).parent
 
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # What pages ask of SQL is tested in tests/web, on both sides; what is tested here is the browser.
             item.own_markers = [marker for marker in item.own_markers if marker.name != "db_sides"]
             if CHROMIUM is None:
-                item.add_marker(pytest.mark.skip(reason="no chromium is installed"))
+                item.add_marker(pytest.mark.skip(reason="no chromium is installed (CHROMIUM names another one)"))
 
 
 @pytest.fixture(scope="session")

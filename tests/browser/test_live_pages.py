@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, logs, services
+from dstackweb.runs import attempts, logs, services, wording
 from dstackweb.runs.models import Run
 from tests.browser import demo
 from tests.browser.conftest import Complaints
@@ -123,6 +123,17 @@ def test_a_hidden_tab_asks_for_nothing_and_catches_up_when_it_shows(page: Page, 
     assert asked == []
     page.evaluate("hideTab(false)")
     expect(page.get_by_role("link", name="meanwhile")).to_be_visible(timeout=1500)
+
+
+def test_ages_count_on_in_the_words_that_the_server_uses(page: Page, project: Project) -> None:
+    page.goto(page.url)
+    ages = [0, 59, 60, 3599, 3600, 3661, 86399, 86400, 90000, 200000]
+    source = page.locator("script[type=module]").get_attribute("src") or ""
+    shown = page.evaluate(
+        "([url, ages]) => import(url).then((times) => ages.map(times.durationText))",
+        [source.replace("app.js", "js/times.js"), ages],
+    )
+    assert shown == [wording.duration(age) for age in ages]
 
 
 def test_a_lost_connection_is_said_and_recovers_by_itself(

@@ -72,7 +72,7 @@ def test_max_duration_ends_a_run_in_the_name_of_its_limit(server: Server) -> Non
 def test_a_node_that_fails_stops_the_others_and_all_met_before_the_start(server: Server) -> None:
     name = server.submit(
         'echo "rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM"',
-        '[ "$DSTACK_NODE_RANK" = 0 ] || exit 7',
+        '[ "$DSTACK_NODE_RANK" = 0 ] || { sleep 1; exit 7; }',
         "sleep 60",
         nodes=2,
     )

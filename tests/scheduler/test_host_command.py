@@ -115,7 +115,7 @@ def test_a_child_that_died_is_started_again(start: Start) -> None:
     os.kill(before, signal.SIGKILL)
     eventually(lambda: children_of(process).get("ticker", before) != before)
     process.terminate()
-    assert process.wait(5) == 0
+    assert process.wait(15) == 0
 
 
 def test_a_removed_host_registers_again_by_itself() -> None:

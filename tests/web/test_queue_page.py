@@ -75,6 +75,18 @@ def test_a_stale_priority_is_refused_with_what_changed_and_the_list_as_it_is(
     assert Run.objects.get(pk=run.pk).priority == 20
 
 
+def test_an_action_that_changes_nothing_still_answers_with_the_list(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    """An empty answer would empty the page: an action is no poll, even if it says which version it shows."""
+    run = make_run(project, ann, "steady")
+    client = as_user(ann)
+    version = client.get("/p/main/queue/")["HX-PTag"]
+    answer = client.post(f"/p/main/runs/{run.uid}/priority/", {"priority": "50"}, headers={**HTMX, "HX-PTag": version})
+    assert answer.status_code == 200
+    assert "steady" in answer.content.decode()
+
+
 @pytest.mark.parametrize("typed", ["", "high", "101", "-1", "50.5"])
 def test_what_is_no_priority_is_refused_in_words(project: Project, ann: User, as_user: SignIn, typed: str) -> None:
     """R22: an integer from 0 to 100."""

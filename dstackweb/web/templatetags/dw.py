@@ -14,7 +14,8 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from dstackweb.web import shell, wording
+from dstackweb.runs import wording
+from dstackweb.web import shell
 
 register = template.Library()
 

@@ -1,0 +1,76 @@
+"""Codes become sentences in one place, and none is left without words."""
+
+from __future__ import annotations
+
+import pytest
+
+from dstackweb.runs import wording
+from dstackweb.runs.models import RunEvent
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.web import event_words
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_termination_reason_is_a_sentence(reason: Reason) -> None:
+    assert wording.termination(reason) != reason
+    assert wording.termination(reason).endswith(".")
+
+
+@pytest.mark.parametrize("kind", [*RunStatus, "retry", "requeued", "stop_requested", "start_deadline"])
+def test_every_event_of_a_run_is_worded(kind: str) -> None:
+    data = {"queue": "default", "priority": 50, "reason": "stopped_by_user", "nodes": [{"host": "box-1", "gpus": 2}]}
+    words = event_words.told(RunEvent(kind=kind, data=data), nodes=1)
+    assert words
+    assert "_" not in words
+
+
+@pytest.mark.parametrize("status", list(JobStatus)[1:])
+def test_events_of_jobs_name_their_node_where_there_are_several(status: JobStatus) -> None:
+    event = RunEvent(kind=f"job_{status}", node=3, data={"termination_reason": "executor_error"})
+    assert event_words.told(event, nodes=4).startswith("node 3: ")
+    assert "node" not in event_words.told(event, nodes=1)
+
+
+def test_an_event_of_a_newer_server_is_still_told() -> None:
+    assert event_words.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
+
+
+@pytest.mark.parametrize(
+    ("code", "data", "words"),
+    [
+        (
+            "waiting_for_capacity",
+            {"gpus": 4, "short": ["gpus"], "gpus_free": 1, "gpus_total": 8, "host": "box-1"},
+            "needs 4 GPUs, 1 of 8 free on box-1",
+        ),
+        (
+            "waiting_for_capacity",
+            {"cpus": 1, "short": ["cpus"], "cpus_free": 0, "cpus_total": 2, "host": "b", "nodes": 3, "nodes_placed": 2},
+            "room for 2 of 3 nodes; needs 1 CPU, 0 of 2 free on b",
+        ),
+        (
+            "impossible",
+            {"code": "too_large", "memory_mib": 2048, "short": ["memory_mib"], "memory_mib_total": 1024},
+            "no host could ever give this: needs 2 GB of memory, the largest host has 1 GB",
+        ),
+        (
+            "impossible",
+            {"code": "image_not_supported", "image": "x:1"},
+            "it asks for the image x:1, and no host runs containers",
+        ),
+        ("backend_unavailable", {"code": "no_hosts"}, "no host is registered yet"),
+        (
+            "backend_unavailable",
+            {"code": "hosts_offline", "hosts": ["a", "b"]},
+            "the hosts that could run it are offline or draining: a, b",
+        ),
+    ],
+)
+def test_reasons_to_wait_carry_their_numbers(code: str, data: dict[str, object], words: str) -> None:
+    assert wording.reason(code, data).text == words
+
+
+def test_amounts_have_the_unit_that_fits() -> None:
+    assert [wording.mebibytes(mib) for mib in (512, 1024, 1536, 81920, 2 << 20)] == [
+        "512 MB", "1 GB", "1.5 GB", "80 GB", "2 TB",
+    ]  # fmt: skip
