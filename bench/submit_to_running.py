@@ -32,8 +32,10 @@ def main(runs: int) -> None:
         one_run(server, "warm-up")
         measured = [one_run(server, f"bench-{index}") for index in range(runs)]
     direct = [floor() for _ in range(runs)]
-    print(f"\n{runs} runs, one after the other, idle machine: {platform.machine()}, {os.cpu_count()} cores, "
-          f"Python {platform.python_version()}, embedded default (SQLite, ORM broker)\n")
+    print(
+        f"\n{runs} runs, one after the other, idle machine: {platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, embedded default (SQLite, ORM broker)\n"
+    )
     print(f"{'':34}{'median':>9}{'p90':>9}{'worst':>9}  ms")
     line("submit → running", [m[0] for m in measured])
     line("submit → first log line readable", [m[1] for m in measured])

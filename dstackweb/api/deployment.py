@@ -67,10 +67,7 @@ def hosts(request: HttpRequest) -> HostsOut:
                 gpus=[
                     GpuOut(
                         run=(run.name if run.project_id in seen else "a run of another project") if run else None,
-                        **{
-                            name: getattr(gpu, name)
-                            for name in GPU_FIELDS
-                        },
+                        **{name: getattr(gpu, name) for name in GPU_FIELDS},
                     )
                     for gpu, run in gpus
                 ],

@@ -12,7 +12,6 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import OperationalError, close_old_connections
 from django.utils import timezone
 
-from dstackweb.lib.process import die_with_parent
 from dstackweb.scheduler import periodic
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ class Command(BaseCommand):
         parser.add_argument("--host-only", action="store_true", help="leave the deployment's work to other tickers")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        die_with_parent()
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
