@@ -16,6 +16,7 @@ const going = () => [...document.querySelectorAll("[data-poll]")].filter((e) => 
 export const delayMs = (seconds) => Math.min(seconds * 1000 * 2 ** failures, Math.max(SLOWEST_MS, seconds * 1000));
 
 function say(state, text, aloud = "") {
+  if (document.hidden && state !== "paused") return; // an answer that was still on its way
   for (const live of document.querySelectorAll("[data-live]")) {
     live.dataset.state = state;
     live.querySelector("[data-live-text]").textContent = text;
