@@ -12,7 +12,6 @@
     const wish = read();
     const theme = wish === "auto" ? (dark.matches ? "dark" : "light") : wish;
     document.documentElement.setAttribute("data-bs-theme", theme);
-    document.documentElement.setAttribute("data-theme-wish", wish);
   };
   dark.addEventListener("change", apply);
   window.addEventListener("storage", apply);
