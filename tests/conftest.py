@@ -6,8 +6,12 @@ import os
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from dstackweb.accounts.models import Project, User
 
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 DB_FIXTURES = {"db", "transactional_db", "django_db_reset_sequences", "admin_client", "live_server", "deployment"}
@@ -68,3 +72,19 @@ def deployment(open_home: Path) -> dict[str, str]:
     from tests.support import deployment_env
 
     return deployment_env(open_home)
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    """The project `main` with its default queue."""
+    from tests.factories import make_project
+
+    return make_project("main")
+
+
+@pytest.fixture
+def member(project: Project) -> User:
+    """ada, a member of `main`."""
+    from tests.factories import join, make_user
+
+    return join(project, make_user("ada"))

@@ -244,9 +244,10 @@ class Warning(Schema):
 
 
 class PlanOut(Schema):
-    """What a submission would do."""
+    """What a submission would do. `settings` is `spec` as a run file would say it; `provenance` has its keys."""
 
     spec: dict[str, Any]
+    settings: dict[str, Any]
     provenance: dict[str, Any]
     queue: str
     position: int
@@ -261,6 +262,7 @@ class PlanOut(Schema):
         text = reason_told(plan.waits.reason, plan.waits.data).text if plan.waits else None
         return cls(
             spec=effective.spec.model_dump(mode="json"),
+            settings=effective.spec.as_file(),
             provenance=effective.provenance,
             queue=plan.prepared.queue.name,
             position=plan.position,

@@ -7,12 +7,10 @@ from typing import IO, Any
 import typer
 
 from dstackweb.cli.output import Column, clean, show_table
-from dstackweb.spec.gpu import format_gpu
-from dstackweb.spec.units import Range, format_duration, format_memory, format_range
+from dstackweb.spec.units import format_memory
 
 OFFERS_SHOWN = 5
 LINES_SHOWN = 8
-IN_SECONDS = ("max_duration", "stop_duration", "idle_duration")
 
 
 def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
@@ -41,7 +39,7 @@ def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
     """A row for each setting that has a value; each line of the commands gets a row."""
     rows = []
     for key, source in plan["provenance"].items():
-        value = _value(plan["spec"], key)
+        value = _value(plan["settings"], key)
         if value is None:
             continue
         first, *others = _lines(value) if key == "commands" else [_text(value)]
@@ -56,28 +54,12 @@ def _lines(commands: list[str]) -> list[str]:
     return [line for command in commands for line in command.splitlines() if line.strip()] or [""]
 
 
-def _value(spec: dict[str, Any], key: str) -> Any:
-    """The value behind a key of the run file, as the file would have it; None where there is none to show."""
-    needs = spec["requirements"]
-    match key:
-        case "commands":
-            return spec["commands"]
-        case "env":
-            return spec["env"] | dict.fromkeys(spec["masked_env"], "********") or None
-        case "resources.cpu":
-            return format_range(Range(needs["cpu_min"], needs["cpu_max"]))
-        case "resources.memory":
-            return format_range(Range(needs["memory_min_mib"], needs["memory_max_mib"]), format_memory)
-        case "resources.gpu":
-            if needs["gpu_count_min"] == 0 and needs["gpu_count_max"] is None:
-                return None
-            memory = Range(needs["gpu_memory_min_mib"], needs["gpu_memory_max_mib"])
-            count = Range(needs["gpu_count_min"], needs["gpu_count_max"])
-            return format_gpu(tuple(needs["gpu_names"]), memory, count)
-    if key in IN_SECONDS:
-        seconds = spec[f"{key}_s"]
-        return "off" if seconds is None else format_duration(seconds)
-    return spec.get(key)
+def _value(settings: dict[str, Any], key: str) -> Any:
+    """The value behind a key such as `resources.cpu`; None where there is none to show."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _text(value: Any) -> str:
@@ -86,12 +68,7 @@ def _text(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case dict():
-            return ", ".join(
-                f"{name.removesuffix('_s')}: {format_duration(item)}"
-                if isinstance(item, int) and name.endswith("_s")  # the spec's seconds; values of env are text
-                else f"{name}: {_text(item)}"
-                for name, item in value.items()
-            )
+            return ", ".join(f"{name}: {_text(item)}" for name, item in value.items())
         case list():
             return f"[{', '.join(_text(item) for item in value)}]"
     return str(value)

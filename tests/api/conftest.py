@@ -9,7 +9,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
-from tests.factories import join, make_project, make_user
+from tests.factories import join, make_user
 
 
 class Api:
@@ -28,16 +28,6 @@ class Api:
             content_type="application/json",
             headers={**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}},
         )
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return make_project("main")
-
-
-@pytest.fixture
-def member(project: Project) -> User:
-    return join(project, make_user("ada"))
 
 
 @pytest.fixture

@@ -11,19 +11,9 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.factories import make_host, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def project() -> Project:
-    return make_project("main")
-
-
-@pytest.fixture
-def member(project: Project) -> User:
-    return join(project, make_user("ada"))
 
 
 def fresh(run: Run) -> Run:

@@ -10,19 +10,9 @@ from dstackweb.runs.attempts import requeue_due
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def project() -> Project:
-    return make_project("main")
-
-
-@pytest.fixture
-def member(project: Project) -> User:
-    return join(project, make_user("ada"))
 
 
 def names(project: Project) -> list[str]:

@@ -14,19 +14,9 @@ from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler import passes
 from dstackweb.scheduler.models import PassState
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.factories import make_host, make_project, make_run, place_all
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def project() -> Project:
-    return make_project("main")
-
-
-@pytest.fixture
-def member(project: Project) -> User:
-    return join(project, make_user("ada"))
 
 
 def statuses(project: Project) -> dict[str, str]:

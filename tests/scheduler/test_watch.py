@@ -15,7 +15,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler import watch
 from dstackweb.scheduler.models import Watch
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.factories import make_host, make_run, place_all, placed_job, start
 
 
 class Clock:
@@ -32,16 +32,6 @@ class Clock:
         for _ in range(round(seconds / every)):
             self.now += every
             watch.watch()
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return make_project("main")
-
-
-@pytest.fixture
-def member(project: Project) -> User:
-    return join(project, make_user("ada"))
 
 
 @pytest.fixture
