@@ -174,6 +174,9 @@ def _impossible(data: dict[str, Any]) -> str:
             return _("it asks for spot instances, and only own hosts are set up")
         case "image_not_supported":
             return _("it asks for the image %s, and no host runs containers") % str(data.get("image", ""))
+        case "no_such_place":
+            asked = ", ".join([*data.get("regions", ()), *data.get("instance_types", ())])
+            return _("no host is in the regions or of the instance types it names: %s") % asked
         case "too_large":
             # The numbers are those of the closest host now: only what it will never have makes it impossible.
             lacks = [_never(what, data) for what in data.get("short", ()) if data[f"{what}_total"] < data.get(what, 0)]

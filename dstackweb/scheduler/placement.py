@@ -33,11 +33,25 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     """A place for all nodes of a run at once, or the most permanent reason why there is none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
-    capable = [host for host in hosts if could_ever_fit(host, spec.requirements)]
+    named = [host for host in hosts if _is_named(spec, host)]
+    if hosts and not named:
+        return Waits("impossible", {"code": "no_such_place", **_names(spec)})
+    capable = [host for host in named if could_ever_fit(host, spec.requirements)]
     fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
     if len(fits) < spec.nodes:
-        return _waits(spec, capable, hosts, placed=len(fits))
+        return _waits(spec, capable, named, placed=len(fits))
     return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
+
+
+def _is_named(spec: EffectiveSpec, host: HostView) -> bool:
+    """Whether the run's `regions` (a host's label) and `instance_types` (a host's name) allow this host."""
+    return (spec.regions is None or host.labels.get("region") in spec.regions) and (
+        spec.instance_types is None or host.name in spec.instance_types
+    )
+
+
+def _names(spec: EffectiveSpec) -> dict[str, Any]:
+    return {"regions": list(spec.regions or ()), "instance_types": list(spec.instance_types or ())}
 
 
 def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:

@@ -129,7 +129,7 @@ class ProfileFields(Keys):
         default=None,
     )
     schedule: ScheduleFields | None = key(
-        "a mapping with `cron`", "When the run starts by itself, again and again.", default=None
+        "a mapping with `cron`", "When the run enters its queue, instead of at once.", default=None
     )
     idle_duration: SecondsOrOff = key(
         "a duration such as 5m, or off",

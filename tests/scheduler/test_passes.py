@@ -74,6 +74,8 @@ def test_a_waiting_run_says_why_with_numbers(project: Project, member: User) -> 
         ({"isolation": "none"}, {}, "backend_unavailable"),
         ({}, {"backends": ["aws"]}, "backend_unavailable"),
         ({}, {"image": "python:3.12"}, "impossible"),
+        ({"labels": {"region": "hall-1"}}, {"regions": ["hall-2"]}, "impossible"),
+        ({}, {"instance_types": ["box-2"]}, "impossible"),
     ],
 )
 def test_the_most_permanent_reason_is_named(
@@ -83,6 +85,15 @@ def test_the_most_permanent_reason_is_named(
     run = make_run(project, member, **keys)
     assert place_all() == 0
     assert why(Run.objects.select_related("queue").get(pk=run.pk))[0] == reason
+
+
+def test_regions_and_instance_types_choose_among_the_hosts(project: Project, member: User) -> None:
+    make_host("box-1", labels={"region": "hall-1"})
+    make_host("box-2", labels={"region": "hall-2"})
+    make_host("box-3", labels={"region": "hall-2"})
+    run = make_run(project, member, regions=["hall-2"], instance_types=["box-1", "box-3"])
+    assert place_all() == 1
+    assert Job.objects.get(run=run).host.name == "box-3"
 
 
 def test_a_verdict_is_written_only_when_it_changes(project: Project, member: User) -> None:
