@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
 
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
+ONE_SIDE = {"browser", "cli"}
+"""Folders whose tests are of the browser or the command line: what these ask of SQL is tested in tests/web and api."""
 DB_FIXTURES = {"db", "transactional_db", "django_db_reset_sequences", "admin_client", "live_server", "deployment"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever touches the database runs on both sides: `make test` selects it by this marker for the second."""
+    here = Path(__file__).parent
     for item in items:
+        if ONE_SIDE & set(item.path.relative_to(here).parts):
+            continue
         if item.get_closest_marker("django_db") or DB_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("db_sides")
 

@@ -19,8 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("browser")
-            # What pages ask of SQL is tested in tests/web, on both sides; what is tested here is the browser.
-            item.own_markers = [marker for marker in item.own_markers if marker.name != "db_sides"]
             if CHROMIUM is None:
                 item.add_marker(pytest.mark.skip(reason="no chromium is installed (CHROMIUM names another one)"))
 
