@@ -1,7 +1,7 @@
 """The one mover: the only place where the status of a run or a job is written (DESIGN 3, rule 2).
 
-A move is a guarded UPDATE (`WHERE status = old AND attempt = n`) whose row count says who won. In the same
-transaction it writes the event and shifts the queue's counters, so they can't disagree.
+A move is a guarded UPDATE (`WHERE status = old AND attempt = n AND queue = q`) whose row count says who won. In the
+same transaction it writes the event and shifts that queue's counters, so they can't disagree.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def move_run(
 ) -> bool:
     """Move `run` from the status it was loaded with to `new`, with `fields` written in the same UPDATE.
 
-    Returns False, having changed nothing, when somebody else moved it first or a newer attempt has begun.
+    Returns False, having changed nothing, when somebody else moved it first, also to another queue, or a newer
+    attempt has begun.
     On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
     """
     old = RunStatus(run.status)
@@ -101,9 +102,8 @@ def move_run(
     fields |= _moments(run, old, new, now)
     attempt = run.attempt
     with transaction.atomic():
-        won = Run.objects.filter(pk=run.pk, status=old, attempt=attempt).update(
-            status=new, version=F("version") + 1, **fields
-        )
+        mine = Run.objects.filter(pk=run.pk, status=old, attempt=attempt, queue=run.queue_id)
+        won = mine.update(status=new, version=F("version") + 1, **fields)
         if not won:
             return False
         QueueCount.objects.filter(queue_id=run.queue_id).update(
