@@ -61,10 +61,12 @@ class Prepared:
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
-    """The queue of this name, made when it is missing. Every project has `default`."""
-    queue, created = Queue.objects.get_or_create(project=project, name=name)
-    if created:
-        QueueCount.objects.get_or_create(queue=queue)
+    """The queue of this name, made with its counters when it is missing. Every project has `default`."""
+    queue = Queue.objects.filter(project=project, name=name).first()
+    if queue is None:
+        with transaction.atomic():
+            queue, _ = Queue.objects.get_or_create(project=project, name=name)
+            QueueCount.objects.get_or_create(queue=queue)
     return queue
 
 
@@ -219,14 +221,15 @@ def etag(run: Run) -> str:
 def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
     """Change a run's priority (R24). While it waits, its place changes with it; while it runs it is recorded.
 
-    Raises Stale when `if_match` isn't the run's etag any more, Conflict once it has ended.
+    Raises Stale when `if_match` isn't the run's etag any more or it has left the queue it was read in, Conflict once
+    it has ended.
     """
     _may_change(run, user, role)
     _check_priority(run.project, role, priority)
     with transaction.atomic():
         queue = hold_queue(run.queue_id)
         fresh = lock_run(run.pk)
-        if if_match is not None and if_match.strip('"') != etag(fresh):
+        if fresh.queue_id != queue.pk or not _matches(if_match, fresh):
             raise _stale(fresh)
         if fresh.status in ENDED:
             raise Conflict(f"{fresh.name} has already ended ({fresh.status}); its priority no longer matters")
@@ -247,16 +250,15 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
     if target is None:
         raise Invalid.at("queue", msg=f"no queue is called {name!r} in this project")
     with transaction.atomic():
-        for queue_id in sorted({run.queue_id, target.pk}):
-            hold_queue(queue_id)
+        held = {queue_id: hold_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
         fresh = lock_run(run.pk)
-        if if_match is not None and if_match.strip('"') != etag(fresh):
+        if fresh.queue_id not in held or not _matches(if_match, fresh):
             raise _stale(fresh)
         if fresh.status not in WAITING:
             raise Conflict(f"{fresh.name} is {fresh.status}: only waiting runs change their queue")
         if fresh.queue_id != target.pk:
             Run.objects.filter(pk=fresh.pk).update(
-                queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, target.step_us)
+                queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
             )
             for queue_id, step in sorted([(fresh.queue_id, -1), (target.pk, 1)]):
                 QueueCount.objects.filter(queue_id=queue_id).update(
@@ -265,6 +267,11 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
             record(fresh, "queue", {"from": fresh.queue.name, "to": target.name}, actor=user)
             hints.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _matches(if_match: str | None, run: Run) -> bool:
+    """Whether an `If-Match` names the run as it is. A proxy that compresses answers makes their tags weak (`W/"…"`)."""
+    return if_match is None or if_match.removeprefix("W/").strip('"') in ("*", etag(run))
 
 
 def _stale(run: Run) -> Stale:

@@ -31,6 +31,13 @@ def test_a_run_is_submitted_read_changed_listed_and_stopped(api: Api) -> None:
     assert api("POST", f"{RUNS}/hello/stop").status_code == 409
 
 
+def test_an_etag_that_a_proxy_made_weak_still_names_the_run(api: Api) -> None:
+    tag = api("POST", RUNS, {"config": HELLO})["ETag"]
+    assert api("PATCH", f"{RUNS}/hello", {"priority": 60}, If_Match=f"W/{tag}").status_code == 200
+    assert api("PATCH", f"{RUNS}/hello", {"priority": 61}, If_Match=f"W/{tag}").status_code == 412
+    assert api("PATCH", f"{RUNS}/hello", {"priority": 61}, If_Match="*").status_code == 200
+
+
 def test_a_config_may_come_as_an_object(api: Api) -> None:
     made = api("POST", RUNS, {"config": {"type": "task", "commands": ["true"]}})
     assert made.status_code == 201
