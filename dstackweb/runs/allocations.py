@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db import IntegrityError, transaction
-from django.db.models import F
+from django.db.models import F, QuerySet, Sum
 
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.models import Allocation, Job
+from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.states import JOB_ENDED
 
 
 class Taken(Exception):
@@ -59,18 +60,19 @@ def _claim(job: Job, claim: Claim) -> None:
         raise Taken("a GPU was given to another job") from error
 
 
-def release(job: Job) -> bool:
-    """Give back all that a job holds. Safe to repeat: the deleted rows say whether there was anything left.
+def of_ended(run: Run) -> QuerySet[Allocation]:
+    """What jobs of a run still hold that have ended, so that their processes are confirmed gone or never began."""
+    return Allocation.objects.filter(job__run=run, job__status__in=JOB_ENDED)
 
-    Call in the transaction that ends the job, once its process tree is confirmed gone or never began.
+
+def release(rows: QuerySet[Allocation]) -> None:
+    """Give back what these rows hold, host by host in the order in which claims take them.
+
+    Call behind `lock_run`, last in the transaction.
     """
-    rows = list(Allocation.objects.filter(job=job, gpu=None))
-    if not rows:
-        return False
-    row = rows[0]
-    deleted, _ = Allocation.objects.filter(job=job).delete()
-    if deleted:
-        Host.objects.filter(pk=row.host_id).update(
-            cpus_used=F("cpus_used") - row.cpus, memory_used_mib=F("memory_used_mib") - row.memory_mib
+    sums = rows.order_by("host").values_list("host").annotate(cpus=Sum("cpus"), memory_mib=Sum("memory_mib"))
+    for host_id, cpus, memory_mib in list(sums):
+        Host.objects.filter(pk=host_id).update(
+            cpus_used=F("cpus_used") - cpus, memory_used_mib=F("memory_used_mib") - memory_mib
         )
-    return bool(deleted)
+    rows.delete()

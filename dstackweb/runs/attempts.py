@@ -17,14 +17,8 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.runs import allocations, hints
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
-from dstackweb.runs.states import (
-    JOB_ACTIVE,
-    JobStatus,
-    Reason,
-    RunStatus,
-    job_end_status,
-)
-from dstackweb.runs.transitions import lock_run, move_job, move_run, record
+from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
+from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
@@ -83,12 +77,10 @@ def ended(
             now=now,
             termination_reason=reason,
             exit_code=exit_code,
-            message=message,
+            message=job.message or message,
             log_size=log_size,
         )
         settle(run)
-        allocations.release(job)
-        hints.want_pass()
     return True
 
 
@@ -100,7 +92,21 @@ def _fresh(job: Job, run: Run) -> Job:
 
 
 def settle(run: Run) -> None:
-    """Do what the state of the current attempt's jobs asks for. Call behind `lock_run`."""
+    """Do what the state of the current attempt's jobs asks for, and free what ended ones held.
+
+    Call behind `lock_run`, last in the transaction: it locks the queue's counters and then hosts.
+    """
+    if run.status in PLACED:
+        _follow(run)
+    held = allocations.of_ended(run)
+    if held.exists():
+        touch(run.queue_id)
+        allocations.release(held)
+        hints.want_pass()
+
+
+def _follow(run: Run) -> None:
+    """Move a placed run on."""
     now = timezone.now()
     jobs = list(Job.objects.select_related("host").filter(run=run, attempt=run.attempt).order_by("node"))
     if not jobs:
@@ -113,7 +119,7 @@ def settle(run: Run) -> None:
         case StopOthers(because=job):
             move_run(run, RunStatus.TERMINATING, now=now, data={"node": job.node, "job_reason": job.reason})
             stop_jobs(run, Reason.TERMINATED_BY_SERVER, grace_s=None)
-            settle(run)
+            _follow(run)
         case Retry(because=job, first_failed_at=since):
             _retry(run, job, since, now)
         case End() as end:
@@ -161,7 +167,8 @@ def requeue_due(now: dt.datetime, limit: int = 500) -> int:
 def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
     """Tell the current attempt's active jobs to stop; the unclaimed ones end at once, since nothing runs there.
 
-    `grace_s` None leaves it to the run's `stop_duration`. Call behind `lock_run`.
+    `grace_s` None leaves it to the run's `stop_duration`; a job that is stopping already never gets more than it had.
+    Call behind `lock_run`, and `settle` afterwards.
     """
     now = timezone.now()
     grace = EffectiveSpec.model_validate(run.spec).stop_duration_s if grace_s is None else grace_s
@@ -172,16 +179,13 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
         if job.status == JobStatus.PROVISIONING and move_job(
             job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
         ):
-            allocations.release(job)
             continue
-        if job.status == JobStatus.TERMINATING:
-            Job.objects.filter(pk=job.pk).update(stop_grace_s=min(grace, job.stop_grace_s or grace), status_s=0)
-        else:
+        if job.status != JobStatus.TERMINATING:
             move_job(job, JobStatus.TERMINATING, now=now, stop_reason=reason, stop_grace_s=grace)
+        elif job.stop_grace_s is None or grace < job.stop_grace_s:
+            Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_s=0)
         told.append(job)
     hints.want_look(told)
-    if not told:
-        hints.want_pass()
 
 
 def job_view(job: Job) -> JobView:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Stale
-from dstackweb.runs import services
-from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs import attempts, selectors, services
+from dstackweb.runs.models import Job, Queue, QueueCount, Run
 from dstackweb.runs.recount import differences
-from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import move_run
-from tests.factories import make_run
+from dstackweb.runs.states import Reason, RunStatus
+from dstackweb.runs.transitions import lock_run, move_run
+from tests.factories import make_host, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
 
@@ -49,3 +53,48 @@ def test_a_queue_is_never_there_without_its_counters(project: Project, monkeypat
         with pytest.raises(KeyboardInterrupt):
             services.ensure_queue(project, "night")
     assert services.ensure_queue(project, "night").count.version == 0
+
+
+def test_settling_a_run_that_has_ended_meanwhile_changes_nothing(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    attempts.ended(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.settle(lock_run(run.pk))
+    assert Run.objects.get(pk=run.pk).status == RunStatus.DONE
+
+
+def test_a_stop_after_an_abort_gives_no_grace_back_and_starts_no_new_wait(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    job = start(placed_job(run))
+    services.stop(run, member, "member", abort=True)
+    Job.objects.filter(pk=job.pk).update(status_s=30)
+    services.stop(run, member, "member")
+    job.refresh_from_db()
+    assert (job.stop_grace_s, job.status_s) == (0, 30)
+
+
+def test_a_gang_gives_its_hosts_back_in_their_order(project: Project, member: User) -> None:
+    """Whoever claims takes hosts in this order too: two that take them in opposite orders would wait for ever."""
+    large, small = make_host("large", cpus=8), make_host("small", cpus=1)
+    run = make_run(project, member, nodes=2)
+    place_all()
+    assert [job.host_id for job in Job.objects.filter(run=run).order_by("node")] == [small.pk, large.pk]
+    with CaptureQueriesContext(connection) as asked:
+        services.stop(run, member, "member", abort=True)
+    updates = [query["sql"] for query in asked if query["sql"].startswith('UPDATE "backends_host"')]
+    assert [re.findall(r'"id" = (\d+)', sql) for sql in updates] == [[str(large.pk)], [str(small.pk)]]
+    assert list(differences()) == []
+
+
+def test_what_an_ended_node_held_is_free_in_lists_at_once(project: Project, member: User) -> None:
+    make_host(gpus=2)
+    run = make_run(project, member, nodes=2, resources={"gpu": 1})
+    place_all()
+    first = start(placed_job(run, 0))
+    start(placed_job(run, 1), "second")
+    shown = selectors.list_version(project)
+    attempts.ended(first.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert selectors.list_version(project) != shown
