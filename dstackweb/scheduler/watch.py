@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from django.conf import settings
-from django.db import transaction
-from django.db.models import F
+from django.db import DatabaseError, transaction
+from django.db.models import F, Model, QuerySet
 from django.utils import timezone
 
 from dstackweb.backends.models import Host
-from dstackweb.runs import hints
 from dstackweb.runs.attempts import ended, requeue_due, settle
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
@@ -25,6 +26,8 @@ from dstackweb.scheduler.models import Watch
 from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 
 MAX_STEP = 3.0
 """Intervals that one look may add at most."""
@@ -65,46 +68,70 @@ def watch() -> None:
     """One look at everything that is placed or waits for its time."""
     step = elapsed_since_last_look(time.monotonic(), boot_id())
     _add_silence(step)
-    requeue_due(timezone.now())
-    _end_what_never_started()
-    _end_what_is_lost()
-    _settle_leftovers()
+    parts = (_requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
+    _each(parts, lambda part: part())
+
+
+def _each(items: Iterable[T], act: Callable[[T], object]) -> None:
+    """Act on every item also when one of them can't be: the last such error is raised when all others are done."""
+    failed: Exception | None = None
+    for item in items:
+        try:
+            act(item)
+        except DatabaseError:
+            raise
+        except Exception as error:
+            log.exception("the watcher goes on without %s", item)
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _add_silence(step: float) -> None:
     """Four statements, however many hosts and jobs there are."""
-    jobs = Job.objects.filter(status__in=JOB_ACTIVE)
-    jobs.exclude(beat=F("watched_beat")).update(watched_beat=F("beat"), silent_s=0)
+    active = Job.objects.filter(status__in=JOB_ACTIVE)
+    with transaction.atomic():
+        _idle(active.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
+        _idle(Host.objects.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
     if step:
-        jobs.update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
-    Host.objects.exclude(beat=F("watched_beat")).update(watched_beat=F("beat"), silent_s=0)
-    if step:
-        Host.objects.update(silent_s=F("silent_s") + step)
+        with transaction.atomic():
+            _idle(active).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
+        with transaction.atomic():
+            _idle(Host.objects.all()).update(silent_s=F("silent_s") + step)
+
+
+def _idle(rows: QuerySet[M]) -> QuerySet[M]:
+    """Those that nobody is writing at this moment: who waited for one while holding others would make deadlocks.
+
+    What is being written is not silent, and the next look counts it again.
+    """
+    free = rows.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
+    return rows.model._default_manager.filter(pk__in=free)
+
+
+def _requeue() -> None:
+    requeue_due(timezone.now())
 
 
 def _end_what_never_started() -> None:
     """A start deadline fails the attempt: what no runner claimed ends here, what one did is told to stop."""
-    late = Job.objects.select_related("run").filter(
-        status=JobStatus.PROVISIONING, status_s__gt=settings.DSTACKWEB_START_DEADLINE_S
-    )
-    for job in late:
-        with transaction.atomic():
-            run = lock_run(job.run_id)
-            won = Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(
-                claim_nonce="never-started"
-            )
-            record(run, "start_deadline", {}, node=job.node, attempt=job.attempt)
-        message = f"it did not start within {settings.DSTACKWEB_START_DEADLINE_S:.0f} s"
-        if won:
-            ended(job.pk, Reason.NO_CAPACITY, message=message)
-        else:
-            _stop_late(job, message)
+    late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=settings.DSTACKWEB_START_DEADLINE_S)
+    _each(late, _end_late)
 
 
-def _stop_late(job: Job, message: str) -> None:
-    """A claimed job that waits at the barrier for nodes that never came: its runner ends it when it asks next."""
+def _end_late(late: Job) -> None:
+    message = f"it did not start within {settings.DSTACKWEB_START_DEADLINE_S:.0f} s"
     with transaction.atomic():
-        job.run = lock_run(job.run_id)
+        run = lock_run(late.run_id)
+        job = Job.objects.get(pk=late.pk)
+        job.run = run
+        if job.status != JobStatus.PROVISIONING:
+            return
+        record(run, "start_deadline", {}, node=job.node, attempt=job.attempt)
+        if not job.claim_nonce:
+            ended(job.pk, Reason.NO_CAPACITY, message=message)
+            return
+        # It waits at the barrier for nodes that never came: its runner ends it when it asks next.
         move_job(
             job,
             JobStatus.TERMINATING,
@@ -120,22 +147,29 @@ def _end_what_is_lost() -> None:
 
     Without `retry` nothing is assumed: the run stays as it is until the host answers or a person decides.
     """
-    least = settings.DSTACKWEB_LOST_AFTER_S
     silent = Job.objects.select_related("run", "host").filter(
-        status__in=JOB_ACTIVE, silent_s__gt=least, host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S
+        status__in=JOB_ACTIVE,
+        silent_s__gt=settings.DSTACKWEB_LOST_AFTER_S,
+        host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S,
     )
-    for job in silent:
-        spec = EffectiveSpec.model_validate(job.run.spec)
-        if not spec.retry or job.silent_s <= least + spec.stop_duration_s + LOST_MARGIN_S:
-            continue
-        host = job.host.name if job.host else "its host"
-        ended(job.pk, Reason.INSTANCE_UNREACHABLE, message=f"{host} has not answered for {job.silent_s / 60:.0f} min")
+    _each(silent, _end_lost)
+
+
+def _end_lost(job: Job) -> None:
+    spec = EffectiveSpec.model_validate(job.run.spec)
+    if not spec.retry or job.silent_s <= settings.DSTACKWEB_LOST_AFTER_S + spec.stop_duration_s + LOST_MARGIN_S:
+        return
+    host = job.host.name if job.host else "its host"
+    ended(job.pk, Reason.INSTANCE_UNREACHABLE, message=f"{host} has not answered for {job.silent_s / 60:.0f} min")
 
 
 def _settle_leftovers() -> None:
     """Placed runs none of whose jobs is active: a step between two processes was lost."""
     active = Job.objects.filter(status__in=JOB_ACTIVE)
-    for run_id in Run.objects.filter(status__in=PLACED).exclude(jobs__in=active).values_list("pk", flat=True):
-        with transaction.atomic():
-            settle(lock_run(run_id))
-            hints.want_pass()
+    left = Run.objects.filter(status__in=PLACED).exclude(jobs__in=active).values_list("pk", flat=True)
+    _each(left, _settle)
+
+
+def _settle(run_id: int) -> None:
+    with transaction.atomic():
+        settle(lock_run(run_id))
