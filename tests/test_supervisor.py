@@ -174,7 +174,7 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
     assert console.text.endswith("stopped; runs that were running go on\n")
 
     again = up(deployment)
-    again.wait_for("ready after", deadline=15)
+    again.wait_for("ready after", deadline=40)
     assert "Sign in    as admin, or with the link" in again.text
     assert again.end(signal.SIGTERM, deadline=20) == 0
 

@@ -30,7 +30,8 @@ from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
 
-PASS_EXPIRES_S = 30.0
+PASS_EXPIRES_S = 10.0
+"""Renewed with each placement; a pass that was killed holds up the next one this long at most."""
 BATCH = 100
 MAX_PLACED = 500
 """Runs placed by one pass; the next one is asked for at once when there may be more."""
@@ -182,7 +183,7 @@ class Pass:
         """Write a placement: all nodes or none. False when the run has moved on; raises Taken or Outdated."""
         now = timezone.now()
         with transaction.atomic():
-            if not PassState.objects.filter(pk=1, generation=self.generation).update(generation=self.generation):
+            if not self._still_mine(now):
                 raise Outdated
             where = [
                 {"node": node, "host": made.host_name, "gpus": len(made.gpu_uuids)}
@@ -214,6 +215,11 @@ class Pass:
             )
             hints.want_look(Job.objects.select_related("host").filter(pk__in=[job.pk for job in jobs]))
         return True
+
+    def _still_mine(self, now: dt.datetime) -> bool:
+        """Whether this pass's claim stands, which this renews. Call first in each transaction that places."""
+        mine = PassState.objects.filter(pk=1, generation=self.generation)
+        return bool(mine.update(expires_at=now + dt.timedelta(seconds=PASS_EXPIRES_S)))
 
     def _tell(self, queue: Queue, shape: str, waits: Waits) -> None:
         """Keep the verdict on a shape, written only when it changes."""

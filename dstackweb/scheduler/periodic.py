@@ -19,8 +19,9 @@ from dstackweb.scheduler.models import PeriodicJob
 
 log = logging.getLogger(__name__)
 
-OUTSTANDING_S = 60.0
-"""A tick that hasn't ended by then was lost with its worker or broker; the next one may go."""
+OUTSTANDING_S = 10.0
+"""A tick that hasn't ended by then was lost with its worker or broker, or is slow; the next one may go. Short, since
+this is how long a killed worker can hold up everything, and a second tick beside a slow one does no harm."""
 
 
 @dataclass(frozen=True)
