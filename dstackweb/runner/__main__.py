@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -38,17 +39,37 @@ def main() -> None:
 
 
 def _detached(orders: dict[str, Any], answer: int) -> int:
+    os.umask(0o022)
+    _plain_signals()
     state = State(orders["state_dir"])
     _redirect(state, answer)
     if not state.lock():
-        os.write(answer, b'{"already": true}\n')
+        _answer(answer, already=True)
         return 0
-    os.write(answer, json.dumps({"pid": os.getpid()}).encode() + b"\n")
-    os.close(answer)
     from dstackweb.runner.loop import Runner
 
-    Runner(orders, state).run()
+    try:
+        runner = Runner(orders, state)
+    except (OSError, ValueError) as error:
+        _answer(answer, error=str(error))
+        return 1
+    _answer(answer, pid=os.getpid())
+    runner.run()
     return 0
+
+
+def _answer(pipe: int, **said: Any) -> None:
+    os.write(pipe, json.dumps(said).encode() + b"\n")
+    os.close(pipe)
+
+
+def _plain_signals() -> None:
+    """What the launcher ignores or blocks, as servers do with SIGINT, the commands would inherit."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    # Whoever sees the lock may nudge before the handler is there.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _redirect(state: State, keep: int) -> None:
@@ -62,6 +83,8 @@ def _redirect(state: State, keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for target, source in ((0, null), (1, log), (2, log)):
         os.dup2(source, target)
+    os.close(null)
+    os.close(log)
     os.chdir("/")
 
 

@@ -6,10 +6,12 @@ import contextlib
 import os
 import pwd
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.runner.tree import MARKER
+from dstackweb.runner.user import acting_as
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel takes arguments of up to 128 KiB; a longer script goes through a file."""
@@ -40,33 +42,45 @@ class Job:
     @property
     def switches_user(self) -> bool:
         """Whether the commands run as somebody else than the runner."""
-        return self.user is not None and os.getuid() == 0 and self.account.pw_uid != 0
+        return self.account.pw_uid != os.getuid()
 
 
 def spawn(job: Job, spool: str) -> int:
     """Start the commands; returns the shell's pid. Raises CannotStart."""
-    folder = _working_dir(job)
-    env = _base_env(job)
-    env |= _after_setup(job, env, folder)
-    env |= {**_dstack_env(job), **job.spec["env"], MARKER: job.spec["job"]}
-    script = "set -e\n" + "\n".join(job.spec["commands"]) + "\n"
-    output = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _enter_working_dir(job)
     try:
-        child = _popen(job, [job.spec["shell"], *_script_arguments(job, script)], env, folder, output)
+        env = _base_env(job)
+        env |= _after_setup(job, env)
+        env |= {**job.spec["env"], **_dstack_env(job), MARKER: job.spec["job"]}
+        script = "set -e\n" + "\n".join(job.spec["commands"]) + "\n"
+        argv = [job.spec["shell"], *_script_arguments(job, script)]
+        output = _open_spool(job, spool)
+        try:
+            child = _popen(job, argv, env, output)
+        finally:
+            os.close(output)
     finally:
-        os.close(output)
+        os.chdir("/")
     child.returncode = 0  # it is reaped by the runner's own loop, together with the orphans
     return child.pid
 
 
-def _popen(job: Job, argv: list[str], env: dict[str, str], folder: str, output: int) -> subprocess.Popen[bytes]:
+def _open_spool(job: Job, path: str) -> int:
+    """The commands' output. It is their user's, who opens it once more wherever a command says /dev/stderr."""
+    spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if job.switches_user:
+        os.fchown(spool, job.account.pw_uid, job.account.pw_gid)
+    return spool
+
+
+def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True, umask=0o022, **_identity(job),
         )  # fmt: skip
     except (OSError, ValueError) as error:
-        raise CannotStart(f"{argv[0]} can't be started in {folder}: {error}") from error
+        raise CannotStart(f"{argv[0]} can't be started: {error}") from error
 
 
 def _identity(job: Job) -> dict[str, Any]:
@@ -80,24 +94,28 @@ def _identity(job: Job) -> dict[str, Any]:
     }
 
 
-def _working_dir(job: Job) -> str:
-    folder = os.path.join(job.run_dir, job.spec["working_dir"] or "")
-    if not os.path.isdir(folder):
-        raise CannotStart(f"working_dir {job.spec['working_dir']!r} does not exist on this host")
-    return folder
+def _enter_working_dir(job: Job) -> None:
+    """Go there with the job's own rights: with root's, a directory closed to the job would be open from within."""
+    wanted = job.spec["working_dir"] or job.run_dir
+    try:
+        with acting_as(job.account):
+            os.chdir(os.path.join(job.run_dir, wanted))
+    except FileNotFoundError:
+        raise CannotStart(f"working_dir {wanted!r} does not exist on this host") from None
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"working_dir {wanted!r} can't be entered: {error}") from error
 
 
 def _script_arguments(job: Job, script: str) -> list[str]:
     if len(script.encode()) <= SCRIPT_ARGUMENT_LIMIT:
         return ["-c", script]
     path = os.path.join(job.run_dir, ".dstackweb-commands.sh")
-    # The folder is the job's: what lies there under this name, a link perhaps, is not written through.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(script)
-    if job.switches_user:
-        os.chown(path, job.account.pw_uid, job.account.pw_gid)
+    with acting_as(job.account):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        script_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(script_file, "w", encoding="utf-8") as file:
+            file.write(script)
     return [path]
 
 
@@ -130,20 +148,25 @@ def _dstack_env(job: Job) -> dict[str, str]:
     return env
 
 
-def _after_setup(job: Job, env: dict[str, str], folder: str) -> dict[str, str]:
+def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
     """The environment as the host's set-up snippet leaves it: run by itself, so that `set -e` doesn't touch it."""
     setup = job.spec.get("setup") or ""
     if not setup.strip():
         return {}
-    try:
-        done = subprocess.run(
-            [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"], env=env, cwd=folder,
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=SETUP_S, check=False, **_identity(job),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotStart(f"the host's set-up snippet failed: {error}") from error
-    if done.returncode:
-        told = done.stderr.decode(errors="replace").strip()[-300:]
-        raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {told}")
-    pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0") if "=" in line)
+    # Into files, not pipes: what the snippet leaves running in the background may keep these open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as chatter:
+        try:
+            done = subprocess.run(
+                [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"], env=env,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False, **_identity(job),
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CannotStart(f"the host's set-up snippet failed: {error}") from error
+        output.seek(0)
+        chatter.seek(0)
+        if done.returncode:
+            told = chatter.read().decode(errors="replace").strip()[-300:]
+            raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {told}")
+        lines = output.read().decode(errors="surrogateescape").split("\0")
+    pairs = (line.partition("=") for line in lines if "=" in line)
     return {name: value for name, _, value in pairs if name not in ("_", "PWD", "SHLVL")}

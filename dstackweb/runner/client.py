@@ -12,11 +12,11 @@ TIMEOUT_S = 10.0
 
 
 class Unreachable(Exception):
-    """No answer, or one that says to try again: 5xx, 429."""
+    """No answer of the API's own, or one that says to try again: 5xx, 429."""
 
 
 class Refused(Exception):
-    """The API said no, for good. `body` is its JSON."""
+    """The API said no, for good. `body` is its JSON: a proxy before an API that is away speaks otherwise."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         super().__init__(f"{status}: {body.get('detail', '')}")
@@ -56,6 +56,8 @@ class Client:
             with open(target, "wb") as file:
                 while chunk := response.read(1 << 16):
                     file.write(chunk)
+            if response.length:  # a connection that ends early looks like the end of the answer
+                raise http.client.IncompleteRead(b"", response.length)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(str(error)) from error
@@ -77,10 +79,10 @@ class Client:
         fresh = self._connection is None
         try:
             return self._ask(method, path, body, kind)
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
             # A kept connection may have been closed meanwhile; every call is safe to repeat.
             self.close()
-            if fresh:
+            if fresh or isinstance(error, TimeoutError):
                 raise
             return self._ask(method, path, body, kind)
 
@@ -98,13 +100,13 @@ class Client:
         if response.status >= 500 or response.status in (408, 425, 429):
             raise Unreachable(f"{response.status} {response.reason}")
         try:
-            body = json.loads(raw or b"{}")
+            body = json.loads(raw)
         except ValueError:
-            body = {}
+            body = None
+        if not isinstance(body, dict) or (response.status >= 300 and "detail" not in body):
+            raise Unreachable(f"{response.status} {response.reason}, not from the API")
         if response.status >= 300:
-            raise Refused(response.status, body if isinstance(body, dict) else {})
-        if not isinstance(body, dict):
-            raise Unreachable("an answer of another form")
+            raise Refused(response.status, body)
         return body
 
 

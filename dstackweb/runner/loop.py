@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -14,11 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dstackweb.runner import tree
-from dstackweb.runner.archive import BadArchive, give, unpack
+from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, spawn
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.shipper import Shipper
 from dstackweb.runner.state import State
+from dstackweb.runner.user import acting_as
 
 LOOK_S = 0.2
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
@@ -44,33 +46,41 @@ class Runner:
         self.job_id: str = orders["job"]
         self.client = Client(orders["api"], self.job_id, orders["token"], state.nonce())
         self.spec: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}
         self.beat = 0
         self.heartbeat_s = 5.0
         self.contact = time.monotonic()
+        """When a heartbeat was last answered: only these tell the API that somebody looks after the job."""
         self.has_child = False
+        self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
         """Do whatever is left to do for the job."""
         tree.protect()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGUSR1, self._on_nudge)
         signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it ends a pause
         try:
             self._go()
         except Unwanted as unwanted:
             say(f"not wanted any more: {unwanted}")
-            tree.end(self.job_id, 0)
+            # Without a start of its own, what runs here is that of the runner who has the job.
+            if self.state.has("started"):
+                tree.end(self.job_id)
 
     def _go(self) -> None:
         self._claim()
         self.spec = self._insist(lambda: self.client.get("spec"))
         secrets = [value.encode() for value in self.spec["redact"]]
         self.shipper = Shipper(self.client, self.state, secrets, self.spec["log_limit"])
-        if not self.state.has("exit"):
-            if self.state.has("started"):
-                self._salvage()
-            else:
-                self._begin()
+        if self.state.has("exit"):
+            self.end = self.state.read_json("exit")
+        elif self.state.has("started"):
+            self._salvage()
+        else:
+            self._begin()
         self._tell_end()
 
     def _claim(self) -> None:
@@ -85,25 +95,30 @@ class Runner:
             self._prepare(job)
             if not self._barrier():
                 return
+            self.has_child = True
             # From here on nobody may start the commands again, whatever happens to this process.
             self.state.write("started", "")
             pid = spawn(job, self.state.path("spool"))
         except (BadArchive, CannotStart, OSError) as error:
+            tree.end(self.job_id)
             self._finish(None, "executor_error", str(error))
-            return
-        self.has_child = True
-        Watched(self, pid).until_it_ends()
+        else:
+            Watched(self, pid).until_it_ends()
+        finally:
+            self.has_child = False
 
     def _prepare(self, job: Job) -> None:
-        os.makedirs(job.run_dir, mode=0o755, exist_ok=True)
+        """The job's directory, its user's own, with the code in it. What lies in it is touched as that user only."""
+        os.makedirs(job.run_dir, exist_ok=True)
+        if job.switches_user:
+            os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
         archive = self.spec["archive"]
         if archive:
             path = self.state.path("archive.tar.gz")
             self._insist(lambda: self.client.download("archive", path))
-            unpack(path, archive["sha256"], job.run_dir)
+            with open(path, "rb") as file, acting_as(job.account):
+                unpack(file, archive["sha256"], job.run_dir)
             os.unlink(path)
-        if job.switches_user:
-            give(job.run_dir, job.account.pw_uid, job.account.pw_gid)
 
     def _barrier(self) -> bool:
         """Wait until every node of the attempt has its runner; False when told to stop instead."""
@@ -118,12 +133,16 @@ class Runner:
 
     def _salvage(self) -> None:
         """An earlier runner died after the start: end what it left, and say so."""
-        tree.end(self.job_id, 0)
+        tree.end(self.job_id)
         self._finish(None, "instance_unreachable", "its runner was killed; what was left of the job has been ended")
 
     def _finish(self, exit_code: int | None, reason: str, message: str) -> None:
-        """Remember the end before telling it."""
-        self.state.write("exit", json.dumps({"exit_code": exit_code, "reason": reason, "message": message}))
+        """Remember the end before telling it. On a disk that the commands have filled, telling it must do."""
+        self.end = {"exit_code": exit_code, "reason": reason, "message": message}
+        try:
+            self.state.write("exit", json.dumps(self.end))
+        except OSError as error:
+            say(f"the end can't be kept: {error}")
 
     def finish(self, status: int, reason: str | None) -> None:
         """The commands have ended with this wait status; `reason` is why they were stopped, if they were."""
@@ -140,9 +159,7 @@ class Runner:
         """Ship the rest of the output, then the end; until the API has heard it."""
         while self._insist(lambda: self.shipper.ship(final=True)):
             pass
-        size = self.shipper.capped if self.shipper.capped is not None else self.shipper.offset
-        end = self.state.read_json("exit") | {"log_size": size}
-        self._insist(lambda: self.client.post("exit", end))
+        self._insist(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
         """Say that the job is looked after; the answer says what to do."""
@@ -153,12 +170,14 @@ class Runner:
         return answer
 
     def _insist(self, call: Callable[[], Any]) -> Any:
-        """Repeat a call until it is answered. Raises Unwanted when the answer is no."""
+        """Repeat a call until it is answered. Raises Unwanted when the answer is no, or nobody waits for one."""
         failures = 0
         while True:
             try:
                 answer = call()
             except Unreachable as error:
+                if not self.state.has("lock"):
+                    raise Unwanted("the runner's folder was removed, and the API is away") from None
                 failures += 1
                 if failures in (1, 10):
                     say(f"the API can't be reached, trying on: {error}")
@@ -166,11 +185,10 @@ class Runner:
             except Refused as refused:
                 raise Unwanted(str(refused)) from None
             else:
-                self.contact = time.monotonic()
                 return answer
 
     def pause(self, seconds: float) -> None:
-        """Wait, or until somebody nudges."""
+        """Wait, or until a signal comes: a nudge, or the end of a child."""
         readable, _, _ = select.select([self._wake_read], [], [], seconds)
         if readable:
             os.read(self._wake_read, 64)
@@ -180,11 +198,8 @@ class Runner:
         was, self._nudged = self._nudged, False
         return was
 
-    _nudged = False
-
     def _on_nudge(self, *_: Any) -> None:
         self._nudged = True
-        os.write(self._wake_write, b"!")
 
     def _on_term(self, *_: Any) -> None:
         """With commands running only the API ends a job; without any, this runner may go and another may come."""
@@ -199,22 +214,27 @@ class Watched:
         self.runner, self.pid = runner, pid
         self.began = time.monotonic()
         self.told_start = False
-        self.stop_reason: str | None = None
         self.kill_at: float | None = None
+        """Set once the processes have been told to end; `reason` is why, None when the commands had ended."""
+        self.reason: str | None = None
         self.next_beat = 0.0
         self.next_ship = 0.0
         self.failures = 0
         self.wanted = True
 
     def until_it_ends(self) -> None:
-        """Look every LOOK_S: limits, contact, output, and whether the commands have ended."""
-        runner = self.runner
-        while (status := tree.reap().get(self.pid)) is None:
+        """Look every LOOK_S: limits, contact, output, and whether the last process of the tree has ended."""
+        status: int | None = None
+        while status is None or tree.processes(self.runner.job_id):
             self._keep_limits()
             self._talk()
-            runner.pause(LOOK_S)
-        tree.end(runner.job_id, 0 if self.stop_reason and self._overdue() else LEFTOVER_GRACE_S)
-        runner.finish(status, self.stop_reason)
+            self.runner.pause(LOOK_S)
+            ended = tree.reap()
+            if self.pid in ended:
+                status = ended[self.pid]
+                if self.kill_at is None:
+                    self._stop(None, LEFTOVER_GRACE_S)
+        self.runner.finish(status, self.reason)
         if not self.wanted:
             raise Unwanted("the API ended this job")
 
@@ -224,19 +244,17 @@ class Watched:
             self._stop("max_duration_exceeded", spec["stop_duration_s"])
         if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
             self._stop("instance_unreachable", spec["stop_duration_s"])
-        if self._overdue():
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
             tree.send(tree.processes(self.runner.job_id), signal.SIGKILL)
+        self.runner.shipper.trim()
 
-    def _overdue(self) -> bool:
-        return self.kill_at is not None and time.monotonic() >= self.kill_at
-
-    def _stop(self, reason: str, grace_s: float) -> None:
-        """TERM to the whole tree now, KILL after the grace; a later, shorter grace counts."""
+    def _stop(self, reason: str | None, grace_s: float) -> None:
+        """TERM to the whole tree now, KILL after the grace. The first reason counts, and the shortest grace."""
         kill_at = time.monotonic() + grace_s
-        if self.stop_reason is None:
-            self.stop_reason = reason
+        if self.kill_at is None:
+            self.kill_at, self.reason = kill_at, reason
             tree.send(tree.processes(self.runner.job_id), signal.SIGTERM)
-        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        self.kill_at = min(self.kill_at, kill_at)
 
     def _talk(self) -> None:
         """Tell what there is to tell, unless the API was away a moment ago."""
@@ -244,13 +262,14 @@ class Watched:
         if self.runner.nudged():
             self.next_beat = self.next_ship = 0.0
         try:
-            if now >= self.next_ship:
-                self._tell_start()
-                while self.runner.shipper.ship() and time.monotonic() - now < LOOK_S:
-                    self.runner.contact = time.monotonic()
-                self.failures = 0
+            # The heartbeat comes first, so that trouble with the output alone doesn't silence the job.
             if now >= self.next_beat:
+                self._tell_start()
                 self._beat()
+            if now >= self.next_ship:
+                while self.runner.shipper.ship() and time.monotonic() - now < LOOK_S:
+                    continue
+                self.failures = 0
         except Unreachable as error:
             self.failures += 1
             if self.failures in (1, 10):
@@ -268,7 +287,7 @@ class Watched:
             self.told_start = True
 
     def _beat(self) -> None:
-        answer = self.runner.heartbeat("stopping" if self.stop_reason else "running")
+        answer = self.runner.heartbeat("running" if self.kill_at is None else "stopping")
         self.next_beat = time.monotonic() + self.runner.heartbeat_s
         if answer["action"] == "stop":
             self._stop(answer["reason"], float(answer["grace_s"]))
@@ -290,6 +309,7 @@ def _worded(code: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line in runner.log."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-    sys.stderr.flush()
+    """A line in runner.log, if there is room for it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        sys.stderr.flush()

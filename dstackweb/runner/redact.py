@@ -19,8 +19,10 @@ def mask(data: bytes, secrets: Sequence[bytes]) -> bytes:
 def settled(data: bytes, secrets: Sequence[bytes]) -> int:
     """How much of `data` can't be the beginning of a secret that goes on behind it."""
     longest = max(map(len, secrets), default=0)
-    for length in range(min(longest - 1, len(data)), 0, -1):
-        tail = data[-length:]
-        if any(len(secret) > length and secret.startswith(tail) for secret in secrets):
-            return len(data) - length
+    firsts = {secret[:1] for secret in secrets}
+    for start in range(max(0, len(data) - longest + 1), len(data)):
+        if data[start : start + 1] in firsts:
+            tail = data[start:]
+            if any(len(secret) > len(tail) and secret.startswith(tail) for secret in secrets):
+                return start
     return len(data)

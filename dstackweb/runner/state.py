@@ -1,7 +1,7 @@
 """What a runner knows, as files that survive it: whoever comes after decides from them what is left to do.
 
 `lock` is held for the runner's life, `nonce` names it at the API, `started` is there before the commands can run,
-`spool` is their output, `capped` says that the log was cut, `exit` is how they ended.
+`spool` is their output, `base` says where in the job's stream the spool begins, `exit` is how they ended.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class State:
                     return False
                 time.sleep(LOCK_WAIT_S)
             else:
-                os.ftruncate(self._lock, 0)
-                os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+                # Always as long, so that a full disk holds up none but the first.
+                os.pwrite(self._lock, b"%-19d\n" % os.getpid(), 0)
                 return True
         return False
 
@@ -60,7 +60,7 @@ class State:
 
     def nonce(self) -> str:
         """The name under which this job was, or will be, claimed: made once, so that a successor may ask again."""
-        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="utf-8") as file:
             if nonce := file.read():
                 return nonce
         nonce = secrets.token_hex(16)

@@ -66,7 +66,7 @@ def send(pids: set[int], number: signal.Signals) -> None:
 
 def reap() -> dict[int, int]:
     """Collect children that have ended: pid → wait status."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -77,15 +77,12 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def end(job: str, grace_s: float) -> None:
-    """End what is left of a job: TERM, then KILL after the grace, until the last process is confirmed gone."""
-    asked = time.monotonic()
-    told: set[int] = set()
+def end(job: str) -> None:
+    """Kill what is left of a job, until the last process is confirmed gone."""
+    pause_s = 0.01
     while left := processes(job):
-        if time.monotonic() - asked >= grace_s:
-            send(left, signal.SIGKILL)
-        else:
-            send(left - told, signal.SIGTERM)
-            told |= left
-        time.sleep(0.02)
+        send(left, signal.SIGKILL)
+        time.sleep(pause_s)
+        # A process that hangs in the kernel may take long.
+        pause_s = min(0.5, pause_s * 2)
         reap()

@@ -1,0 +1,129 @@
+"""Real runners of one job each, against an API of their own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstackweb.runner import tree
+from tests.runner.api import TOKEN, Api
+from tests.support import REPO, eventually
+
+OTHER_USER = "nobody" if os.getuid() == 0 else None
+"""Started as root, jobs here run as another user, as they do in earnest."""
+
+
+class Box:
+    """A job, its API, and its files on this machine."""
+
+    def __init__(self, home: Path, api: Api) -> None:
+        self.api = api
+        self.state = home / "jobs" / api.job
+        self.run_dir = home / "runs" / api.spec["run_uid"] / "node-0"
+        self.orders: dict[str, Any] = {
+            "api": api.url, "job": api.job, "token": TOKEN, "state_dir": str(self.state), "run_dir": str(self.run_dir),
+            "user": OTHER_USER, "path": "/usr/local/bin:/usr/bin:/bin",
+        }  # fmt: skip
+
+    def launch(self) -> dict[str, Any]:
+        """Start a runner as a host does; what it answered."""
+        with self.start() as process:
+            answer: dict[str, Any] = json.loads(self.tell(process))
+        return answer
+
+    def start(self, before: str = "", close_fds: bool = True) -> subprocess.Popen[bytes]:
+        """A runner that waits for its orders; `before` is executed first, with `os` and `signal` at hand."""
+        begin = ["-m", "dstackweb.runner"]
+        if before:
+            begin = ["-c", f"import os, signal; {before}; import dstackweb.runner.__main__ as runner; runner.main()"]
+        return subprocess.Popen(
+            [sys.executable, "-S", *begin],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(REPO), "SERVERS_OWN": "secret"},
+            close_fds=close_fds,
+        )
+
+    def tell(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Give a runner its orders; what it says."""
+        return process.communicate(json.dumps(self.orders).encode(), timeout=10)[0]
+
+    @property
+    def pid(self) -> int:
+        """Of the last runner that took the lock."""
+        return int((self.state / "lock").read_text())
+
+    def lives(self) -> bool:
+        """Whether a runner holds the lock."""
+        try:
+            lock = os.open(self.state / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL to the runner; its job's processes stay."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait_until_gone()
+
+    def wait_until_gone(self) -> None:
+        """Until no runner holds the lock."""
+        eventually(lambda: not self.lives(), every=0.01)
+
+    def processes(self) -> set[int]:
+        """The job's processes that carry its marker."""
+        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        return {pid for pid in pids if tree._carries(pid, f"{tree.MARKER}={self.api.job}".encode())}
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the end: it is told, and the runner is gone."""
+        eventually(lambda: self.api.exit and not self.lives(), every=0.02)
+        assert self.api.exit is not None
+        return self.api.exit
+
+    def lines(self) -> list[str]:
+        """The log so far."""
+        return self.api.log.decode(errors="replace").splitlines()
+
+    def wait_for(self, line: str) -> None:
+        """Until the log has this line."""
+        eventually(lambda: line in self.lines(), every=0.02)
+
+    def said(self) -> str:
+        """What the runner had to say in its own log."""
+        return (self.state / "runner.log").read_text()
+
+
+@pytest.fixture
+def box(open_home: Path) -> Iterator[Callable[..., Box]]:
+    """Makes jobs; nothing of them is left behind."""
+    boxes: list[Box] = []
+
+    def make(*commands: str, **spec: Any) -> Box:
+        boxes.append(Box(open_home, Api(*commands, **spec)))
+        return boxes[-1]
+
+    yield make
+    for made in boxes:
+        made.api.trouble = lambda what: 404  # no longer wanted
+        if made.lives():
+            os.kill(made.pid, signal.SIGUSR1)
+            made.wait_until_gone()
+        tree.send(made.processes(), signal.SIGKILL)
+        made.api.go_down()
