@@ -142,7 +142,7 @@ def test_a_pass_that_was_overtaken_writes_nothing_more(project: Project, member:
 
 
 def test_a_second_pass_leaves_and_its_request_is_seen_by_the_first(project: Project, member: User) -> None:
-    PassState.objects.create(pk=1, generation=3, expires_at=timezone.now() + dt.timedelta(seconds=20))
+    PassState.objects.create(pk=1, generation=3, expires_at=timezone.now() + dt.timedelta(seconds=5))
     make_host()
     make_run(project, member)
     assert place_all() == 0
