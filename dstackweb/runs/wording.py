@@ -219,6 +219,8 @@ def _unavailable(data: dict[str, Any]) -> str:
             return _("the hosts that could run it refuse jobs because they can't isolate them: %s") % hosts
         case "no_such_backend":
             return _("it is limited to backends that aren't set up: %s") % ", ".join(data.get("backends", ()))
+        case "unreadable":
+            return _("its settings were stored by another version, which this one can't read: submit it again")
     return _("the backend can't be asked")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from django.db import transaction
 from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
+from pydantic import ValidationError
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.hosts.views import host_views
@@ -31,7 +32,10 @@ from dstackweb.spec.effective import EffectiveSpec
 log = logging.getLogger(__name__)
 
 PASS_EXPIRES_S = 10.0
-"""Renewed with each placement; a pass that was killed holds up the next one this long at most."""
+"""A pass that was killed holds up the next one this long at most."""
+RENEW_EVERY_S = 2.0
+WORK_S = 20.0
+"""How long one task goes from pass to pass; far below django-q's timeout, which would kill it with its claim."""
 BATCH = 100
 MAX_PLACED = 500
 """Runs placed by one pass; the next one is asked for at once when there may be more."""
@@ -41,6 +45,10 @@ class Outdated(Exception):
     """A newer pass has begun: this one must not write any more."""
 
 
+class Closed(Exception):
+    """The queue was paused after this pass had read it."""
+
+
 def request() -> bool:
     """Note that a pass is wanted; True when the caller should enqueue it, False when one is queued already."""
     PassState.objects.get_or_create(pk=1)
@@ -48,31 +56,41 @@ def request() -> bool:
 
 
 def run_passes() -> int:
-    """Pass until nobody asks for another; returns how many runs were placed.
+    """Pass until nobody asks for another, or for WORK_S; returns how many runs were placed.
 
     Leaves at once when a pass is at work elsewhere: its holder sees the request when it ends.
     """
-    placed = 0
+    placed, began = 0, time.monotonic()
     while (generation := _claim(timezone.now())) is not None:
-        began = time.monotonic()
-        done = Pass(generation).run()
+        done = _run_one(generation)
         placed += done
+        wanted = done >= MAX_PLACED or PassState.objects.filter(pk=1, requested=True).exists()
+        if not wanted or time.monotonic() - began > WORK_S:
+            break
+    return placed
+
+
+def _run_one(generation: int) -> int:
+    """One pass, whose claim is given back however it ends."""
+    began, done = time.monotonic(), 0
+    try:
+        done = Pass(generation).run()
+    finally:
         PassState.objects.filter(pk=1, generation=generation).update(
             expires_at=None, ended_at=timezone.now(), duration_ms=(time.monotonic() - began) * 1000, placed=done
         )
-        if done < MAX_PLACED and not PassState.objects.filter(pk=1, requested=True).exists():
-            break
-    return placed
+    return done
 
 
 def _claim(now: dt.datetime) -> int | None:
     """Make this the one pass; None while another is at work.
 
-    A claim whose end lies further ahead than it could have been set (the clock was put back) is void.
+    A claim whose end lies further ahead than it could have been set (the clock was put back) is void. What is a
+    little too far ahead was renewed since `now` was read, or by a clock that is a little fast.
     """
     PassState.objects.get_or_create(pk=1)
     until = now + dt.timedelta(seconds=PASS_EXPIRES_S)
-    free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=until)
+    free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=until + dt.timedelta(seconds=PASS_EXPIRES_S))
     with transaction.atomic():
         won = PassState.objects.filter(free, pk=1).update(
             generation=F("generation") + 1, expires_at=until, requested=False
@@ -105,6 +123,10 @@ class Line:
                 return None
             self._fetch()
 
+    def close(self) -> None:
+        """Nothing more of this queue."""
+        self.batch, self.over = [], True
+
     def _fetch(self) -> None:
         runs = in_order(self.queue).exclude(shape__in=self.blocked)
         if self.at is not None:
@@ -124,6 +146,8 @@ class Pass:
         self.hosts = tuple(host_views())
         self.lines = [Line(queue) for queue in _open_queues()]
         self.held = _held_by_project()
+        self.backend = ensure_embedded_backend()
+        self.renewed = time.monotonic()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)
             for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
@@ -134,12 +158,25 @@ class Pass:
         placed = 0
         try:
             for line, run in self._next():
+                if time.monotonic() > self.renewed + RENEW_EVERY_S:
+                    self._keep()
                 placed += self._decide(line, run)
                 if placed >= MAX_PLACED:
                     break
         except Outdated:
             log.warning("pass %s was overtaken by a newer one after placing %s runs", self.generation, placed)
+        except Taken as taken:
+            # Going on would place the runs behind before this one: another pass looks again from the start.
+            log.info("pass %s: %s; looking again", self.generation, taken)
+            PassState.objects.filter(pk=1).update(requested=True)
         return placed
+
+    def _keep(self) -> None:
+        """Renew this pass's claim. Call first in each transaction that writes; raises Outdated when it is lost."""
+        until = timezone.now() + dt.timedelta(seconds=PASS_EXPIRES_S)
+        if not PassState.objects.filter(pk=1, generation=self.generation).update(expires_at=until):
+            raise Outdated
+        self.renewed = time.monotonic()
 
     def _next(self) -> Iterator[tuple[Line, Run]]:
         """The next head of a queue, weighted fair between projects (ranks of queues are never compared)."""
@@ -152,13 +189,12 @@ class Pass:
     def _turn(self, line: Line, run: Run) -> tuple[float, int]:
         """Who goes first: the project that holds the least per weight, then the earlier submit."""
         gpus, cpus = self.held[line.queue.project_id]
-        asks_gpus = run.spec["requirements"]["gpu_count_min"] > 0
+        asks_gpus = run.spec.get("requirements", {}).get("gpu_count_min", 0) > 0
         return (gpus if asks_gpus else cpus) / line.queue.project.weight, run.seniority_us
 
     def _decide(self, line: Line, run: Run) -> bool:
         """Place one run, or say why its shape waits. True when it was placed."""
-        spec = EffectiveSpec.model_validate(run.spec)
-        outcome = place(spec, self.hosts)
+        outcome = self._place(run)
         if isinstance(outcome, Waits):
             line.blocked.add(run.shape)
             self._tell(line.queue, run.shape, outcome)
@@ -166,9 +202,8 @@ class Pass:
         line.batch.pop(0)
         try:
             won = self._apply(run, outcome)
-        except Taken as taken:
-            log.info("placing %s: %s; looking again", run.name, taken)
-            self.hosts = tuple(host_views())
+        except Closed:
+            line.close()
             return False
         if won:
             self.hosts = outcome.hosts
@@ -179,25 +214,36 @@ class Pass:
             )
         return won
 
+    def _place(self, run: Run) -> Placed | Waits:
+        """Where it fits. A spec that an earlier version stored and this one can't read holds up nobody else."""
+        try:
+            spec = EffectiveSpec.model_validate(run.spec)
+        except ValidationError:
+            return Waits("backend_unavailable", {"code": "unreadable"})
+        return place(spec, self.hosts)
+
     def _apply(self, run: Run, outcome: Placed) -> bool:
-        """Write a placement: all nodes or none. False when the run has moved on; raises Taken or Outdated."""
+        """Write a placement: all nodes or none. False when the run has moved on.
+
+        Raises Taken, Closed or Outdated, having written nothing.
+        """
         now = timezone.now()
         with transaction.atomic():
-            if not self._still_mine(now):
-                raise Outdated
+            self._keep()
+            if not Queue.objects.filter(pk=run.queue_id, paused=False).update(paused=False):
+                raise Closed
             where = [
                 {"node": node, "host": made.host_name, "gpus": len(made.gpu_uuids)}
                 for node, made in enumerate(outcome.fits)
             ]
             if not move_run(run, RunStatus.PROVISIONING, now=now, data={"nodes": where}):
                 return False
-            backend = ensure_embedded_backend()
             jobs = [
                 Job(
                     run=run,
                     attempt=run.attempt,
                     node=node,
-                    backend=backend,
+                    backend=self.backend,
                     host_id=made.host_id,
                     cpus=made.cpus,
                     memory_mib=made.memory_mib,
@@ -216,16 +262,12 @@ class Pass:
             hints.want_look(Job.objects.select_related("host").filter(pk__in=[job.pk for job in jobs]))
         return True
 
-    def _still_mine(self, now: dt.datetime) -> bool:
-        """Whether this pass's claim stands, which this renews. Call first in each transaction that places."""
-        mine = PassState.objects.filter(pk=1, generation=self.generation)
-        return bool(mine.update(expires_at=now + dt.timedelta(seconds=PASS_EXPIRES_S)))
-
     def _tell(self, queue: Queue, shape: str, waits: Waits) -> None:
         """Keep the verdict on a shape, written only when it changes."""
         if self.known.get((queue.pk, shape)) == (waits.reason, waits.data):
             return
         with transaction.atomic():
+            self._keep()
             Verdict.objects.update_or_create(
                 queue=queue,
                 shape=shape,

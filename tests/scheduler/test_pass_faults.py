@@ -1,0 +1,119 @@
+"""Passes that meet a pause, another pass, a broken run or an error half-way."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.models import Host
+from dstackweb.runs import services
+from dstackweb.runs.models import Job, Run, Verdict
+from dstackweb.runs.selectors import why
+from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler import passes
+from dstackweb.scheduler.models import PassState
+from tests.factories import make_host, make_run, place_all
+
+pytestmark = pytest.mark.django_db
+
+
+def begun(generation: int = 1) -> passes.Pass:
+    """A pass that has claimed and read, and decided nothing yet."""
+    until = timezone.now() + dt.timedelta(seconds=5)
+    PassState.objects.update_or_create(pk=1, defaults={"generation": generation, "expires_at": until})
+    return passes.Pass(generation)
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.select_related("queue").get(pk=run.pk)
+
+
+def test_nothing_leaves_a_queue_that_is_paused_while_a_pass_is_at_work(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    started = begun()
+    services.set_paused(run.queue, member, "manager", True)
+    assert started.run() == 0
+    assert fresh(run).status == RunStatus.SUBMITTED
+
+
+def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host()
+    make_run(project, member)
+    with monkeypatch.context() as patched:
+        patched.setattr(passes, "claim_all", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            place_all()
+    assert place_all() == 1
+
+
+def test_a_claim_that_was_renewed_while_another_looked_is_not_taken_for_one_of_the_future(db: None) -> None:
+    now = timezone.now()
+    begun()
+    PassState.objects.update(expires_at=now + dt.timedelta(seconds=passes.PASS_EXPIRES_S + 0.1))
+    assert passes._claim(now) is None
+
+
+def test_a_long_walk_keeps_its_claim(project: Project, member: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host()
+    for cpus in (9, 10):
+        make_run(project, member, resources={"cpu": cpus})
+    monkeypatch.setattr(passes, "RENEW_EVERY_S", 0)
+    started, soon = begun(), timezone.now() + dt.timedelta(seconds=7)
+    started.run()
+    assert PassState.objects.get().expires_at > soon
+
+
+def test_an_overtaken_pass_changes_no_verdict(project: Project, member: User) -> None:
+    make_host()
+    make_run(project, member, resources={"cpu": 9})
+    overtaken = begun(7)
+    begun(8)
+    overtaken.run()
+    assert not Verdict.objects.exists()
+
+
+def test_a_host_that_drains_after_the_look_costs_the_first_run_no_place(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the pass read is stale: it looks again from the start, rather than going on behind the run it failed."""
+    make_host("tight", cpus=1)
+    make_host("roomy", cpus=2)
+    first, second, third = (make_run(project, member) for _ in range(3))
+    views = [host_views()]
+    Host.objects.filter(name="tight").update(draining=True)
+    monkeypatch.setattr(passes, "host_views", lambda: views.pop() if views else host_views())
+    assert place_all() == 2
+    assert [fresh(run).status for run in (first, second, third)] == ["provisioning", "provisioning", "submitted"]
+
+
+def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_then(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """django-q kills a task after a minute, and its claim with it."""
+    counted: list[int] = []
+
+    def run(self: passes.Pass) -> int:
+        counted.append(self.generation)
+        passes.request()
+        return 0
+
+    monkeypatch.setattr(passes.Pass, "run", run)
+    monkeypatch.setattr(passes, "WORK_S", 0.05)
+    passes.run_passes()
+    assert counted
+
+
+def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(project: Project, member: User) -> None:
+    make_host()
+    broken, sound = make_run(project, member), make_run(project, member, resources={"cpu": 2})
+    Run.objects.filter(pk=broken.pk).update(spec={"type": "no longer known"})
+    assert place_all() == 1
+    assert Job.objects.get().run_id == sound.pk
+    assert why(fresh(broken))[0] == "backend_unavailable"
