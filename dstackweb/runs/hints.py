@@ -1,6 +1,7 @@
 """Hints that work is due, sent after commit and heard by the scheduler, which imports this app and not the reverse.
 
-A hint may be lost: the next periodic pass finds everything from rows alone.
+A hint may be lost: the next periodic pass finds everything from rows alone. So a broker that is away is logged, and
+fails nothing that has just been committed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ job_due = Signal()
 
 def want_pass() -> None:
     """Ask for a placement pass once the current transaction commits."""
-    transaction.on_commit(functools.partial(pass_due.send, sender=None))
+    transaction.on_commit(functools.partial(pass_due.send, sender=None), robust=True)
 
 
 def want_look(jobs: Iterable[Job]) -> None:
@@ -29,4 +30,4 @@ def want_look(jobs: Iterable[Job]) -> None:
     for job in jobs:
         if job.host is not None:
             hint = functools.partial(job_due.send, sender=None, job_id=str(job.pk), cluster=job.host.cluster)
-            transaction.on_commit(hint)
+            transaction.on_commit(hint, robust=True)

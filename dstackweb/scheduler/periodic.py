@@ -80,10 +80,14 @@ def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
     )
     if not won:
         return False
-    async_task(
-        "dstackweb.scheduler.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
-        cluster=job.cluster, q_options={"task_name": job.name},
-    )  # fmt: skip
+    try:
+        async_task(
+            "dstackweb.scheduler.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
+            cluster=job.cluster, q_options={"task_name": job.name},
+        )  # fmt: skip
+    except Exception:
+        PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)
+        raise
     return True
 
 

@@ -63,3 +63,17 @@ def test_the_error_of_periodic_work_is_kept_for_the_health_page(enqueued: list[t
     row = PeriodicJob.objects.get()
     assert (row.last_error, row.outstanding_until) == ("ValueError: broken", None)
     assert OrmQ.objects.count() == 0
+
+
+def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
+    enqueued: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("no broker")
+
+    now = timezone.now()
+    with monkeypatch.context() as patched:
+        patched.setattr(periodic, "async_task", away)
+        with pytest.raises(ConnectionError):
+            periodic.enqueue_due(JOBS, now)
+    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1
