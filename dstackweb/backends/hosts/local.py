@@ -60,7 +60,7 @@ def job_path() -> str:
         entry
         for entry in os.environ.get("PATH", os.defpath).split(os.pathsep)
         if (folder := Path(entry)).is_absolute()
-        and folder.is_dir()
+        and os.path.isdir(folder)  # Path.is_dir raises for what lies in a closed directory
         and (own is None or folder.resolve() != own.resolve())
         and (user is None or can_traverse(folder.resolve(), user.pw_uid, gids))
     ]

@@ -301,5 +301,22 @@ def test_the_path_of_jobs_leaves_out_what_their_user_may_not_enter(
     assert local.job_path() == "/usr/bin"
 
 
+def test_an_entry_of_the_path_in_a_closed_directory_keeps_no_job_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After `su` a server may still have the PATH of somebody else."""
+    closed = tmp_path / "closed"
+    (closed / "bin").mkdir(parents=True)
+    closed.chmod(0)
+    monkeypatch.setenv("PATH", f"{closed}/bin:/usr/bin")
+    if os.getuid() == 0:
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        assert local.job_path() == "/usr/bin"
+    finally:
+        os.seteuid(os.getuid())
+        closed.chmod(0o700)
+
+
 def _runner_pid(job: UUID) -> int:
     return int((local.state_dir(job) / "lock").read_text())
