@@ -51,9 +51,10 @@ def deployment_env(home: Path, **more: str) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
         "DSTACKWEB_HOME": str(home),
         "DSTACKWEB_PORT": str(free_port()),
-        "DSTACKWEB_STATIC_ROOT": f"{os.environ['DSTACKWEB_HOME']}/static",  # collected once
         "PYTHONPATH": str(REPO),
     }
+    if "DSTACKWEB_TEST_HOME" in os.environ:  # benchmarks run without the tests' settings
+        env["DSTACKWEB_STATIC_ROOT"] = f"{os.environ['DSTACKWEB_HOME']}/static"  # collected once
     if "DATABASE_URL" in os.environ:
         env["DATABASE_URL"] = _fresh_database(os.environ["DATABASE_URL"])
         # 512 numbers: tests' own caches have the first 64, deployments of one test process 32 of the others in turn.
