@@ -6,7 +6,6 @@ fails nothing that has just been committed.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 from django.db import transaction
@@ -22,12 +21,15 @@ job_due = Signal()
 
 def want_pass() -> None:
     """Ask for a placement pass once the current transaction commits."""
-    transaction.on_commit(functools.partial(pass_due.send, sender=None), robust=True)
+    transaction.on_commit(lambda: pass_due.send(sender=None), robust=True)
 
 
 def want_look(jobs: Iterable[Job]) -> None:
     """Ask the hosts of these jobs to look at them once the current transaction commits."""
     for job in jobs:
         if job.host is not None:
-            hint = functools.partial(job_due.send, sender=None, job_id=str(job.pk), cluster=job.host.cluster)
-            transaction.on_commit(hint, robust=True)
+            _want_look(str(job.pk), job.host.cluster)
+
+
+def _want_look(job_id: str, cluster: str) -> None:
+    transaction.on_commit(lambda: job_due.send(sender=None, job_id=job_id, cluster=cluster), robust=True)
