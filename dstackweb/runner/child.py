@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -52,8 +53,7 @@ def spawn(job: Job, spool: str) -> int:
         env = _base_env(job)
         env |= _after_setup(job, env)
         env |= {**job.spec["env"], **_dstack_env(job), MARKER: job.spec["job"]}
-        script = "set -e\n" + "\n".join(job.spec["commands"]) + "\n"
-        argv = [job.spec["shell"], *_script_arguments(job, script)]
+        argv = [job.spec["shell"], *_script_arguments(job, _script(job))]
         output = _open_spool(job, spool)
         try:
             child = _popen(job, argv, env, output)
@@ -106,6 +106,15 @@ def _enter_working_dir(job: Job) -> None:
         raise CannotStart(f"working_dir {wanted!r} can't be entered: {error}") from error
 
 
+def _script(job: Job) -> str:
+    """All commands, up to the first that fails.
+
+    Each is an `eval` of its own, so that `set -e` sees its status as a whole: a bare `a && b` whose `a` fails stops
+    nothing.
+    """
+    return "\n".join(["set -e", *(f"eval {shlex.quote(command)}" for command in job.spec["commands"])]) + "\n"
+
+
 def _script_arguments(job: Job, script: str) -> list[str]:
     if len(script.encode()) <= SCRIPT_ARGUMENT_LIMIT:
         return ["-c", script]
@@ -120,12 +129,22 @@ def _script_arguments(job: Job, script: str) -> list[str]:
 
 
 def _base_env(job: Job) -> dict[str, str]:
-    """What every job gets; nothing else of the server's environment."""
+    """What every job gets; nothing else of the server's environment.
+
+    Python would keep what is printed back, as its output is a file: people follow it while it is made.
+    """
     account = job.account
     home = account.pw_dir
     if not os.path.isdir(home) or (job.switches_user and os.stat(home).st_uid != account.pw_uid):
         home = job.run_dir
-    return {"HOME": home, "USER": account.pw_name, "PATH": job.path, "LANG": "C.UTF-8", MARKER: job.spec["job"]}
+    return {
+        "HOME": home,
+        "USER": account.pw_name,
+        "PATH": job.path,
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        MARKER: job.spec["job"],
+    }
 
 
 def _dstack_env(job: Job) -> dict[str, str]:

@@ -22,13 +22,22 @@ OTHER_USER = "nobody" if os.getuid() == 0 else None
 """Started as root, jobs here run as another user, as they do in earnest."""
 
 
+def runs(pid: int) -> bool:
+    """Whether a process is there; a zombie runs nothing."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(") ")[2][0] not in "ZX"
+
+
 class Box:
     """A job, its API, and its files on this machine."""
 
     def __init__(self, home: Path, api: Api) -> None:
         self.api = api
         self.state = home / "jobs" / api.job
-        self.run_dir = home / "runs" / api.spec["run_uid"] / "node-0"
+        self.run_dir: Path = home / "runs" / api.spec["run_uid"] / "node-0"
         self.orders: dict[str, Any] = {
             "api": api.url, "job": api.job, "token": TOKEN, "state_dir": str(self.state), "run_dir": str(self.run_dir),
             "user": OTHER_USER, "path": "/usr/local/bin:/usr/bin:/bin",
@@ -82,6 +91,12 @@ class Box:
         os.kill(self.pid, signal.SIGKILL)
         self.wait_until_gone()
 
+    def nudge(self) -> bool:
+        """Have the runner look now, and not wait for its next try."""
+        if self.lives():
+            os.kill(self.pid, signal.SIGUSR1)
+        return True
+
     def wait_until_gone(self) -> None:
         """Until no runner holds the lock."""
         eventually(lambda: not self.lives(), every=0.01)
@@ -91,9 +106,9 @@ class Box:
         pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
         return {pid for pid in pids if tree._carries(pid, f"{tree.MARKER}={self.api.job}".encode())}
 
-    def end(self) -> dict[str, Any]:
-        """Wait for the end: it is told, and the runner is gone."""
-        eventually(lambda: self.api.exit and not self.lives(), every=0.02)
+    def end(self, nudged: bool = False) -> dict[str, Any]:
+        """Wait for the end: it is told, and the runner is gone. `nudged` shortens the waits between tries."""
+        eventually(lambda: (not nudged or self.nudge()) and self.api.exit and not self.lives(), every=0.02)
         assert self.api.exit is not None
         return self.api.exit
 
@@ -123,7 +138,7 @@ def box(open_home: Path) -> Iterator[Callable[..., Box]]:
     for made in boxes:
         made.api.trouble = lambda what: 404  # no longer wanted
         if made.lives():
-            os.kill(made.pid, signal.SIGUSR1)
+            made.nudge()
             made.wait_until_gone()
         tree.send(made.processes(), signal.SIGKILL)
         made.api.go_down()

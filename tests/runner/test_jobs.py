@@ -42,6 +42,7 @@ def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
         ("no-such-command", 127, "command not found (exit code 127)"),
         ("touch file; ./file", 126, "the command can't be executed (exit code 126)"),
         ("exit 3", 3, "a command failed with exit code 3"),
+        ("false && true", 1, "a command failed with exit code 1"),
         ("kill -KILL $$", 137, "killed (exit code 137), often for want of memory"),
         ("kill -SEGV $$", 139, "killed by SIGSEGV (exit code 139)"),
     ],
@@ -77,6 +78,7 @@ def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: 
         "USER": account.pw_name,
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
         "LR": "1e-4",
         "DSTACK_RUN_NAME": "night",
         "DSTACK_RUN_ID": job.api.spec["run_uid"],
@@ -323,7 +325,7 @@ def test_a_download_that_breaks_off_is_tried_again(box: MakeBox) -> None:
     troubles = {"archive": [half, half]}
     job.api.trouble = lambda what: troubles[what].pop() if troubles.get(what) else None
     job.launch()
-    job.end()
+    job.end(nudged=True)
     assert job.lines() == ["whole"]
 
 

@@ -1,0 +1,201 @@
+"""Whatever dies, and whenever: no command is executed twice, no output is lost, and the end is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.runner.conftest import Box, runs
+from tests.runner.test_jobs import packed
+from tests.support import eventually
+
+MakeBox = Callable[..., Box]
+WORK = "while [ ! -e enough ]; do sleep 0.02; done"
+
+
+def counting(box: MakeBox, *commands: str, **spec: object) -> Box:
+    """A job whose first command leaves a line each time it is executed."""
+    job = box("echo x >> executed", *commands, **spec)
+    job.run_dir.mkdir(parents=True)
+    (job.run_dir / "executed").touch()
+    (job.run_dir / "executed").chmod(0o666)
+    return job
+
+
+def executions(job: Box) -> int:
+    return (job.run_dir / "executed").read_text().count("x")
+
+
+def hold(job: Box, *names: str) -> None:
+    """The API answers none of these calls."""
+    job.api.trouble = lambda what: 503 if what in names else None
+
+
+def test_while_the_server_is_down_the_job_goes_on_and_nothing_is_lost(box: MakeBox) -> None:
+    job = counting(box, "echo before", WORK, "echo during")
+    job.launch()
+    job.wait_for("before")
+    job.api.go_down()
+    (job.run_dir / "enough").touch()
+    eventually(lambda: (job.state / "exit").exists())
+    assert job.lives()
+    job.api.come_back()
+    end = job.end(nudged=True)
+    assert (end["exit_code"], end["log_size"], executions(job)) == (0, len(b"before\nduring\n"), 1)
+    assert job.lines() == ["before", "during"]
+
+
+def test_an_api_in_trouble_is_asked_again_and_no_byte_is_lost_or_doubled(box: MakeBox) -> None:
+    job = counting(box, "for i in $(seq 40); do echo $i; sleep 0.01; done")
+    troubles = itertools.cycle([503, b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", None])
+    job.api.trouble = lambda what: next(troubles)
+    job.launch()
+    assert job.end(nudged=True)["exit_code"] == 0
+    assert job.lines() == [str(number) for number in range(1, 41)]
+    assert executions(job) == 1
+
+
+def make_it_wait(job: Box) -> None:
+    job.api.action = {"action": "wait"}
+
+
+def hold_the_end(job: Box) -> None:
+    hold(job, "exit", "logs")
+    (job.run_dir / "enough").touch()
+
+
+STAGES: dict[str, tuple[Callable[[Box], object], Callable[[Box], object]]] = {
+    "before the claim": (
+        lambda job: hold(job, "claim"),
+        lambda job: job.lives() and "can't be reached" in job.said(),
+    ),
+    "before the spec": (
+        lambda job: hold(job, "spec"),
+        lambda job: job.api.claimed_by and "can't be reached" in job.said(),
+    ),
+    "before the code": (
+        lambda job: hold(job, "archive"),
+        lambda job: job.api.claimed_by and "can't be reached" in job.said(),
+    ),
+    "at the barrier": (
+        make_it_wait,
+        lambda job: job.api.count("heartbeat"),
+    ),
+    "after the started marker": (
+        lambda job: job.api.spec.update(setup="echo x > begun; sleep 600"),
+        lambda job: (job.run_dir / "begun").exists(),
+    ),
+    "while the commands run": (
+        lambda job: None,
+        lambda job: "up" in job.lines(),
+    ),
+    "after the exit file": (
+        hold_the_end,
+        lambda job: (job.state / "exit").exists(),
+    ),
+}
+INTERRUPTED = {"after the started marker", "while the commands run"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_runner_has_a_successor_that_does_what_is_left(box: MakeBox, stage: str) -> None:
+    prepare, there = STAGES[stage]
+    job = counting(box, "cat code", "echo up", WORK, "echo down")
+    job.api.ship(packed({"code": b"code\n"}))
+    prepare(job)
+    job.launch()
+    eventually(lambda: there(job), every=0.02)
+    job.kill()
+    hold(job)
+    job.api.action = {"action": "go"}
+    began = executions(job)
+    if stage not in INTERRUPTED:
+        (job.run_dir / "enough").touch()
+    job.launch()
+    end = job.end()
+    job.launch()  # one more finds all done
+    job.wait_until_gone()
+    assert all(told == end for told in job.api.exits)
+    assert end["log_size"] == len(job.api.log)
+    assert job.processes() == set()
+    if stage in INTERRUPTED:
+        assert (end["reason"], end["exit_code"], executions(job)) == ("instance_unreachable", None, began)
+        assert job.lines() == (["code", "up"] if began else [])
+    else:
+        assert (end["reason"], end["exit_code"], executions(job)) == ("done_by_runner", 0, 1)
+        assert job.lines() == ["code", "up", "down"]
+
+
+def test_what_was_printed_after_the_runner_died_still_arrives(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK, "echo alone", "sleep 600")
+    job.launch()
+    job.wait_for("up")
+    job.kill()
+    (job.run_dir / "enough").touch()
+    eventually(lambda: b"alone" in (job.state / "spool").read_bytes())
+    job.launch()
+    end = job.end()
+    assert (end["reason"], executions(job)) == ("instance_unreachable", 1)
+    assert job.lines() == ["up", "alone"]
+
+
+def test_launched_many_times_at_once_a_job_is_executed_once(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK)
+    answers: list[dict[str, object]] = []
+    threads = [
+        threading.Thread(target=lambda process=process: answers.append(json.loads(job.tell(process))))
+        for process in [job.start() for _ in range(4)]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    job.wait_for("up")
+    assert sorted(map(str, answers)) == [str({"already": True})] * 3 + [str({"pid": job.pid})]
+    (job.run_dir / "enough").touch()
+    job.end()
+    assert (executions(job), job.api.count("claim")) == (1, 1)
+
+
+def test_a_runner_that_is_refused_its_claim_executes_nothing_and_ends_nothing(box: MakeBox) -> None:
+    """The same job was started twice with different folders: the second leaves the first's processes alone."""
+    job = counting(box, "echo up", WORK, "echo done")
+    job.launch()
+    job.wait_for("up")
+    other = Box(job.state.parents[1] / "other", job.api)
+    other.orders["run_dir"] = str(job.run_dir)
+    other.launch()
+    eventually(lambda: "not wanted any more: 409" in other.said())
+    other.wait_until_gone()
+    assert sorted(os.listdir(other.state)) == ["lock", "nonce", "runner.log"]
+    (job.run_dir / "enough").touch()
+    assert job.end()["exit_code"] == 0
+    assert (job.lines(), executions(job)) == (["up", "done"], 1)
+
+
+def test_on_a_full_disk_the_end_is_told_all_the_same(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK)
+    job.launch()
+    job.wait_for("up")
+    (job.state / ".exit").mkdir()  # nothing can be written under this name
+    (job.run_dir / "enough").touch()
+    assert job.end()["exit_code"] == 0
+
+
+def test_a_runner_whose_folder_and_server_are_gone_ends(box: MakeBox) -> None:
+    job = box("echo up")
+    hold(job, "exit")
+    job.launch()
+    eventually(lambda: (job.state / "exit").exists())
+    pid = job.pid
+    job.api.go_down()
+    shutil.rmtree(job.state)
+    os.kill(pid, signal.SIGUSR1)
+    eventually(lambda: not runs(pid))

@@ -1,0 +1,185 @@
+"""How a job is ended, by whom, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.runner.conftest import Box, runs
+from tests.support import eventually
+
+MakeBox = Callable[..., Box]
+WORK = "while :; do sleep 0.02; done"
+DEAF = f"trap '' TERM; echo up; {WORK}"
+
+
+def stop(reason: str = "terminated_by_user", grace_s: float = 20) -> dict[str, object]:
+    """What a heartbeat answers to have a job end."""
+    return {"action": "stop", "reason": reason, "grace_s": grace_s}
+
+
+def phase(job: Box) -> str:
+    """What the last heartbeat said."""
+    said: str = [call for call in job.api.calls if call.what == "heartbeat"][-1].said["phase"]
+    return said
+
+
+def test_max_duration_ends_a_job_in_the_name_of_its_limit(box: MakeBox) -> None:
+    job = box("trap 'echo told; exit 0' TERM", WORK, max_duration_s=0.3)
+    job.launch()
+    end = job.end()
+    assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
+    assert job.lines()[-1] == "told"
+
+
+def test_a_stop_tells_the_job_and_gives_it_time(box: MakeBox) -> None:
+    """The shell dies of TERM at once; the program that it started has the whole grace to save its work."""
+    job = box(f"sh -c 'trap \"sleep 2.3; echo saved; exit\" TERM; echo up; {WORK}'", "echo never")
+    job.launch()
+    job.wait_for("up")
+    job.api.action = stop()
+    assert job.end()["reason"] == "terminated_by_user"
+    assert (job.lines()[0], job.lines()[-1]) == ("up", "saved")
+    assert phase(job) == "stopping"
+
+
+def test_a_command_that_ignores_term_is_killed_after_its_grace(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
+    before = time.monotonic()
+    job.api.action = stop(grace_s=0.5)
+    end = job.end()
+    assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
+    assert time.monotonic() - before >= 0.5
+    assert job.processes() == set()
+
+
+def test_an_abort_waits_for_nothing_and_cuts_a_running_grace_short(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
+    job.api.action = stop(grace_s=600)
+    eventually(lambda: phase(job) == "stopping")
+    job.api.action = stop("aborted_by_user", grace_s=0)
+    end = job.end()
+    assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
+
+
+def test_a_nudged_runner_asks_at_once(box: MakeBox) -> None:
+    job = box("echo up", WORK)
+    job.api.heartbeat_s = 600
+    job.launch()
+    job.wait_for("up")
+    job.api.action = stop(grace_s=1)
+    job.nudge()
+    assert job.end()["reason"] == "terminated_by_user"
+
+
+DAEMON = "sh -c 'echo $$ > daemon; exec sleep 600' > /dev/null 2>&1"
+DEAF_DAEMON = DAEMON.replace("echo", 'trap "" TERM; echo')
+UNTIL_IT_RUNS = "while [ ! -s daemon ]; do sleep 0.01; done"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [f"({DAEMON} &)", f"(env -i setsid {DAEMON} &)", f"(env -i setsid {DEAF_DAEMON} &)"],
+    ids=["an orphan", "a daemon without the marker", "a daemon that ignores TERM"],
+)
+def test_the_end_is_told_once_the_last_process_is_gone(box: MakeBox, how: str) -> None:
+    job = box(how, UNTIL_IT_RUNS, "echo left one")
+    left: list[bool] = []
+
+    def look(what: str) -> None:
+        if what == "exit":
+            left.append(runs(int((job.run_dir / "daemon").read_text())))
+
+    job.api.trouble = look
+    job.launch()
+    assert job.end()["reason"] == "done_by_runner"
+    assert left == [False]
+
+
+def test_a_stop_that_comes_after_the_end_does_not_change_it(box: MakeBox) -> None:
+    job = box(f"(setsid {DEAF_DAEMON} &)", UNTIL_IT_RUNS, "exit 3")
+    job.launch()
+    eventually(lambda: phase(job) == "stopping")
+    job.api.action = stop(grace_s=0)
+    end = job.end()
+    assert (end["reason"], end["exit_code"]) == ("container_exited_with_error", 3)
+
+
+def test_without_contact_a_job_that_would_be_retried_stops_itself(box: MakeBox) -> None:
+    """Heartbeats are the contact that counts: the API judges by them whether somebody looks after the job."""
+    job = box("echo up", "trap 'echo alone; exit 0' TERM", WORK, lost_after_s=0.5)
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: 503 if what in ("heartbeat", "exit") else None
+    job.wait_for("alone")
+    eventually(lambda: not job.processes())
+    assert job.lives()
+    job.api.trouble = lambda what: None
+    assert job.end(nudged=True)["reason"] == "instance_unreachable"
+
+
+def test_a_job_that_is_no_longer_wanted_is_killed_and_nothing_more_is_told(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: 404
+    job.wait_until_gone()
+    assert job.processes() == set()
+    assert job.api.exit is None
+
+
+def test_a_proxy_before_an_api_that_is_away_ends_nothing(box: MakeBox) -> None:
+    page = b"HTTP/1.1 %s\r\nContent-Length: 19\r\n\r\n404 page not found\n"
+    pages = [page % status for status in (b"404 Not Found", b"401 Unauthorized", b"200 OK", b"302 Found")]
+    job = box("echo up", "while [ ! -e enough ]; do sleep 0.02; done", "echo done")
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: pages.pop() if pages else None
+    eventually(lambda: job.nudge() and not pages)
+    (job.run_dir / "enough").touch()
+    assert job.end()["reason"] == "done_by_runner"
+    assert job.lines() == ["up", "done"]
+
+
+def test_nodes_wait_for_one_another_before_the_first_command(box: MakeBox) -> None:
+    job = box("echo together", nodes=2)
+    job.api.action = {"action": "wait"}
+    job.launch()
+    eventually(lambda: job.api.count("heartbeat") >= 3)
+    assert {call.said["phase"] for call in job.api.calls if call.what == "heartbeat"} == {"waiting"}
+    assert not (job.state / "started").exists()
+    job.api.action = {"action": "go"}
+    assert job.end()["exit_code"] == 0
+    assert job.lines() == ["together"]
+
+
+def test_a_stop_before_the_first_command_executes_nothing(box: MakeBox) -> None:
+    job = box("echo never", nodes=2)
+    job.api.action = {"action": "wait"}
+    job.launch()
+    eventually(lambda: job.api.count("heartbeat"))
+    job.api.action = stop()
+    end = job.end()
+    assert (end["reason"], end["exit_code"], end["log_size"]) == ("terminated_by_user", None, 0)
+
+
+def test_a_term_ends_a_runner_that_waits_and_none_that_has_commands(box: MakeBox) -> None:
+    waiting, working = box("echo never"), box("echo up", "while [ ! -e enough ]; do sleep 0.02; done")
+    waiting.api.action = {"action": "wait"}
+    for job in (waiting, working):
+        job.launch()
+    working.wait_for("up")
+    eventually(lambda: waiting.api.count("heartbeat"))
+    for job in (waiting, working):
+        os.kill(job.pid, signal.SIGTERM)
+    waiting.wait_until_gone()
+    (working.run_dir / "enough").touch()
+    assert working.end()["reason"] == "done_by_runner"
