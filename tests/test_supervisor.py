@@ -160,13 +160,34 @@ def test_a_taken_port_is_told_in_one_line(deployment: dict[str, str]) -> None:
     assert re.fullmatch(r"dstackweb: port \d+ of 127\.0\.0\.1 is taken: .* set DSTACKWEB_PORT\n", console.text)
 
 
+def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "login_link"], cwd=REPO, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(deployment: dict[str, str]) -> None:
+    asked = login_link(deployment)
+
+    assert asked.returncode == 1
+    assert re.fullmatch(r"dstackweb: \S+ has no database to use yet: start the server with make run\n", asked.stderr)
+
+
 def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
-    deployment: dict[str, str],
+    deployment: dict[str, str], tmp_path: Path
 ) -> None:
     console = up(deployment)
-    console.wait_for(rf"ready after .*http://127\.0\.0\.1:{deployment['DSTACKWEB_PORT']}/", deadline=30)
+    address = f"http://127.0.0.1:{deployment['DSTACKWEB_PORT']}"
+    console.wait_for(rf"ready after .*{address}/", deadline=30)
     console.wait_for(r"Sign in    admin / \S{12,}")
     below = descendants(console.process)
+
+    second = Console([sys.executable, "manage.py", "up"], tmp_path, deployment)
+    assert second.process.wait(10) == 1
+    assert re.match(rf"dstackweb: it runs already at {address}, with the data in", second.text)
+    # `make login` in another terminal doesn't know of a port that was given to `make run` alone.
+    link = login_link({**deployment, "DSTACKWEB_PORT": "8000"}).stdout
+    assert link.startswith(f"{address}/login/")
 
     assert console.end(signal.SIGINT, deadline=20) == 0
     assert ended(below)

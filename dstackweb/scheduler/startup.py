@@ -28,19 +28,41 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.supervisor import Role
 
+LOCK = "up.lock"
+"""Held by the server that uses a home; it has the server's address."""
+
 
 class CannotStart(Exception):
     """Why the server doesn't start, and what to do, in one line."""
 
 
-def hold_home(home: Path) -> IO[str]:
-    """Take the home for this server; the returned file holds it until this process ends. Raises CannotStart."""
-    lock = open(home / "up.lock", "w")  # noqa: SIM115
+def hold_home(home: Path, address: str) -> IO[str]:
+    """Take the home for this server at `address`; the returned file holds it until this process ends.
+
+    Raises CannotStart where another server has it.
+    """
+    lock = open(home / LOCK, "a+")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise CannotStart(f"another server runs in {home}: stop it, or set DSTACKWEB_HOME to another folder") from None
+        there = address_of(home)
+        where = f" at {there}" if there else ""
+        raise CannotStart(
+            f"it runs already{where}, with the data in {home}: "
+            "for a second server set DSTACKWEB_HOME and DSTACKWEB_PORT"
+        ) from None
+    lock.truncate(0)
+    lock.write(address)
+    lock.flush()
     return lock
+
+
+def address_of(home: Path) -> str:
+    """Where the server that was last started in this home answers, or did; empty where none was."""
+    try:
+        return (home / LOCK).read_text()
+    except OSError:
+        return ""
 
 
 def check_port(host: str, port: int) -> None:

@@ -25,8 +25,8 @@ class Command(BaseCommand):
         began = time.monotonic()
         os.environ["DSTACKWEB_HOME"] = str(settings.DSTACKWEB_HOME)
         try:
+            _held = startup.hold_home(settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL)
             startup.check_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
-            _held = startup.hold_home(settings.DSTACKWEB_HOME)
             static_root = startup.collect_static()
             made = startup.prepare()
         except startup.CannotStart as error:

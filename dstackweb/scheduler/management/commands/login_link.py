@@ -1,0 +1,35 @@
+"""`manage.py login_link`: how an admin gets in when the password is lost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import DatabaseError
+
+from dstackweb.accounts.models import User
+from dstackweb.accounts.services import first_admin, make_login_link
+from dstackweb.lib.errors import DomainError
+from dstackweb.scheduler.startup import address_of
+
+
+class Command(BaseCommand):
+    help = "Print a fresh link that signs its user in once, within 15 minutes."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--user", help="whom it signs in; the first admin if not given")
+
+    def handle(self, *args: Any, user: str | None, **options: Any) -> str:
+        try:
+            person = User.objects.filter(username=user).first() if user else first_admin()
+            if person is None:
+                sys.exit(f"dstackweb: {f'no user is called {user}' if user else 'there is no admin yet: make run'}")
+            # The server may have been started with another port than this command sees in its environment.
+            address = address_of(settings.DSTACKWEB_HOME) or settings.DSTACKWEB_API_URL
+            return f"{address}/login/{make_login_link(person)}/"
+        except DomainError as error:
+            sys.exit(f"dstackweb: {error.detail}")
+        except DatabaseError:
+            sys.exit(f"dstackweb: {settings.DSTACKWEB_HOME} has no database to use yet: start the server with make run")
