@@ -33,20 +33,22 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     """A place for all nodes of a run at once, or the most permanent reason why there is none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
-    named = [host for host in hosts if _is_named(spec, host)]
-    if hosts and not named:
+    allowed = [host for host in hosts if _is_allowed(spec, host)]
+    if hosts and not allowed:
         return Waits("impossible", {"code": "no_such_place", **_names(spec)})
-    capable = [host for host in named if could_ever_fit(host, spec.requirements)]
+    capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
     fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
     if len(fits) < spec.nodes:
-        return _waits(spec, capable, named, placed=len(fits))
+        return _waits(spec, capable, allowed, placed=len(fits))
     return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
 
 
-def _is_named(spec: EffectiveSpec, host: HostView) -> bool:
-    """Whether the run's `regions` (a host's label) and `instance_types` (a host's name) allow this host."""
-    return (spec.regions is None or host.labels.get("region") in spec.regions) and (
-        spec.instance_types is None or host.name in spec.instance_types
+def _is_allowed(spec: EffectiveSpec, host: HostView) -> bool:
+    """Whether the run may go there: by its `regions` (a host's label), `instance_types` (a host's name) and image."""
+    return (
+        (spec.regions is None or host.labels.get("region") in spec.regions)
+        and (spec.instance_types is None or host.name in spec.instance_types)
+        and (spec.image is None or host.isolation == "container")
     )
 
 
@@ -55,15 +57,23 @@ def _names(spec: EffectiveSpec) -> dict[str, Any]:
 
 
 def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
-    """A place for each node for as long as there is one, and what is left of the hosts."""
+    """A place for each node for as long as there is one, and what is left of the hosts.
+
+    Each goes to the tightest place: the host that has the fewest GPUs, then CPUs, to spare afterwards. All nodes need
+    the same, so this finds a place for all of them whenever there is one.
+    """
     left = {host.id: host for host in hosts}
+    open_ = {host.id: made for host in left.values() if isinstance(made := fit(host, spec.requirements), Fit)}
     fits: list[Fit] = []
-    for _node in range(spec.nodes):
-        best = _best(spec, left.values())
-        if best is None:
-            break
+    while open_ and len(fits) < spec.nodes:
+        best = min(open_.values(), key=lambda made: (made.gpus_left, made.cpus_left, made.host_id))
         fits.append(best)
         left[best.host_id] = taken(left[best.host_id], best)
+        again = fit(left[best.host_id], spec.requirements)
+        if isinstance(again, Fit):
+            open_[best.host_id] = again
+        else:
+            del open_[best.host_id]
     return fits, left
 
 
@@ -73,15 +83,9 @@ def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Waits | None:
         return Waits("backend_unavailable", {"code": "no_such_backend", "backends": sorted(spec.backends)})
     if spec.spot_policy == "spot":
         return Waits("impossible", {"code": "no_spot_on_hosts"})
-    if spec.image and not any(host.isolation == "container" for host in hosts):
+    if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
         return Waits("impossible", {"code": "image_not_supported", "image": spec.image})
     return None
-
-
-def _best(spec: EffectiveSpec, hosts: Iterable[HostView]) -> Fit | None:
-    """The tightest place: the host that has the fewest GPUs, then CPUs, to spare afterwards."""
-    found = [made for host in hosts if isinstance(made := fit(host, spec.requirements), Fit)]
-    return min(found, key=lambda made: (made.gpus_left, made.cpus_left, made.host_id), default=None)
 
 
 def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Waits:
@@ -91,15 +95,17 @@ def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[Hos
                                "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}  # fmt: skip
     if not hosts:
         return Waits("backend_unavailable", {"code": "no_hosts", **numbers})
-    at_best, _ = _gang(spec, [host.emptied() for host in capable])
-    if len(at_best) < spec.nodes:
+    if not _would_do(spec, capable):
         return Waits("impossible", {"code": "too_large", **numbers, **shortfall(hosts, needs)})
-    ready = [host for host in capable if host.online and not host.draining]
-    if not ready:
-        return Waits(
-            "backend_unavailable", {"code": "hosts_offline", "hosts": [host.name for host in capable], **numbers}
-        )
-    refusing = [host.name for host in ready if host.isolation == "none"]
-    if len(refusing) == len(ready):
-        return Waits("backend_unavailable", {"code": "no_isolation", "hosts": refusing, **numbers})
+    here = [host for host in capable if host.online and not host.draining]
+    ready = [host for host in here if host.isolation != "none"]
+    if not _would_do(spec, ready):
+        code, useless = ("hosts_offline", here) if len(here) < len(capable) else ("no_isolation", ready)
+        names = [host.name for host in capable if host not in useless]
+        return Waits("backend_unavailable", {"code": code, "hosts": names, **numbers})
     return Waits("waiting_for_capacity", {**numbers, **shortfall(ready, needs)})
+
+
+def _would_do(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
+    """Whether these hosts could hold all nodes with nothing else on them."""
+    return len(_gang(spec, [host.emptied() for host in hosts])[0]) == spec.nodes
