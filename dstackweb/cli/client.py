@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from dstackweb.cli.config import Settings
+from dstackweb.cli.config import Settings, tokens_page
 from dstackweb.cli.errors import CliError, Refused, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
 
@@ -163,9 +163,10 @@ class Api:
             told = f"{self.settings.url} sends on to {place}; the token was not sent there."
             return CliError(told, "If that is the right address: dstackweb login URL")
         if status == 401:
+            given = f" (from {self.settings.token_from})" if self.settings.token_from else ""
             return Refused(
-                f"the server doesn't accept the token (from {self.settings.token_from}).",
-                "Make one on the web pages, under Account → API tokens.",
+                f"the server doesn't accept the token{given}.",
+                f"Make one: {tokens_page(self.settings.url)}",
                 f"Then: dstackweb login {self.settings.url}",
                 status=status,
             )

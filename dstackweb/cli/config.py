@@ -19,12 +19,17 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a command works with. `token_from` says where the token came from, for the message when it is refused."""
+    """What a command works with. `token_from` says where a token that wasn't just typed came from."""
 
     url: str
     token: str
     project: str
     token_from: str
+
+
+def tokens_page(url: str) -> str:
+    """Where the people of the server at `url` make their API tokens."""
+    return f"{url}/account/tokens/"
 
 
 def config_path() -> Path:

@@ -65,14 +65,14 @@ def login(
         warn(f"{url} is not encrypted: whoever is on the way can read the token. Use https:// if the server has it.")
     if not token:
         if sys.stdin.isatty():
-            note(f"Make a token in {url}, under Account → API tokens.")
+            note(f"Make a token: {config.tokens_page(url)}")
             token = typer.prompt("Token", hide_input=True, err=True)
         else:
             token = sys.stdin.readline()
     token = token.strip()
     if not config.is_token(token):
-        raise UsageError("that is no API token; nothing was stored.", f"Make one in {url}, under Account → API tokens.")
-    api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, "just given"))
+        raise UsageError("that is no API token; nothing was stored.", f"Make one: {config.tokens_page(url)}")
+    api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, ""))
     user = api.get(f"{BASE}/user")
     names = [item["name"] for item in api.get(f"{BASE}/projects")["items"]]
     chosen = _choose_project(project, names)

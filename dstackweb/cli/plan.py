@@ -6,8 +6,7 @@ from typing import IO, Any
 
 import typer
 
-from dstackweb.cli.output import Column, clean, show_table
-from dstackweb.spec.units import format_memory
+from dstackweb.cli.output import Column, clean, show_table, size_text
 
 OFFERS_SHOWN = 5
 LINES_SHOWN = 8
@@ -15,7 +14,7 @@ LINES_SHOWN = 8
 
 def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
     """Write the API's answer to `stream`; `code` says what is shipped along."""
-    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], list(_settings(plan)), stream)
+    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], _settings(plan), stream)
     typer.echo(file=stream)
     if plan["offers"]:
         columns = [
@@ -31,6 +30,11 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
             typer.echo(f"and {more} more", file=stream)
         typer.echo(file=stream)
     typer.echo(f"Code: {code}", file=stream)
+    show_position(plan, stream)
+
+
+def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
+    """Write the one line of a plan that matters most to `stream`: the position, and whether it would wait there."""
     starts = f"waits: {clean(plan['reason_detail'])}" if plan["reason"] else "there is room for it now"
     typer.echo(f"Position {plan['position']} of queue {clean(plan['queue'])}; {starts}", file=stream)
 
@@ -89,4 +93,4 @@ def _offer(offer: dict[str, Any]) -> tuple[str, ...]:
     place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
     gpus = f"{offer['gpu_count']} × {offer['gpu_name']}" if offer["gpu_count"] else ""
     price = f"${offer['price']:.2f}" if offer["price"] else "own"
-    return place, str(offer["cpus"]), format_memory(offer["memory_mib"]), gpus, price, offer["availability"]
+    return place, str(offer["cpus"]), size_text(offer["memory_mib"] << 20), gpus, price, offer["availability"]

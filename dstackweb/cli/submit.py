@@ -17,7 +17,7 @@ from dstackweb.cli.client import BASE, Api
 from dstackweb.cli.errors import FAILED, CliError, Refused
 from dstackweb.cli.logs import Cursor, Follower, status_text
 from dstackweb.cli.output import note, size_text, warn
-from dstackweb.cli.plan import show_plan
+from dstackweb.cli.plan import show_plan, show_position
 from dstackweb.cli.runfile import RunFile, explain, read
 
 CHUNK = 1 << 16
@@ -46,7 +46,10 @@ def apply(api: Api, options: Options) -> int:
         body = {"config": file.text, "env": file.env_from_here(), "overrides": options.overrides}
         plan = _post(api, file, "plan", body)
         packed = _pack(limits["archive_bytes"]) if options.code else None
-        show_plan(plan, _code_text(packed, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
+        if options.yes and options.detach and not options.dry_run:
+            show_position(plan, sys.stderr)  # a script's loop: nobody reads twenty plans
+        else:
+            show_plan(plan, _code_text(packed, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
         for warning in plan["warnings"]:
             warn(warning["message"])
         if options.dry_run:
@@ -116,6 +119,7 @@ def _may_submit(plan: dict[str, Any], options: Options) -> bool:
     except typer.Abort:
         if sys.stdin.isatty():
             raise
+        note("")  # the question is still open on its line
         raise CliError("not submitted because of the warning above.", "--force submits it all the same.") from None
 
 

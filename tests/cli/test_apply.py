@@ -36,7 +36,7 @@ def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_
     ):
         assert row in lines
     assert any(line.startswith("env LR: 1e-4, SEED: 1") for line in lines)
-    assert "hosts box-1 8 32GB own idle" in lines
+    assert "hosts box-1 8 32.0 GB own idle" in lines
     assert any(line.startswith("Position 1 of queue default") for line in lines)
     assert f"Code: 1 file of {cli.work}" in told
     assert not Run.objects.exists()
@@ -48,6 +48,15 @@ def test_a_command_of_several_lines_is_shown_line_by_line(cli: Cli) -> None:
     told = cli.ok("apply", "-f", "run.yaml", "--dry-run").splitlines()
     at = next(number for number, line in enumerate(told) if line.startswith("commands"))
     assert [line.split("  ", 1)[1].strip() for line in told[at + 1 : at + 3]] == ["echo $i", "done"]
+
+
+def test_a_loop_of_submissions_that_asks_nothing_and_follows_nothing_prints_no_plans(cli: Cli) -> None:
+    cli.file(HELLO)
+    told = cli("apply", "-f", "run.yaml", "-y", "-d")
+    assert told.stdout == "hello\n"
+    assert told.stderr == (
+        "Position 1 of queue default; there is room for it now\nSubmitted hello. Follow it: dstackweb logs -f hello\n"
+    )
 
 
 def test_the_command_line_wins_over_the_file(cli: Cli) -> None:
