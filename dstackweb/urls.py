@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
+admin.site.site_header = admin.site.site_title = "dstackweb administration"
+
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("dstackweb.api.urls")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.templatetags.static import static
 
 from dstackweb.accounts.access import visible_projects
 
@@ -16,3 +17,8 @@ def home(request: HttpRequest) -> HttpResponse:
     if first is None:
         return render(request, "web/no_project.html")
     return redirect("web:queue", first.name)
+
+
+def favicon(request: HttpRequest) -> HttpResponse:
+    """What browsers ask for on pages that name no icon, such as the admin's."""
+    return redirect(static("favicon.svg"), permanent=False)

@@ -44,6 +44,7 @@ def _context(request: PageRequest, queue: Queue, moved: int | None = None) -> di
     if not rows and page > 1:  # the queue got shorter than the page that was being looked at
         page = max(1, -(-counts.submitted // PER_PAGE))
         rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
+    head = rows if page == 1 else selectors.queue_rows(queue, limit=PER_PAGE)
     return {
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
@@ -51,7 +52,7 @@ def _context(request: PageRequest, queue: Queue, moved: int | None = None) -> di
         "rows": [lists.QueueLine.of(row, request) for row in rows],
         "page": page,
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
-        "first": rows[0] if page == 1 and rows else None,
+        "first": next((row for row in head if row.reason != "impossible"), None),
         "moved": moved,
         "placed": _short(queue, *PLACED),
         "pending": _short(queue, RunStatus.PENDING),
@@ -86,7 +87,7 @@ def set_priority(request: PageRequest, run: str) -> HttpResponse:
     numbers = {"run": found.name, "priority": found.priority, "before": before, "after": after}
     if after is None or before == after:
         return notice(response, _("%(run)s has priority %(priority)d now") % numbers)
-    return notice(response, _("%(run)s has priority %(priority)d now: from place %(before)d to %(after)d") % numbers)
+    return notice(response, _("%(run)s has priority %(priority)d now: from position %(before)d to %(after)d") % numbers)
 
 
 def _fragment(request: PageRequest, queue: Queue, moved: int | None = None, status: int = 200) -> HttpResponse:

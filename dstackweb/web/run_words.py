@@ -81,9 +81,14 @@ class JobLine:
     def of(cls, job: Job) -> JobLine:
         """The row with its words."""
         where = job.host.name if job.host else " ".join(filter(None, (job.region, job.instance_type)))
-        fine = job.status not in ("failed", "terminated")
-        why = "" if fine else " ".join(filter(None, (wording.termination(job.termination_reason), job.message)))
+        why = _why(job) if job.status in ("failed", "terminated") else ""
         return cls(job, where or job.backend.name, wording.gpus(len(job.gpus)) if job.gpus else "", why)
+
+
+def _why(job: Job) -> str:
+    """The reason and its message; a message that starts with the reason's own words says it all."""
+    reason, message = wording.termination(job.termination_reason), job.message[:1].upper() + job.message[1:]
+    return message if message.startswith(reason.rstrip(".")) else f"{reason} {message}".strip()
 
 
 @dataclass(frozen=True)

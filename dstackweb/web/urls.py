@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 
 from dstackweb.web import account_urls, place_views, queue_views, run_views, submit_views
-from dstackweb.web.home import home
+from dstackweb.web.home import favicon, home
 
 pages = [
     path("queue/", queue_views.queue_page, name="queue"),
@@ -25,6 +25,7 @@ pages = [
 
 urlpatterns = [
     path("", home, name="home"),
+    path("favicon.ico", favicon),
     path("p/<str:project>/", include((pages, "web"))),
     *account_urls.urlpatterns,
 ]

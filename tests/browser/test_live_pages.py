@@ -89,7 +89,7 @@ def test_plus_pressed_three_times_is_one_change_and_the_row_moves(page: Page, pr
     for _ in range(3):
         raise_it.click()
     expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
-    expect(page.get_by_text("from place 2 to 1")).to_be_visible()
+    expect(page.get_by_text("from position 2 to 1")).to_be_visible()
     expect(raise_it).to_be_focused()
     assert second.events.filter(kind="priority").count() == 1
     assert Run.objects.get(pk=second.pk).priority == 53

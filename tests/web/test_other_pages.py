@@ -30,6 +30,13 @@ def test_hosts_show_who_holds_each_gpu_and_who_uses_it_from_outside(
     assert "used outside dstackweb by bob, pid 4711" in page
 
 
+def test_the_admin_is_this_products_and_its_pages_find_an_icon(client: Client) -> None:
+    root = make_user("root", is_superuser=True, is_staff=True)
+    client.force_login(root)
+    assert "<title>Site administration | dstackweb administration</title>" in client.get("/admin/").content.decode()
+    assert client.get("/favicon.ico")["Location"].endswith(".svg")
+
+
 def test_runs_of_projects_one_cant_see_stay_nameless(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", gpus=1)
     elsewhere = make_project("elsewhere")

@@ -48,6 +48,20 @@ def test_a_waiting_run_says_why_with_numbers(project: Project, ann: User, as_use
     assert "no host could ever give this: needs 9 GPUs, the most on one host is 1" in page
 
 
+def test_what_starts_next_is_the_first_run_that_ever_could(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", cpus=2, gpus=1)
+    make_run(project, ann, "holder", resources={"gpu": 1})
+    make_run(project, ann, "too-big", resources={"gpu": 9}, priority=70)
+    place_all()
+    client = as_user(ann)
+    assert "no host fits any" in client.get("/p/main/queue/").content.decode()
+    make_run(project, ann, "waits", resources={"gpu": 1}, priority=60)
+    place_all()
+    page = client.get("/p/main/queue/").content.decode()
+    assert order_on(page, "too-big", "waits") == ["too-big", "waits"]
+    assert '<div class="kpi text-truncate">waits</div>' in page
+
+
 def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
@@ -59,7 +73,7 @@ def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
     )
     assert answer.status_code == 200
     assert order_on(answer.content.decode(), "first", "second") == ["second", "first"]
-    assert toast_of(answer) == "second has priority 60 now: from place 2 to 1"
+    assert toast_of(answer) == "second has priority 60 now: from position 2 to 1"
 
 
 def test_a_stale_priority_is_refused_with_what_changed_and_the_list_as_it_is(

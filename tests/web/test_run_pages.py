@@ -10,7 +10,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, logs
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
@@ -79,10 +79,18 @@ def test_a_waiting_runs_place_is_shown_and_follows_the_queue(project: Project, a
     make_run(project, ann, "second")
     client = as_user(ann)
     page = client.get("/p/main/runs/second/")
-    assert "Waits at place 2" in page.content.decode()
+    assert "Waits in position 2" in page.content.decode()
     client.post(f"/p/main/runs/{Run.objects.get(name='first').uid}/stop/", headers=HTMX)
     poll = client.get("/p/main/runs/second/", headers={**HTMX, "HX-PTag": page["HX-PTag"]})
-    assert "Waits at place 1" in poll.content.decode()
+    assert "Waits in position 1" in poll.content.decode()
+
+
+def test_a_jobs_message_that_says_its_reason_is_told_once(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = ended(make_run(project, ann), "container_exited_with_error", exit_code=3)
+    Job.objects.filter(run=run).update(message="a command failed with exit code 3")
+    page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
+    assert '<div class="why">A command failed with exit code 3</div>' in page
 
 
 def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User, as_user: SignIn) -> None:

@@ -35,7 +35,7 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
     make_host("box-1", cpus=4, gpus=2)
     make_run(project, ann, "ahead")
     page = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
-    assert "Place 2 in queue default" in page
+    assert "Position 2 of queue default" in page
     assert "box-1" in page
     assert "idle" in page
     assert "profile default" in page
