@@ -137,8 +137,9 @@ def test_a_job_that_is_no_longer_wanted_is_killed_and_nothing_more_is_told(box: 
 
 
 def test_a_proxy_before_an_api_that_is_away_ends_nothing(box: MakeBox) -> None:
-    page = b"HTTP/1.1 %s\r\nContent-Length: 19\r\n\r\n404 page not found\n"
-    pages = [page % status for status in (b"404 Not Found", b"401 Unauthorized", b"200 OK", b"302 Found")]
+    text, other = b"404 page not found\n", b'{"message": "gone"}'
+    page = b"HTTP/1.1 %s\r\nContent-Length: 19\r\n\r\n%s"
+    pages = [page % (b"404 Not Found", text), page % (b"401 No", other), page % (b"200 OK", text)]
     job = box("echo up", "while [ ! -e enough ]; do sleep 0.02; done", "echo done")
     job.launch()
     job.wait_for("up")
