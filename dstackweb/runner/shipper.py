@@ -1,90 +1,61 @@
-"""Sending the spool to the API: by offset, masked, up to the log's limit."""
+"""Sending the spool to the API, piece by piece, from wherever the API has it to."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+from collections.abc import Callable, Sequence
 
-from dstackweb.runner.client import Client, Refused
-from dstackweb.runner.redact import mask, settled
-from dstackweb.runner.state import State
+from dstackweb.runner.redact import margin, mask, settled
 
 CHUNK = 256 * 1024
-SPOOL_EXCESS = 1 << 20
-"""How much more than the log may hold lies in the spool before it is cut (bytes)."""
+
+
+class Stuck(Exception):
+    """The API took a piece and its log did not grow."""
 
 
 class Shipper:
-    """Sends one stream: the spool, masked, and past `limit` one last line instead. `offset` is how much has arrived.
+    """`offset` is how far the API has the stream, which is as long as the spool: masking changes no length.
 
-    Each byte of it follows from the spool alone, so that a successor goes on in the middle with the same ones.
+    With `offset` None an earlier runner has shipped some of it, and the API is asked how much. `end` is the stream's
+    whole length, once that is known.
     """
 
-    def __init__(self, client: Client, state: State, secrets: list[bytes], limit: int) -> None:
-        self.client, self.state, self.secrets, self.limit = client, state, secrets, limit
-        self.offset: int | None = None
-        self._base: int = state.read_json("base") or 0
-        self._longest = max(map(len, secrets), default=1)
-        line = f"\n[dstackweb: the log reached its limit of {limit >> 20} MB; what followed is lost]\n"
-        self._last_line = line.encode()
+    def __init__(
+        self, spool: str, secrets: Sequence[str], send: Callable[[int, bytes], int], offset: int | None = 0
+    ) -> None:
+        self.spool, self.send = spool, send
+        self.secrets = [secret.encode("utf-8", "surrogatepass") for secret in secrets]
+        self.offset = offset
+        self.end: int | None = None
 
-    def ship(self, final: bool = False) -> bool:
-        """Send one piece; False when there is nothing more to send now. Raises Unreachable or Refused.
-
-        What may be the beginning of a secret waits for what follows, except at the end (`final`).
-        """
+    def ship(self) -> bool:
+        """Send one piece; False when there was nothing to send. Raises what `send` raises, and Stuck."""
         if self.offset is None:
-            self.offset = int(self.client.post_bytes("logs?offset=0", b"")["next"])
-        data = self._piece(self.offset, final)
+            self.offset = self.send(0, b"")
+        data = self._piece(self.offset)
         if not data:
             return False
-        try:
-            self.offset = int(self.client.post_bytes(f"logs?offset={self.offset}", data)["next"])
-        except Refused as refused:
-            if refused.status != 409 or "expected" not in refused.body:
-                raise
-            self.offset = int(refused.body["expected"])
+        reached = self.send(self.offset, data)
+        if reached == self.offset:
+            raise Stuck(f"the API's log stays at {reached} bytes")
+        self.offset = reached
         return True
 
-    def trim(self) -> None:
-        """Cut what will never be sent, so that a flood doesn't fill the disk. The commands append, and go on there."""
-        kept = max(0, self.limit - self._base) + self._longest
-        if self._spool_size() > kept + SPOOL_EXCESS:
-            os.truncate(self.state.path("spool"), kept)
-
-    def _piece(self, offset: int, final: bool) -> bytes:
-        """The stream's next bytes, masked with what stands before and behind them in view."""
-        size = self._spool_size()
-        if offset > self.limit or (offset == self.limit and self._base + size > self.limit):
-            return self._last_line[offset - self.limit :]
-        if not 0 <= offset - self._base <= size:
-            self._begin_anew(offset)
-        at = offset - self._base
-        start = max(0, at - self._longest + 1)
-        window = self._read(start, at - start + CHUNK + self._longest)
-        end = len(window) if final else settled(window, self.secrets)
-        end = min(end, at - start + min(CHUNK, self.limit - offset))
-        return mask(window, self.secrets)[at - start : end]
-
-    def _begin_anew(self, offset: int) -> None:
-        """The spool is not what it was: a command opened /dev/stdout anew and so emptied it, or a disk lost its end.
-
-        What it holds now follows on what has arrived.
-        """
-        self._base = offset
-        with contextlib.suppress(OSError):
-            self.state.write("base", str(offset))
-
-    def _spool_size(self) -> int:
+    def _piece(self, offset: int) -> bytes:
+        """The bytes from `offset`, masked. What may begin a secret waits, unless nothing can follow it."""
+        around = margin(self.secrets)
+        start = max(0, offset - around)
+        want = offset - start + CHUNK + around
+        if self.end is not None:
+            want = min(want, self.end - start)
+        if want <= 0:
+            return b""
         try:
-            return os.path.getsize(self.state.path("spool"))
-        except FileNotFoundError:
-            return 0
-
-    def _read(self, start: int, length: int) -> bytes:
-        try:
-            with open(self.state.path("spool"), "rb") as spool:
-                spool.seek(start)
-                return spool.read(length)
+            with open(self.spool, "rb") as file:
+                file.seek(start)
+                window = file.read(want)
         except FileNotFoundError:
             return b""
+        complete = self.end is not None and start + len(window) >= self.end
+        stop = len(window) if complete else settled(window, self.secrets)
+        return mask(window, self.secrets)[offset - start : min(stop, offset - start + CHUNK)]

@@ -1,7 +1,7 @@
 """What a runner knows, as files that survive it: whoever comes after decides from them what is left to do.
 
 `lock` is held for the runner's life, `nonce` names it at the API, `started` is there before the commands can run,
-`spool` is their output, `base` says where in the job's stream the spool begins, `exit` is how they ended.
+`shell` says which process they are, `spool` is their output, `exit` is how they ended.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
+import sys
 import time
 from typing import Any
 
 LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
-"""Others look whether a runner lives by taking a shared lock for an instant; that must not look like a runner."""
+NOTES_LIMIT = 256 * 1024
 
 
 class State:
@@ -32,38 +32,38 @@ class State:
     def make(self) -> None:
         """The folder, closed to others."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        os.chmod(self.folder, 0o700)
 
     def lock(self) -> bool:
-        """Become the job's one living runner on this machine; False when another is."""
+        """Become the job's one living runner on this machine; False when another is.
+
+        Others find out whether a runner lives by taking a shared lock for an instant; that is waited out.
+        """
         self._lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT, 0o600)
         for _ in range(LOCK_TRIES):
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self._holder_lives():
-                    return False
-                time.sleep(LOCK_WAIT_S)
-            else:
+            if self._flock(fcntl.LOCK_EX):
                 # Always as long, so that a full disk holds up none but the first.
                 os.pwrite(self._lock, b"%-19d\n" % os.getpid(), 0)
                 return True
+            if not self._flock(fcntl.LOCK_SH):
+                return False
+            self._flock(fcntl.LOCK_UN)
+            time.sleep(LOCK_WAIT_S)
         return False
 
-    def _holder_lives(self) -> bool:
-        """Whether the lock is a runner's: a second shared lock would go through beside a mere look."""
+    def _flock(self, kind: int) -> bool:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-        return False
+            return False
+        return True
 
     def nonce(self) -> str:
         """The name under which this job was, or will be, claimed: made once, so that a successor may ask again."""
-        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="utf-8") as file:
+        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="ascii") as file:
             if nonce := file.read():
                 return nonce
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         self.write("nonce", nonce)
         return nonce
 
@@ -71,15 +71,17 @@ class State:
         """Whether a file was written."""
         return os.path.exists(self.path(name))
 
-    def write(self, name: str, text: str) -> None:
-        """Write a file whole and synced, with its name, before going on."""
+    def write(self, name: str, text: str, *, synced: bool = True) -> None:
+        """Write a file whole; synced, it is there after a power failure too, with its name, before this returns."""
         draft = self.path(f".{name}")
         with open(draft, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o600)
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(draft, self.path(name))
+        if not synced:
+            return
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -93,3 +95,19 @@ class State:
                 return json.load(file)
         except FileNotFoundError:
             return None
+
+    def size(self, name: str) -> int:
+        """Bytes in a file; 0 when there is none."""
+        try:
+            return os.path.getsize(self.path(name))
+        except FileNotFoundError:
+            return 0
+
+
+def note(text: str) -> None:
+    """A line in runner.log, which is the runner's standard error and begins anew where it would grow too long."""
+    with contextlib.suppress(OSError):
+        if os.fstat(2).st_size > NOTES_LIMIT:
+            os.ftruncate(2, 0)
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} [{os.getpid()}] {text}\n")
+    sys.stderr.flush()
