@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support import eventually
+
 Answer = tuple[int, Any]
 
 
@@ -51,7 +53,8 @@ class Api:
 
     def up(self) -> None:
         """Listen, on the same port each time."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self))
+        # Another process may have the port for a moment, as the near end of a connection of its own.
+        self._server = eventually(lambda: ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self)))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._port = self._server.server_address[1]
