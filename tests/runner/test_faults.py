@@ -93,7 +93,7 @@ def test_another_runners_job_is_left_alone(make_job: MakeJob) -> None:
 
 
 def test_two_runners_launched_at_once_are_one(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed; sleep 0.3")
+    job = make_job("echo x >> executed; sleep 2")
     answers: list[dict[str, object]] = []
     threads = [threading.Thread(target=lambda: answers.append(job.launch())) for _ in range(4)]
     for thread in threads:
