@@ -91,9 +91,12 @@ def _job_event(kind: str, data: dict[str, Any]) -> str | None:
 
 
 def _job_end(data: dict[str, Any]) -> str:
-    text = wording.termination(data.get("termination_reason", "")) or _("ended")
+    text = why = wording.termination(data.get("termination_reason", "")) or _("ended")
     if (code := data.get("exit_code")) is not None:
         text += f" {wording.exited(code)}"
-    if message := data.get("message"):
-        text += f" {message}"
-    return text
+    return f"{text} {beyond(why, data.get('message', ''))}".strip()
+
+
+def beyond(reason: str, message: str) -> str:
+    """A message as it came; empty where it only repeats the reason's sentence, which stands before it."""
+    return "" if reason and message.lower().startswith(reason.rstrip(".").lower()) else message

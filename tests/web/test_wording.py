@@ -31,6 +31,18 @@ def test_events_of_jobs_name_their_node_where_there_are_several(status: JobStatu
     assert "node" not in event_words.told(event, nodes=1)
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "left"),
+    [
+        ("A command failed.", "a command failed with exit code 3", ""),
+        ("A command failed.", "command not found (exit code 127)", "command not found (exit code 127)"),
+        ("", "the disk is full", "the disk is full"),
+    ],
+)
+def test_a_message_that_repeats_the_reason_before_it_is_left_out(reason: str, message: str, left: str) -> None:
+    assert event_words.beyond(reason, message) == left
+
+
 def test_an_event_of_a_newer_server_is_still_told() -> None:
     assert event_words.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
 
