@@ -65,7 +65,7 @@ def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     if run.termination_reason == Reason.JOB_FAILED and bad:
         title = wording.termination(bad[0].termination_reason)
     text = wording.exited(run.exit_code) if run.exit_code else ""
-    return Verdict(title, text, run.status_message, run.status)
+    return Verdict(title, text, event_words.beyond(title, run.status_message), run.status)
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class JobLine:
 
 
 def _why(job: Job) -> str:
-    """The reason and its message; a message that starts with the reason's own words says it all."""
-    reason, message = wording.termination(job.termination_reason), job.message[:1].upper() + job.message[1:]
-    return message if message.startswith(reason.rstrip(".")) else f"{reason} {message}".strip()
+    reason = wording.termination(job.termination_reason)
+    return f"{reason} {event_words.beyond(reason, job.message)}".strip()
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,19 @@ document.addEventListener("focusout", (event) => {
   const form = event.target.closest?.("form[data-priority]");
   if (form && event.target.value === event.target.defaultValue) release(form);
 });
+// A number that may not be is never sent, and must not stay as if it were the priority.
+document.addEventListener(
+  "change",
+  (event) => {
+    const form = event.target.closest?.("form[data-priority]");
+    if (!form || event.target.validity.valid) return;
+    event.stopPropagation();
+    toast(event.target.validationMessage, "error");
+    form.reset();
+    release(form);
+  },
+  true,
+);
 document.addEventListener("htmx:before:swap", (event) => {
   const source = event.detail.ctx.sourceElement;
   if (source.matches("form[data-priority]")) release(source);

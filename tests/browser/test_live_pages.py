@@ -79,6 +79,18 @@ def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
     complaints.remove_failed_loads()
 
 
+def test_a_priority_that_may_not_be_is_told_and_taken_back(page: Page, project: Project, mia: User) -> None:
+    run = make_run(project, mia, "modest")
+    page.goto(page.url)
+    typed = page.get_by_label("Priority of modest", exact=True)
+    typed.fill("101")
+    typed.blur()
+    expect(page.get_by_text("must be less than or equal to 100")).to_be_visible()
+    expect(typed).to_have_value("50")
+    services.set_priority(run, mia, "manager", 20)
+    expect(typed).to_have_value("20")  # and polls show changes again
+
+
 def test_plus_pressed_three_times_is_one_change_and_the_row_moves(page: Page, project: Project, mia: User) -> None:
     """R24, R26."""
     make_run(project, mia, "first")
