@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
 from dstackweb.api import deployment, ops, queues, runner, runs
@@ -12,8 +13,15 @@ api.add_router("/projects/{project}/queues", queues.router)
 api.add_router("/runner/jobs", runner.router)
 api.add_router("", deployment.router)
 
+
+def not_found(request: HttpRequest, rest: str) -> JsonResponse:
+    """Whoever speaks to the API is answered in its form, also where it has nothing."""
+    return JsonResponse({"detail": f"the API has nothing at /api/v1/{rest}; see /api/v1/openapi.json"}, status=404)
+
+
 urlpatterns = [
     path("api/v1/", api.urls),
+    path("api/v1/<path:rest>", not_found),
     path("healthz", ops.healthz),
     path("readyz", ops.readyz),
     path("metrics", ops.metrics),

@@ -77,7 +77,7 @@ def ended(
             now=now,
             termination_reason=reason,
             exit_code=exit_code,
-            message=job.message or message,
+            message=job.message if job.stop_reason and job.message else message,
             log_size=log_size,
         )
         settle(run)

@@ -232,7 +232,7 @@ def set_priority(run: Run, user: User, role: str, priority: int, if_match: str |
         if fresh.queue_id != queue.pk or not _matches(if_match, fresh):
             raise _stale(fresh)
         if fresh.status in ENDED:
-            raise Conflict(f"{fresh.name} has already ended ({fresh.status}); its priority no longer matters")
+            raise Conflict(f"run {fresh.name} has already ended ({fresh.status}); its priority no longer matters")
         if fresh.priority != priority:
             Run.objects.filter(pk=fresh.pk).update(
                 priority=priority, rank=ordering.rank(fresh.seniority_us, priority, queue.step_us)
@@ -255,7 +255,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
         if fresh.queue_id not in held or not _matches(if_match, fresh):
             raise _stale(fresh)
         if fresh.status not in WAITING:
-            raise Conflict(f"{fresh.name} is {fresh.status}: only waiting runs change their queue")
+            raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs change their queue")
         if fresh.queue_id != target.pk:
             Run.objects.filter(pk=fresh.pk).update(
                 queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
@@ -278,7 +278,7 @@ def _stale(run: Run) -> Stale:
     event = run.events.filter(kind__in=("priority", "queue")).select_related("actor").last()
     who = event.actor.get_username() if event and event.actor else "somebody"
     return Stale(
-        f"{run.name} was changed by {who} since you looked: its priority is {run.priority} in queue "
+        f"run {run.name} was changed by {who} since you looked: its priority is {run.priority} in queue "
         f"{run.queue.name} now. Nothing of yours was applied; look and try again.",
         priority=run.priority,
         queue=run.queue.name,
@@ -290,7 +290,7 @@ def _may_change(run: Run, user: User, role: str) -> None:
     """Members change their own runs, managers any."""
     if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):
         return
-    raise Forbidden(f"{run.name} belongs to {run.user.get_username()}: they or a manager can change it")
+    raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can change it")
 
 
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
@@ -305,7 +305,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
     with transaction.atomic():
         fresh = lock_run(run.pk)
         if fresh.status in ENDED:
-            raise Conflict(f"{fresh.name} has already ended ({fresh.status})")
+            raise Conflict(f"run {fresh.name} has already ended ({fresh.status})")
         if fresh.status in WAITING:
             move_run(
                 fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}

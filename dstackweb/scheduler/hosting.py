@@ -64,6 +64,10 @@ def look_at_job(job_id: str) -> None:
         backend.start(launch_spec(job), _offer(job))
     except StartFailed as error:
         log.error("%s does not start yet, looking again: %s", job, error)
+        _remember(job, str(error))
+    except Exception as error:
+        log.exception("%s does not start yet, looking again", job)
+        _remember(job, f"{type(error).__name__}: {error}")
 
 
 def look_over_host(host: str) -> None:
@@ -71,6 +75,11 @@ def look_over_host(host: str) -> None:
     for job in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE):
         if job.status == JobStatus.TERMINATING or not local.runner_alive(job.pk):
             look_at_job(str(job.pk))
+
+
+def _remember(job: Job, why: str) -> None:
+    """Keep why a job did not start, for the message of the deadline that may follow."""
+    Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
 
 
 def launch_spec(job: Job) -> LaunchSpec:

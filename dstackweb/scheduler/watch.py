@@ -127,6 +127,8 @@ def _end_late(late: Job) -> None:
         job.run = run
         if job.status != JobStatus.PROVISIONING:
             return
+        if job.message:
+            message += f": {job.message}"
         record(run, "start_deadline", {}, node=job.node, attempt=job.attempt)
         if not job.claim_nonce:
             ended(job.pk, Reason.NO_CAPACITY, message=message)

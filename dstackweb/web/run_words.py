@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.runs import wording
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.states import ENDED, Reason, RunStatus
+from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web import event_words
 
@@ -60,7 +60,7 @@ def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
         return Verdict(_("It will be tried again"), "", run.status_message, run.status)
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
-    bad = [job for job in jobs if job.attempt == run.attempt and job.exit_code not in (None, 0)]
+    bad = [job for job in jobs if job.attempt == run.attempt and job.status == JobStatus.FAILED]
     title = wording.termination(run.termination_reason) or wording.status(run.status).capitalize()
     if run.termination_reason == Reason.JOB_FAILED and bad:
         title = wording.termination(bad[0].termination_reason)

@@ -193,3 +193,9 @@ def test_openapi_describes_every_public_path_and_no_runner_path(api: Api) -> Non
     paths = api("GET", "openapi.json").json()["paths"]
     assert "/api/v1/projects/{project}/runs/{name}/stop" in paths
     assert not [path for path in paths if "/runner/" in path]
+
+
+def test_an_address_the_api_does_not_have_is_answered_in_its_own_form(api: Api) -> None:
+    missing = api("GET", "projects/main/no/such/thing")
+    assert missing.status_code == 404
+    assert "openapi.json" in missing.json()["detail"]

@@ -66,9 +66,10 @@ def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
     place_all()
     clock.pass_time(58)
     assert fresh(run).status == RunStatus.PROVISIONING
+    Job.objects.filter(run=run).update(message="no space left on device")
     clock.pass_time(6)
     assert fresh(run).status == RunStatus.FAILED
-    assert "did not start within 60 s" in fresh(run).status_message
+    assert "did not start within 60 s: no space left on device" in fresh(run).status_message
     host.refresh_from_db()
     assert host.cpus_used == 0
     assert list(differences()) == []
