@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.db.models import F, QuerySet, Sum
 
 from dstackweb.backends.models import Gpu, Host
@@ -49,13 +49,12 @@ def _claim(job: Job, claim: Claim) -> None:
     ).update(cpus_used=F("cpus_used") + claim.cpus, memory_used_mib=F("memory_used_mib") + claim.memory_mib)
     if not won:
         raise Taken(f"host {claim.host_id} has no room left")
-    Allocation.objects.create(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib)
-    gpus = Gpu.objects.filter(host_id=claim.host_id, uuid__in=claim.gpu_uuids, present=True).order_by("uuid")
+    gpus = list(Gpu.objects.filter(host_id=claim.host_id, uuid__in=claim.gpu_uuids, present=True).order_by("uuid"))
     if len(gpus) != len(claim.gpu_uuids):
         raise Taken("a GPU has gone")
+    whole = Allocation(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib)
     try:
-        with transaction.atomic():
-            Allocation.objects.bulk_create(Allocation(job=job, host_id=claim.host_id, gpu=gpu) for gpu in gpus)
+        Allocation.objects.bulk_create([whole, *(Allocation(job=job, host_id=claim.host_id, gpu=gpu) for gpu in gpus)])
     except IntegrityError as error:
         raise Taken("a GPU was given to another job") from error
 

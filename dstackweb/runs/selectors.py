@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
@@ -30,13 +30,19 @@ class QueueRow:
 def find_run(project: Project, name: str) -> Run:
     """The run with this uid, or the newest of this name. Raises NotFound."""
     runs = Run.objects.select_related("queue", "project", "user").filter(project=project)
-    try:
-        run = runs.filter(uid=uuid.UUID(name)).first()
-    except ValueError:
-        run = runs.filter(name=name).order_by("-id").first()
+    # Its own query: beside the joins SQLite would walk all of the project's runs.
+    newest = Run.objects.filter(project=project, name=name).order_by("-id").values("pk")[:1]
+    run = (runs.filter(uid=uid).first() if (uid := _uuid(name)) else None) or runs.filter(pk=newest).first()
     if run is None:
         raise NotFound(f"no run is called {name!r} in {project.name}")
     return run
+
+
+def _uuid(text: str) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
 
 
 def find_queue(project: Project, name: str) -> Queue:
@@ -52,9 +58,18 @@ def in_order(queue: Queue) -> QuerySet[Run]:
     return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
 
 
+TEXTS = ("config_text", "provenance", "env_secret")
+"""What may be large and no list shows: 500 run files can be 128 MB."""
+
+
+def without_texts(runs: QuerySet[Run]) -> QuerySet[Run]:
+    """The same runs for a list."""
+    return runs.defer(*TEXTS)
+
+
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
     """A page of the queue in true order."""
-    runs = list(in_order(queue).select_related("user")[offset : offset + limit])
+    runs = list(without_texts(in_order(queue)).select_related("user")[offset : offset + limit])
     told = _verdicts(queue, {run.shape for run in runs})
     return [QueueRow(run, position, *_reason(queue, run, told)) for position, run in enumerate(runs, start=offset + 1)]
 
@@ -87,8 +102,9 @@ def position(run: Run) -> int | None:
 
 def position_at(queue: Queue, rank: int, pk: int | None) -> int:
     """The place that `rank` has in a queue; `pk` None stands behind its equals."""
-    ahead = Q(rank__lt=rank) | (Q(rank=rank, pk__lt=pk) if pk is not None else Q(rank=rank))
-    return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).filter(ahead).count() + 1
+    not_behind = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED, rank__lte=rank)
+    ahead = not_behind if pk is None else not_behind.exclude(rank=rank, pk__gte=pk)
+    return ahead.count() + 1
 
 
 def counts(project: Project) -> dict[str, int]:
@@ -113,17 +129,24 @@ def runs_page(
     limit: int = 50,
 ) -> tuple[list[Run], int | None]:
     """Newest runs first, and the cursor (`before`) of the next page or None."""
-    runs = Run.objects.filter(project=project).select_related("user", "queue").order_by("-id")
-    if statuses:
-        runs = runs.filter(status__in=statuses)
+    runs = Run.objects.filter(project=project)
     if user:
         runs = runs.filter(user__username=user)
     if text:
         runs = runs.filter(name__icontains=text)
     if before is not None:
         runs = runs.filter(pk__lt=before)
-    found = list(runs[: limit + 1])
+    found = newest(runs, limit + 1, statuses)
     return found[:limit], (found[limit - 1].pk if len(found) > limit else None)
+
+
+def newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str] = ()) -> list[Run]:
+    """The newest of `runs` in any of these statuses (all, when empty), for a list."""
+    # Each status by itself is the start of an index; several at once would be a walk through the whole history.
+    each = [runs.filter(status=status) for status in set(statuses)] or [runs]
+    found = (pk for part in each for pk in part.order_by("-id").values_list("pk", flat=True)[:limit])
+    shown = Run.objects.filter(pk__in=sorted(found, reverse=True)[:limit]).order_by("-id")
+    return list(without_texts(shown).select_related("user", "queue"))
 
 
 def jobs_of(run: Run) -> list[Job]:
@@ -174,7 +197,9 @@ def hosts_with_holders() -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
     """Every host by name, each with its GPUs by index and the run that holds each."""
     holders = {
         allocation.gpu_id: allocation.job.run
-        for allocation in Allocation.objects.exclude(gpu=None).select_related("job__run__project")
+        for allocation in Allocation.objects.exclude(gpu=None)
+        .select_related("job__run__project")
+        .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
     }
     hosts = Host.objects.prefetch_related("gpus").order_by("name")
     return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in hosts]

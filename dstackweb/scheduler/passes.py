@@ -22,7 +22,7 @@ from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs import hints
 from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
-from dstackweb.runs.selectors import in_order
+from dstackweb.runs.selectors import in_order, without_texts
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run, touch
 from dstackweb.scheduler.models import PassState
@@ -37,6 +37,8 @@ RENEW_EVERY_S = 2.0
 WORK_S = 20.0
 """How long one task goes from pass to pass; far below django-q's timeout, which would kill it with its claim."""
 BATCH = 100
+MAX_NAMED = 1000
+"""Shapes that a query names to skip them; more are skipped in what it returns."""
 MAX_PLACED = 500
 """Runs placed by one pass; the next one is asked for at once when there may be more."""
 
@@ -128,14 +130,19 @@ class Line:
         self.batch, self.over = [], True
 
     def _fetch(self) -> None:
-        runs = in_order(self.queue).exclude(shape__in=self.blocked)
+        waiting = in_order(self.queue)
+        if len(self.blocked) <= MAX_NAMED:
+            waiting = waiting.exclude(shape__in=self.blocked)
         if self.at is not None:
             rank, pk = self.at
-            runs = runs.filter(Q(rank__gt=rank) | Q(rank=rank, pk__gt=pk))
-        self.batch = list(runs[:BATCH])
-        self.over = len(self.batch) < BATCH
-        if self.batch:
-            self.at = (self.batch[-1].rank, self.batch[-1].pk)
+            waiting = waiting.filter(rank__gte=rank).exclude(rank=rank, pk__lte=pk)
+        # The index alone answers this, also where it has to pass over very many.
+        found = list(waiting.values_list("rank", "pk", "shape")[:BATCH])
+        self.over = len(found) < BATCH
+        if found:
+            self.at = found[-1][:2]
+        news = [pk for _, pk, shape in found if shape not in self.blocked]
+        self.batch = list(without_texts(Run.objects.filter(pk__in=news)).order_by("rank", "id")) if news else []
 
 
 class Pass:

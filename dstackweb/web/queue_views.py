@@ -66,8 +66,8 @@ def _context(request: PageRequest, queue: Queue, moved: int | None = None) -> di
 
 
 def _short(queue: Queue, *statuses: RunStatus) -> list[lists.RunLine]:
-    runs = Run.objects.filter(queue=queue, status__in=statuses).select_related("user", "queue").order_by("-id")
-    return [lists.RunLine.of(run) for run in runs[:SHORT_LIST]]
+    runs = Run.objects.filter(project=queue.project_id, queue=queue)
+    return [lists.RunLine.of(run) for run in selectors.newest(runs, SHORT_LIST, statuses)]
 
 
 @require_POST

@@ -117,3 +117,19 @@ def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(pro
     assert place_all() == 1
     assert Job.objects.get().run_id == sound.pk
     assert why(fresh(broken))[0] == "backend_unavailable"
+
+
+@pytest.mark.parametrize("named", [0, 1000])
+def test_a_run_behind_many_that_fit_nowhere_is_found_batch_by_batch(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
+    monkeypatch.setattr(passes, "BATCH", 2)
+    monkeypatch.setattr(passes, "MAX_NAMED", named)
+    make_host()
+    for index in range(9):
+        make_run(project, member, resources={"cpu": 9 + index // 2})
+    Run.objects.update(rank=0)
+    last = make_run(project, member, priority=0)
+    assert place_all() == 1
+    assert fresh(last).status == RunStatus.PROVISIONING
+    assert Verdict.objects.count() == 5

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import attempts, selectors, services
+from dstackweb.runs.models import Run
+from dstackweb.runs.states import ACTIVE
+from dstackweb.scheduler import watch
+from tests.factories import make_host, make_run, place_all
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_name_that_reads_as_an_id_is_found_too(project: Project, member: User) -> None:
+    run = make_run(project, member, "deadbeefdeadbeefdeadbeefdeadbeef")
+    assert selectors.find_run(project, run.name) == run
+    assert selectors.find_run(project, str(run.uid)) == run
+
+
+def test_a_list_of_several_statuses_is_the_newest_of_all_of_them_page_by_page(project: Project, member: User) -> None:
+    runs = [make_run(project, member) for _ in range(6)]
+    for index, status in enumerate(["done", "failed", "done", "submitted", "failed", "done"]):
+        Run.objects.filter(pk=runs[index].pk).update(status=status)
+    seen, before = [], None
+    while True:
+        page, before = selectors.runs_page(project, statuses=["failed", "done", "done"], before=before, limit=2)
+        seen += page
+        if before is None:
+            break
+    assert seen == [runs[5], runs[4], runs[2], runs[1], runs[0]]
+
+
+def test_lists_leave_run_files_in_the_database(project: Project, member: User) -> None:
+    make_run(project, member)
+    lists = [
+        selectors.runs_page(project)[0],
+        selectors.runs_page(project, statuses=["submitted"])[0],
+        [row.run for row in selectors.queue_rows(services.ensure_queue(project))],
+    ]
+    for (run,) in lists:
+        assert set(selectors.TEXTS) <= run.get_deferred_fields()
+
+
+def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: Project, member: User) -> None:
+    """A deployment keeps every run; SQLite's plans say which statements would look at all of them."""
+    make_host()
+    run = make_run(project, member)
+    waiting = make_run(project, member, resources={"cpu": 9})
+    place_all()
+    asked: dict[str, Callable[[], object]] = {
+        "watch": watch.watch,
+        "requeue": lambda: attempts.requeue_due(timezone.now()),
+        "pass": place_all,
+        "position": lambda: selectors.position(waiting),
+        "active": lambda: selectors.runs_page(project, statuses=ACTIVE),
+        "queue": lambda: selectors.queue_rows(services.ensure_queue(project)),
+        "run": lambda: selectors.find_run(project, run.name),
+    }
+    for what, ask in asked.items():
+        with CaptureQueriesContext(connection) as queries:
+            ask()
+        if connection.vendor == "sqlite":
+            for query in queries:
+                assert not re.search(r"SCAN runs_(run|job|runevent)\b", _plan(query["sql"])), (what, query["sql"])
+
+
+def _plan(sql: str) -> str:
+    if not sql.startswith(("SELECT", "UPDATE", "DELETE")):
+        return ""
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {sql}".replace("%", "%%"))
+        return "\n".join(row[3] for row in cursor.fetchall())
