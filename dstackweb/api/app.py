@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -72,6 +73,12 @@ def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
 def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     """What the framework itself refuses (a body that isn't JSON)."""
     return api.create_response(request, {"detail": str(error)}, status=error.status_code)
+
+
+@api.exception_handler(DataError)
+def on_unstorable(request: HttpRequest, error: DataError) -> HttpResponse:
+    """PostgreSQL refuses what can't be in any of its rows, such as a NUL in a name."""
+    return api.create_response(request, {"detail": "the request has a value that can't be stored"}, status=422)
 
 
 @api.exception_handler(Http404)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, PathEx, Router, Status
 
-from dstackweb.accounts.access import project_for, visible_projects
+from dstackweb.accounts.access import visible_projects
+from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import (
     ArchiveOut,
@@ -51,8 +52,12 @@ def limits(request: HttpRequest) -> LimitsOut:
 @router.get("/projects", response={200: ProjectsOut, 401: ErrorOut}, summary="The caller's projects")
 def projects(request: HttpRequest) -> ProjectsOut:
     who = caller(request)
-    found = visible_projects(who).order_by("name")
-    return ProjectsOut(items=[ProjectOut(name=p.name, role=project_for(who, p.name)[1]) for p in found])
+    found = list(visible_projects(who).order_by("name"))
+    roles = dict(Membership.objects.filter(user=who).values_list("project", "role"))
+    if who.is_superuser:
+        roles = {project.pk: Role.ADMIN.value for project in found}
+    # A membership may end between the two reads.
+    return ProjectsOut(items=[ProjectOut(name=p.name, role=roles[p.pk]) for p in found if p.pk in roles])
 
 
 @router.get("/hosts", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")

@@ -20,7 +20,7 @@ def detail(
     project: Path[str],
     name: str,
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
-    cursor: QueryEx[int, P(ge=0)] = 0,
+    cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
 ) -> QueueOut:
     """Who waits, in which place and why; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)

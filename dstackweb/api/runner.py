@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.conf import settings
 from django.db.models import F
 from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
-from ninja import Router, Schema
+from ninja import Field, P, QueryEx, Router, Schema
 from ninja.security import HttpBearer
+from pydantic import BeforeValidator
 
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
@@ -30,8 +31,18 @@ class JobToken(HttpBearer):
 router = Router(auth=JobToken())
 
 
+MESSAGE_CHARS = 4000
+
+
+def _storable(text: object) -> object:
+    """Whatever a runner quotes of files and commands, as text that every database holds."""
+    if not isinstance(text, str):
+        return text
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MESSAGE_CHARS]
+
+
 class ClaimIn(Schema):
-    nonce: str
+    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
     pid: int | None = None
     host: str = ""
 
@@ -42,10 +53,10 @@ class HeartbeatIn(Schema):
 
 
 class ExitIn(Schema):
-    exit_code: int | None = None
-    reason: str
-    message: str = ""
-    log_size: int | None = None
+    exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
+    reason: str = Field(max_length=60, pattern="^[a-z_]+$")
+    message: Annotated[str, BeforeValidator(_storable)] = ""
+    log_size: int | None = Field(None, ge=0, lt=2**62)
 
 
 @router.post("/{job_id}/claim", include_in_schema=False)
@@ -62,7 +73,7 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
 @router.get("/{job_id}/spec", include_in_schema=False)
 def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
     """What to execute, with the secrets filled in. A secret that was deleted meanwhile ends the job."""
-    job = _claimed(request, job_id)
+    job = _wanted(request, job_id)
     try:
         return runner_spec(job)
     except Invalid as error:
@@ -73,7 +84,7 @@ def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
 @router.get("/{job_id}/archive", include_in_schema=False)
 def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
     """The code that was shipped with the run."""
-    run = _claimed(request, job_id).run
+    run = _wanted(request, job_id).run
     if run.archive is None:
         raise NotFound("no code was shipped with this run")
     return FileResponse(archives.path(run.project_id, run.archive.sha256).open("rb"))
@@ -82,7 +93,7 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
 @router.post("/{job_id}/heartbeat", include_in_schema=False)
 def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
     """Alive; the answer says to carry on, to wait for the other nodes, or to stop."""
-    job = _claimed(request, job_id)
+    job = _wanted(request, job_id)
     Job.objects.filter(pk=job.pk).update(beat=F("beat") + 1, beat_at=timezone.now())
     answer: dict[str, Any] = {"action": "go", "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
     if job.status == JobStatus.TERMINATING:
@@ -95,14 +106,14 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
 @router.post("/{job_id}/started", include_in_schema=False)
 def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
     """The commands run now."""
-    attempts.started(_claimed(request, job_id).pk)
+    attempts.started(_wanted(request, job_id).pk)
     return {}
 
 
 @router.post("/{job_id}/logs", include_in_schema=False)
-def append_logs(request: HttpRequest, job_id: UUID, offset: int) -> HttpResponse:
+def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)]) -> HttpResponse:
     """Bytes of the job's stream from `offset`; a gap is answered with 409 and the offset to go on from."""
-    job = _claimed(request, job_id)
+    job = _wanted(request, job_id)
     try:
         return JsonResponse({"next": logs.append(job.pk, offset, request.body)})
     except logs.LogGap as gap:
@@ -112,29 +123,34 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: int) -> HttpResponse
 @router.post("/{job_id}/exit", include_in_schema=False)
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
-    job = _own(request, job_id)
+    job = _claimed(request, job_id)
     attempts.ended(job.pk, body.reason, exit_code=body.exit_code, message=body.message, log_size=body.log_size)
     return {}
 
 
 def _own(request: HttpRequest, job_id: UUID) -> Job:
-    """The job, if the token is for it and the nonce isn't another runner's."""
+    """The job, if the token is for it."""
     if getattr(request, "auth", None) != job_id:
         raise Forbidden("this token is for another job")
     job = Job.objects.select_related("run__project", "run__archive", "host").filter(pk=job_id).first()
     if job is None:
         raise NotFound("no such job")
-    nonce = request.headers.get("X-Nonce", "")
-    if job.claim_nonce and nonce and job.claim_nonce != nonce:
-        raise Conflict("another runner has this job")
     return job
 
 
 def _claimed(request: HttpRequest, job_id: UUID) -> Job:
-    """The job, if the caller is the runner that claimed it and it is still wanted."""
+    """The job, if the caller is the runner that claimed it."""
     job = _own(request, job_id)
-    if not job.claim_nonce or request.headers.get("X-Nonce", "") != job.claim_nonce:
+    if not job.claim_nonce:
         raise Conflict("claim the job first")
+    if request.headers.get("X-Nonce", "") != job.claim_nonce:
+        raise Conflict("another runner has this job")
+    return job
+
+
+def _wanted(request: HttpRequest, job_id: UUID) -> Job:
+    """The job, if the caller is the runner that claimed it and it is still wanted."""
+    job = _claimed(request, job_id)
     if job.status not in JOB_ACTIVE:
         raise Conflict("this job has ended")
     return job

@@ -111,7 +111,7 @@ def read_logs(
     name: str,
     node: QueryEx[int, P(ge=0)] = 0,
     attempt: QueryEx[int | None, P(ge=1)] = None,
-    offset: QueryEx[int, P(ge=0)] = 0,
+    offset: QueryEx[int, P(ge=0, lt=2**62)] = 0,
     tail: QueryEx[int | None, P(ge=0, le=100_000)] = None,
 ) -> HttpResponse:
     """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.

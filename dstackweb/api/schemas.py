@@ -27,7 +27,7 @@ class SubmitIn(Schema):
 class SubmitRunIn(SubmitIn):
     """A submission, with the code that was uploaded for it."""
 
-    archive: str | None = Field(None, description="SHA-256 of an archive uploaded before")
+    archive: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="SHA-256 of an archive uploaded before")
 
 
 class PatchRunIn(Schema):

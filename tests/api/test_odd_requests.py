@@ -1,0 +1,119 @@
+"""What no sensible client sends is refused with a 4xx, on every database; nothing is stored of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import logs
+from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler.hosting import job_token
+from tests.api.conftest import Api
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+HUGE = 10**30
+TASK = {"type": "task", "commands": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "projects/main/runs/%00",
+        "projects/%00/runs",
+        "projects/main/runs?q=%00",
+        "projects/main/runs?user=%00",
+        f"projects/main/runs?cursor={HUGE}",
+        f"projects/main/runs?cursor=-{HUGE}",
+        "projects/main/queues/%00",
+        f"projects/main/queues/default?cursor={HUGE}",
+        f"projects/main/runs/hello/logs?offset={HUGE}",
+        f"projects/main/runs/hello/logs?node={HUGE}",
+        f"projects/main/runs/hello/logs?attempt={HUGE}",
+    ],
+)
+def test_an_address_that_no_database_can_hold_is_refused(api: Api, project: Project, member: User, path: str) -> None:
+    make_host()
+    run = make_run(project, member, "hello")
+    place_all()
+    logs.append(start(placed_job(run)).pk, 0, b"hello")
+    assert api("GET", path).status_code < 500
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"config": "type: task\ncommands: [a]\nname: a\0b\n"},
+        {"config": TASK | {"commands": ["echo \0"]}},
+        {"config": TASK | {"env": {"A": "\0"}}},
+        {"config": TASK | {"env": ["A"]}, "env": {"A": "\0"}},
+        {"config": TASK | {"working_dir": "\0"}},
+        {"config": TASK | {"queue": "\0"}},
+        {"config": TASK | {"profile": "\0"}},
+        {"config": TASK | {"image": "a\0"}},
+        {"config": TASK | {"regions": ["\0"]}},
+        {"config": TASK, "overrides": {"queue": "\0"}},
+        {"config": TASK, "archive": "\0"},
+        {"config": TASK | {"priority": HUGE}},
+        {"config": TASK | {"nodes": HUGE}},
+        {"config": TASK | {"commands": ["\ud800"]}},
+    ],
+)
+def test_a_run_file_that_no_database_can_hold_is_refused(api: Api, body: dict) -> None:
+    for path in ("projects/main/runs/plan", "projects/main/runs"):
+        answer = api("POST", path, body)
+        assert 400 <= answer.status_code < 500, answer.content
+    assert not Run.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("claim", {"nonce": ""}),
+        ("claim", {"nonce": "n" * 65}),
+        ("claim", {"nonce": "\0"}),
+        ("exit", {"reason": "r" * 61}),
+        ("exit", {"reason": "executor_error", "exit_code": HUGE}),
+        ("exit", {"reason": "executor_error", "log_size": HUGE}),
+        ("exit", {"reason": "executor_error", "log_size": -1}),
+        ("logs?offset=-1", {}),
+    ],
+)
+def test_a_runner_that_talks_nonsense_is_refused(
+    api: Api, project: Project, member: User, path: str, body: dict
+) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    job = placed_job(run)
+    headers = {"Authorization": f"Bearer {job_token(job.pk)}", "X-Nonce": "nonce"}
+    if not path.startswith("claim"):
+        start(job)
+    answer = api("POST", f"runner/jobs/{job.pk}/{path}", body, **headers)
+    assert 400 <= answer.status_code < 500, answer.content
+    assert Job.objects.get().status == ("provisioning" if path.startswith("claim") else "running")
+    assert Job.objects.get().claim_nonce == ("" if path.startswith("claim") else "nonce")
+
+
+def test_a_message_with_any_byte_in_it_still_ends_the_job(api: Api, project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    job = start(placed_job(run))
+    headers = {"Authorization": f"Bearer {job_token(job.pk)}", "X-Nonce": "nonce"}
+    body = {"reason": "executor_error", "message": "not found: a\0b \ud800"}
+    assert api("POST", f"runner/jobs/{job.pk}/exit", body, **headers).status_code == 200
+    assert Run.objects.get().status == "failed"
+
+
+def test_only_the_runner_that_claimed_a_job_ends_it(api: Api, project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    job, token = placed_job(run), {"Authorization": f"Bearer {job_token(placed_job(run).pk)}"}
+    end = {"reason": "done_by_runner", "exit_code": 0}
+    assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token, X_Nonce="nonce").status_code == 409
+    start(job)
+    assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token).status_code == 409
+    assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token, X_Nonce="other").status_code == 409
+    assert Run.objects.get().status == "running"
+    assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token, X_Nonce="nonce").status_code == 200

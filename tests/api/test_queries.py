@@ -1,0 +1,46 @@
+"""A list costs the same number of queries, however long it is."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dstackweb.accounts.models import Project, User
+from tests.api.conftest import Api
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+
+
+def grow(project: Project, member: User, index: int) -> None:
+    """One more of everything, of another user's and in another project."""
+    make_host(f"box-{index}", gpus=2)
+    join(make_project(f"project-{index}"), member)
+    user = join(project, make_user(f"member-{index}"))
+    make_run(project, user, f"gang-{index}", nodes=2, resources={"gpu": 1})
+    make_run(project, user, f"waits-{index}", resources={"cpu": 1000 + index})
+    place_all()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "projects",
+        "hosts",
+        "projects/main/runs",
+        "projects/main/runs?status=submitted&status=provisioning",
+        "projects/main/queues/default",
+        "projects/main/runs/gang-0",
+    ],
+)
+def test_a_list_of_seven_costs_no_more_queries_than_a_list_of_one(
+    api: Api, project: Project, member: User, path: str
+) -> None:
+    counted = []
+    api("GET", path)  # notes that the token was used
+    for index in range(7):
+        grow(project, member, index)
+        if index in (0, 6):
+            with CaptureQueriesContext(connection) as queries:
+                assert api("GET", path).status_code == 200
+            counted.append(len(queries))
+    assert counted[0] == counted[1]
