@@ -5,271 +5,325 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
+import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from dstackweb.runner import child, relay, tree
-from dstackweb.runner.client import Backoff, Client, Refused, Unreachable
-from dstackweb.runner.course import LOST, NO_CONTAINER, RUNNER_ERROR, UNWANTED, Course, End
-from dstackweb.runner.orders import Orders, Spec, parse_spec
-from dstackweb.runner.shipper import Shipper, Stuck
-from dstackweb.runner.state import State, note
-from dstackweb.runner.wake import ASKED_TO_END, Wake
+from dstackweb.runner import relay, tree
+from dstackweb.runner.archive import BadArchive, unpack
+from dstackweb.runner.child import CannotStart, Job, spawn
+from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.shipper import Shipper
+from dstackweb.runner.state import State
+from dstackweb.runner.user import acting_as
 
 LOOK_S = 0.2
-"""How often the spool is looked at."""
-CLAIM_FOR_S = 600.0
-"""For how long a runner that has not claimed its job asks an API that doesn't answer; the host starts another."""
+BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
+LEFTOVER_GRACE_S = 2.0
+"""What background processes get between TERM and KILL once the commands have ended."""
+
 LAST_OUTPUT_S = 5.0
-"""How long the output is waited for once every process of the job is gone."""
+"""How long the output is waited for once the last process is gone; more would be that of a process that escaped."""
 
-T = TypeVar("T")
+COMMON_CODES = {
+    126: "the command can't be executed (exit code 126)",
+    127: "command not found (exit code 127)",
+    137: "killed (exit code 137), often for want of memory",
+}
 
 
-class ToldToStop(Exception):
-    """The API wants the job ended, before its commands were started."""
+class Unwanted(Exception):
+    """The API no longer wants this job, or wants it from another runner."""
 
 
 class Runner:
     """Orders are what the host said on standard input; `state` is what this or an earlier runner left."""
 
-    def __init__(self, orders: Orders, state: State, wake: Wake, clock: Callable[[], float] = time.monotonic) -> None:
-        self.orders, self.state, self.wake, self.clock = orders, state, wake, clock
-        self.client = Client(orders.api, orders.job, orders.token, state.nonce())
-        self.backoff = Backoff()
-        self.shipper: Shipper | None = None
-        self.shell: tree.Shell | None = None
-        self._phase: str | None = None
-        self._started_told = True
-        self._beat = 0
-        self._beat_every_s = 5.0
-        self._beat_at = self._quiet_until = 0.0
+    def __init__(self, orders: dict[str, Any], state: State) -> None:
+        self.orders, self.state = orders, state
+        self.job_id: str = orders["job"]
+        self.client = Client(orders["api"], self.job_id, orders["token"], state.nonce())
+        self.spool = state.path("spool")
+        self.spec: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}
+        self.beat = 0
+        self.heartbeat_s = 5.0
+        self.contact = time.monotonic()
+        """When a heartbeat was last answered: only these tell the API that somebody looks after the job."""
+        self.has_child = False
+        self._nudged = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
         """Do whatever is left to do for the job."""
+        tree.protect_memory()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGUSR1, self._on_nudge)
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it ends a pause
         try:
-            if self.state.has("exit"):
-                end = End(**self.state.read_json("exit"))
-            elif self.state.has("started"):
-                end = self._salvage()
-            else:
-                end = self._from_the_beginning()
-            self._phase = "exited"
-            self._deliver(end)
-        except Refused as refused:
-            note(f"the API wants this job no more: {refused}")
+            self._go()
+        except Unwanted as unwanted:
+            say(f"not wanted any more: {unwanted}")
+            # Without a start of its own, what runs here is that of the runner who has the job.
+            if self.state.has("started"):
+                tree.end(self.job_id)
 
-    def _from_the_beginning(self) -> End:
-        """Claim the job and execute it. Raises Refused when it is not this runner's: nothing was executed then."""
+    def _go(self) -> None:
+        self._claim()
+        self.spec = self._insist(lambda: self.client.get("spec"))
+        secrets = [value.encode() for value in self.spec["redact"]]
+        self.shipper = Shipper(self.client, self.spool, secrets)
+        if self.state.has("exit"):
+            self.end = self.state.read_json("exit")
+        elif self.state.has("started"):
+            self._salvage()
+        else:
+            self._begin()
+        self._tell_end()
+
+    def _claim(self) -> None:
+        """Become the one runner of this job, or end without having done anything."""
         body = {"nonce": self.state.nonce(), "pid": os.getpid(), "host": socket.gethostname()}
-        answer = self._insist(lambda: self.client.post("claim", body), until=self.clock() + CLAIM_FOR_S)
-        self._beat_every_s = float(answer.get("heartbeat_s", self._beat_every_s))
-        self._beat_at = self.clock() + self._beat_every_s
-        self._phase = "waiting"
-        try:
-            spec = self._fetch_spec(shipped=0)
-            if spec.image:
-                return self._saved(End(None, NO_CONTAINER, f"image {spec.image}: this host runs no containers"))
-            course = self._start(spec)
-        except ToldToStop as told:
-            return self._saved(End(None, str(told), "stopped before its commands were started"))
-        except (child.CannotStart, OSError) as error:
-            note(f"the commands could not be started: {error}")
-            return self._saved(End(None, RUNNER_ERROR, str(error)))
-        return self._saved(self._attend(course))
+        self.heartbeat_s = float(self._insist(lambda: self.client.post("claim", body))["heartbeat_s"])
 
-    def _start(self, spec: Spec) -> Course:
-        """Prepare, wait for the other nodes, start the commands."""
-        who = child.account(self.orders)
-        was_there = child.make_run_dir(self.orders.run_dir, who)
-        if spec.archive:
-            self._put_code(who, spec.archive["sha256"], was_there)
-        script = child.script(self.orders, spec)
-        heard = self._barrier()
-        output = relay.start(self.state.path("spool"), spec.log_limit, who.owner)
+    def _begin(self) -> None:
+        """Fetch the code, wait for the other nodes, start the commands, and see them through."""
+        job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"])
         try:
+            self._prepare(job)
+            if not self._barrier():
+                return
+            self.has_child = True
+            pid = self._start(job)
+        except (BadArchive, CannotStart, OSError) as error:
+            tree.end(self.job_id)
+            self._finish(None, "executor_error", str(error))
+        else:
+            Watched(self, pid).until_it_ends()
+        finally:
+            self.has_child = False
+
+    def _start(self, job: Job) -> int:
+        output = relay.start(self.spool, self.spec["log_limit"], job.account)
+        try:
+            tree.adopt_orphans()
             # From here on nobody may start the commands again, whatever happens to this process.
             self.state.write("started", "")
-            tree.adopt_orphans()
-            process = child.spawn(self.orders, spec, who, output)
+            return spawn(job, output)
         finally:
             os.close(output)
-        self.shell = tree.identify(process.pid)
-        with contextlib.suppress(OSError):
-            self.state.write("shell", json.dumps(self.shell), synced=False)
-        child.send(process, script)
-        self._phase = "running"
-        self._started_told = False
-        return Course(
-            self.clock(),
-            heard=heard,
-            max_duration_s=spec.max_duration_s,
-            stop_duration_s=spec.stop_duration_s,
-            lost_after_s=spec.lost_after_s,
-        )
 
-    def _put_code(self, who: child.Account, sha256: str, was_there: bool) -> None:
-        """Fetch and unpack the archive, unless an earlier attempt did: what it changed since is not undone."""
-        mark = self.orders.run_dir.rstrip("/") + ".code"
-        if was_there and _content(mark) == sha256:
-            return
-        from dstackweb.runner import archive  # tarfile and all it brings would delay every other start
+    def _prepare(self, job: Job) -> None:
+        """The job's directory, its user's own, with the code in it. What lies in it is touched as that user only."""
+        os.makedirs(job.run_dir, exist_ok=True)
+        if job.switches_user:
+            os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
+        archive = self.spec["archive"]
+        if archive:
+            path = self.state.path("archive.tar.gz")
+            self._insist(lambda: self.client.download("archive", path))
+            with open(path, "rb") as file, acting_as(job.account):
+                unpack(file, archive["sha256"], job.run_dir)
+            os.unlink(path)
 
-        with open(self.state.path("archive.tar.gz"), "w+b") as file:
-            os.unlink(file.name)
-            self._insist(lambda: self.client.download("archive", file))
-            archive.check(file, sha256)
-            archive.unpack_as(who, file, self.orders.run_dir)
-        with open(mark, "w", encoding="ascii") as file_:
-            file_.write(sha256)
-
-    def _barrier(self) -> float:
-        """Wait until every node of the attempt has its runner. Returns when the API was last heard."""
+    def _barrier(self) -> bool:
+        """Wait until every node of the attempt has its runner; False when told to stop instead."""
         while True:
-            sent = self.clock()
-            answer = self._insist(self._heartbeat, beating=False)
-            if answer["action"] != "wait":
-                return sent
-            self._pause(self._beat_every_s)
+            answer = self._insist(lambda: self.heartbeat("waiting"))
+            if answer["action"] == "stop":
+                self._finish(None, answer["reason"], "stopped before its commands were started")
+                return False
+            if answer["action"] == "go":
+                return True
+            self.pause(float(answer["heartbeat_s"]))
 
-    def _attend(self, course: Course) -> End:
-        """Until the last process of the job is gone: limits, contact, output, signals."""
-        wanted = True
-        while True:
-            reaped = tree.reap()
-            if course.ended is None and self.shell is not None and self.shell.pid in reaped.statuses:
-                course.shell_ended(self.clock(), reaped.statuses[self.shell.pid])
-            if course.ended is not None and reaped.childless and not self._members():
-                return course.ended
-            if number := course.signal_due(self.clock()):
-                tree.send(self._members(), number)
-                self._phase = "stopping"
-            more = False
-            if wanted and self.clock() >= self._quiet_until:
-                try:
-                    more = self._talk(course)
-                except Refused as refused:
-                    note(f"the API wants this job no more: {refused}")
-                    wanted = False
-                    course.stop(self.clock(), 0, UNWANTED)
-                    continue
-            if signal.SIGUSR1 in self.wake.wait(0 if more else LOOK_S):
-                self._beat_at = self._quiet_until = 0.0
-
-    def _talk(self, course: Course) -> bool:
-        """Tell the API what there is to tell, and do what it says; True when more output waits."""
-        try:
-            if not self._started_told:
-                self.client.post("started", {})
-                self._started_told = True
-            if self.clock() >= self._beat_at:
-                sent = self.clock()
-                answer = self._heartbeat()
-                course.heard(sent)
-                if answer["action"] == "stop":
-                    course.stop(self.clock(), answer.get("grace_s"), answer.get("reason") or UNWANTED)
-            more = self.shipper is not None and self.shipper.ship()
-        except (Unreachable, Stuck) as error:
-            self._quiet_until = self.clock() + self._failed(error)
-            return False
-        self._worked()
-        return more
-
-    def _salvage(self) -> End:
+    def _salvage(self) -> None:
         """An earlier runner died after the start: end what it left, and say so."""
-        note("an earlier runner was killed; ending what is left of the job")
-        saved = self.state.read_json("shell")
-        self.shell = tree.Shell(*saved) if saved else None
-        empty_looks = 0
-        while empty_looks < 2:  # a process may fork and end while it is looked for
-            left = self._members()
-            empty_looks = 0 if left else empty_looks + 1
-            tree.send(left, signal.SIGKILL)
-            self.wake.wait(0.02)
-        return self._saved(End(None, LOST, "its runner was killed, and what was left of the job has been ended"))
+        tree.end(self.job_id)
+        self._finish(None, "instance_unreachable", "its runner was killed; what was left of the job has been ended")
 
-    def _saved(self, end: End) -> End:
-        """The end with the length of the output, once that is complete; remembered before it is told."""
-        spool = self.state.path("spool")
-        until = self.clock() + LAST_OUTPUT_S
-        while not relay.finished(spool) and self.clock() < until:
-            self.wake.wait(0.01)
-        end = end._replace(log_size=self.state.size("spool"))
+    def _finish(self, exit_code: int | None, reason: str, message: str) -> None:
+        """Remember the end before telling it. On a disk that the commands have filled, telling it must do."""
+        self.end = {"exit_code": exit_code, "reason": reason, "message": message}
         try:
-            self.state.write("exit", json.dumps(end._asdict()))
+            self.state.write("exit", json.dumps(self.end))
         except OSError as error:
-            note(f"the end can't be remembered, only told: {error}")
-        return end
+            say(f"the end can't be kept: {error}")
 
-    def _deliver(self, end: End) -> None:
+    def finish(self, status: int, reason: str | None) -> None:
+        """The commands have ended with this wait status; `reason` is why they were stopped, if they were."""
+        code = os.waitstatus_to_exitcode(status)
+        code = 128 - code if code < 0 else code
+        if reason is not None:
+            self._finish(code, reason, "")
+        elif code == 0:
+            self._finish(0, "done_by_runner", "")
+        else:
+            self._finish(code, "container_exited_with_error", COMMON_CODES.get(code) or _worded(code))
+
+    def _tell_end(self) -> None:
         """Ship the rest of the output, then the end; until the API has heard it."""
-        if self.shipper is None:
-            self._fetch_spec(shipped=None)
-        assert self.shipper is not None
-        if not self._started_told:
-            self._insist(lambda: self.client.post("started", {}))
-        self.shipper.end = end.log_size
-        while self._insist(self.shipper.ship):
+        until = time.monotonic() + LAST_OUTPUT_S
+        while not relay.is_done(self.spool) and time.monotonic() < until:
+            self.pause(0.01)
+        while self._insist(lambda: self.shipper.ship(final=True)):
             pass
-        self._insist(lambda: self.client.post("exit", end._asdict()))
+        self._insist(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
 
-    def _fetch_spec(self, shipped: int | None) -> Spec:
-        """What to execute, and what to mask in the log, of which so much has been shipped (None: ask)."""
-        spec = parse_spec(self._insist(lambda: self.client.get("spec")))
-        self.shipper = Shipper(self.state.path("spool"), spec.redact, self.client.log, shipped)
-        return spec
-
-    def _heartbeat(self) -> dict[str, Any]:
-        """Say that the job is looked after; the answer says what to do. Raises ToldToStop before the start."""
-        self._beat = max(self._beat + 1, int(time.monotonic() * 1000))
-        answer = self.client.post("heartbeat", {"beat": self._beat, "phase": self._phase})
-        self._beat_every_s = float(answer.get("heartbeat_s", self._beat_every_s))
-        self._beat_at = self.clock() + self._beat_every_s
-        if self._phase == "waiting" and answer["action"] == "stop":
-            raise ToldToStop(answer.get("reason") or UNWANTED)
+    def heartbeat(self, phase: str) -> dict[str, Any]:
+        """Say that the job is looked after; the answer says what to do."""
+        self.beat += 1
+        answer = self.client.post("heartbeat", {"beat": self.beat, "phase": phase})
+        self.heartbeat_s = float(answer.get("heartbeat_s", self.heartbeat_s))
+        self.contact = time.monotonic()
         return answer
 
-    def _insist(self, call: Callable[[], T], *, until: float | None = None, beating: bool = True) -> T:
-        """Repeat a call until it is answered, with heartbeats meanwhile. For when there is no child to look after."""
+    def _insist(self, call: Callable[[], Any]) -> Any:
+        """Repeat a call until it is answered. Raises Unwanted when the answer is no, or nobody waits for one."""
+        failures = 0
         while True:
             try:
-                if beating and self._phase is not None and self.clock() >= self._beat_at:
-                    self._heartbeat()
-                result = call()
-            except (Unreachable, Stuck) as error:
-                if until is not None and self.clock() >= until:
-                    raise SystemExit from error
-                self._pause(self._failed(error))
+                answer = call()
+            except Unreachable as error:
+                if not self.state.has("lock"):
+                    raise Unwanted("the runner's folder was removed, and the API is away") from None
+                failures += 1
+                if failures in (1, 10):
+                    say(f"the API can't be reached, trying on: {error}")
+                self.pause(backoff(failures))
+            except Refused as refused:
+                raise Unwanted(str(refused)) from None
             else:
-                self._worked()
-                return result
+                return answer
 
-    def _pause(self, seconds: float) -> None:
-        """Wait, or until somebody nudges. Without a child a runner may be asked to end: its files tell the next one."""
-        if ASKED_TO_END & self.wake.wait(seconds):
-            raise SystemExit
+    def pause(self, seconds: float) -> None:
+        """Wait, or until a signal comes: a nudge, or the end of a child."""
+        readable, _, _ = select.select([self._wake_read], [], [], seconds)
+        if readable:
+            os.read(self._wake_read, 64)
 
-    def _members(self) -> set[int]:
-        return tree.members(self.orders.job, self.shell)
+    def nudged(self) -> bool:
+        """Whether a nudge ended the last pause."""
+        was, self._nudged = self._nudged, False
+        return was
 
-    def _failed(self, error: Exception) -> float:
-        wait = self.backoff.failed()
-        if self.backoff.failures in (1, 10, 100):
-            note(f"the API can't be reached, trying on: {error}")
-        return wait
+    def _on_nudge(self, *_: Any) -> None:
+        self._nudged = True
 
-    def _worked(self) -> None:
-        if self.backoff.failures:
-            note("the API answers again")
-        self.backoff.worked()
+    def _on_term(self, *_: Any) -> None:
+        """With commands running only the API ends a job; without any, this runner may go and another may come."""
+        if not self.has_child:
+            os._exit(0)
 
 
-def _content(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
+class Watched:
+    """The time between start and end of the commands."""
+
+    def __init__(self, runner: Runner, pid: int) -> None:
+        self.runner, self.pid = runner, pid
+        self.began = time.monotonic()
+        self.told_start = False
+        self.kill_at: float | None = None
+        """Set once the processes have been told to end; `reason` is why, None when the commands had ended."""
+        self.reason: str | None = None
+        self.next_beat = 0.0
+        self.next_ship = 0.0
+        self.failures = 0
+        self.wanted = True
+
+    def until_it_ends(self) -> None:
+        """Look every LOOK_S: limits, contact, output, and whether the last process of the tree has ended."""
+        status: int | None = None
+        while status is None or tree.processes(self.runner.job_id):
+            self._keep_limits()
+            self._talk()
+            self.runner.pause(LOOK_S)
+            ended = tree.reap()
+            if self.pid in ended:
+                status = ended[self.pid]
+                if self.kill_at is None:
+                    self._stop(None, LEFTOVER_GRACE_S)
+        self.runner.finish(status, self.reason)
+        if not self.wanted:
+            raise Unwanted("the API ended this job")
+
+    def _keep_limits(self) -> None:
+        spec, now = self.runner.spec, time.monotonic()
+        if spec["max_duration_s"] is not None and now - self.began > spec["max_duration_s"]:
+            self._stop("max_duration_exceeded", spec["stop_duration_s"])
+        if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
+            self._stop("instance_unreachable", spec["stop_duration_s"])
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            tree.send(tree.processes(self.runner.job_id), signal.SIGKILL)
+
+    def _stop(self, reason: str | None, grace_s: float) -> None:
+        """TERM to the whole tree now, KILL after the grace. The first reason counts, and the shortest grace."""
+        kill_at = time.monotonic() + grace_s
+        if self.kill_at is None:
+            self.kill_at, self.reason = kill_at, reason
+            tree.send(tree.processes(self.runner.job_id), signal.SIGTERM)
+        self.kill_at = min(self.kill_at, kill_at)
+
+    def _talk(self) -> None:
+        """Tell what there is to tell, unless the API was away a moment ago."""
+        now = time.monotonic()
+        if self.runner.nudged():
+            self.next_beat = self.next_ship = 0.0
+        try:
+            # The heartbeat comes first, so that trouble with the output alone doesn't silence the job.
+            if now >= self.next_beat:
+                self._tell_start()
+                self._beat()
+            if now >= self.next_ship:
+                while self.runner.shipper.ship() and time.monotonic() - now < LOOK_S:
+                    continue
+                self.failures = 0
+        except Unreachable as error:
+            self.failures += 1
+            if self.failures in (1, 10):
+                say(f"the API can't be reached; the job goes on: {error}")
+            self.next_ship = self.next_beat = now + backoff(self.failures)
+        except Refused as refused:
+            say(f"the API refuses this job: {refused}")
+            self.wanted = False
+            self._stop("terminated_by_server", 0)
+            self.next_ship = self.next_beat = now + BACKOFF_CAP_S
+
+    def _tell_start(self) -> None:
+        if not self.told_start:
+            self.runner.client.post("started", {})
+            self.told_start = True
+
+    def _beat(self) -> None:
+        answer = self.runner.heartbeat("running" if self.kill_at is None else "stopping")
+        self.next_beat = time.monotonic() + self.runner.heartbeat_s
+        if answer["action"] == "stop":
+            self._stop(answer["reason"], float(answer["grace_s"]))
+
+
+def backoff(failures: int) -> float:
+    """Full jitter between the base and a doubling ceiling (seconds)."""
+    ceiling = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+    return random.uniform(BACKOFF_BASE_S, ceiling)
+
+
+def _worded(code: int) -> str:
+    if code > 128:
+        try:
+            return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
+        except ValueError:
+            pass
+    return f"a command failed with exit code {code}"
+
+
+def say(text: str) -> None:
+    """A line in runner.log, if there is room for it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        sys.stderr.flush()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import zipapp
+import zipfile
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent
+MAIN = """\
+import os, sys
+sys.path[0] = os.path.abspath(sys.path[0])  # the runner leaves the directory it was started in
+from dstackweb.runner.__main__ import main
+main()
+"""
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def build_pyz(target: Path) -> None:
-    """Write the runner to `target` as a zip that Python runs: `python dstackweb-runner.pyz < orders.json`."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "dstackweb"
-        shutil.copytree(SOURCE, package / "runner", ignore=shutil.ignore_patterns("__pycache__"))
-        (package / "__init__.py").touch()
-        main = "import sys\nfrom dstackweb.runner.__main__ import main\nsys.exit(main())\n"
-        (Path(folder) / "__main__.py").write_text(main, encoding="utf-8")
-        zipapp.create_archive(folder, target, interpreter="/usr/bin/env python3", compressed=True)
+    """Write the runner as a zip archive that `python target` executes. The same sources make the same bytes."""
+    package = Path(__file__).resolve().parents[1]
+    sources = {f"dstackweb/{file.relative_to(package).as_posix()}": file for file in (package / "runner").glob("*.py")}
+    contents = {name: file.read_bytes() for name, file in sources.items()}
+    contents |= {"dstackweb/__init__.py": b"", "__main__.py": MAIN.encode()}
+    with zipfile.ZipFile(target, "w") as archive:
+        for name in sorted(contents):
+            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), contents[name], zipfile.ZIP_DEFLATED)

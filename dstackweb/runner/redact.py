@@ -1,8 +1,4 @@
-"""Masking secrets in a stream, byte for byte, so that offsets stay the same. Pure.
-
-Whether a byte is masked depends only on the bytes around it, less than one secret's length away on either side. So a
-piece can be masked by itself, wherever it was cut out, when it is seen with that much of what stands around it.
-"""
+"""Masking secrets in a stream, byte for byte, so that offsets stay the same. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +17,12 @@ def mask(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 
 def settled(data: bytes, secrets: Sequence[bytes]) -> int:
-    """How many bytes of `data` come before a possible beginning of a secret that goes on behind it."""
-    least = len(data)
-    for secret in filter(None, secrets):
-        at = max(0, len(data) - len(secret) + 1)
-        while (at := data.find(secret[:1], at, least)) >= 0:
-            if secret.startswith(data[at:]):
-                least = at
-                break
-            at += 1
-    return least
-
-
-def margin(secrets: Sequence[bytes]) -> int:
-    """How many bytes on either side of a piece decide about the piece."""
-    return max([len(secret) - 1 for secret in secrets if secret], default=0)
+    """How much of `data` can't be the beginning of a secret that goes on behind it."""
+    longest = max(map(len, secrets), default=0)
+    firsts = {secret[:1] for secret in secrets}
+    for start in range(max(0, len(data) - longest + 1), len(data)):
+        if data[start : start + 1] in firsts:
+            tail = data[start:]
+            if any(len(secret) > len(tail) and secret.startswith(tail) for secret in secrets):
+                return start
+    return len(data)

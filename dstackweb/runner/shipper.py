@@ -1,61 +1,53 @@
-"""Sending the spool to the API, piece by piece, from wherever the API has it to."""
+"""Sending the spool to the API: by offset, masked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from dstackweb.runner.redact import margin, mask, settled
+from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.redact import mask, settled
 
 CHUNK = 256 * 1024
 
 
-class Stuck(Exception):
-    """The API took a piece and its log did not grow."""
-
-
 class Shipper:
-    """`offset` is how far the API has the stream, which is as long as the spool: masking changes no length.
+    """Sends one spool. `offset` is how much has arrived, None until the API has said so.
 
-    With `offset` None an earlier runner has shipped some of it, and the API is asked how much. `end` is the stream's
-    whole length, once that is known.
+    Masking keeps lengths, so offsets in the spool and in the API's log are the same.
     """
 
-    def __init__(
-        self, spool: str, secrets: Sequence[str], send: Callable[[int, bytes], int], offset: int | None = 0
-    ) -> None:
-        self.spool, self.send = spool, send
-        self.secrets = [secret.encode("utf-8", "surrogatepass") for secret in secrets]
-        self.offset = offset
-        self.end: int | None = None
+    def __init__(self, client: Client, spool: str, secrets: list[bytes]) -> None:
+        self.client, self.spool, self.secrets = client, spool, secrets
+        self.offset: int | None = None
+        self._longest = max(map(len, secrets), default=1)
 
-    def ship(self) -> bool:
-        """Send one piece; False when there was nothing to send. Raises what `send` raises, and Stuck."""
+    def ship(self, final: bool = False) -> bool:
+        """Send one piece; False when there is nothing more to send now. Raises Unreachable or Refused.
+
+        What may be the beginning of a secret waits for what follows, except at the end (`final`).
+        """
         if self.offset is None:
-            self.offset = self.send(0, b"")
-        data = self._piece(self.offset)
+            self.offset = int(self.client.post_bytes("logs?offset=0", b"")["next"])
+        data = self._piece(self.offset, final)
         if not data:
             return False
-        reached = self.send(self.offset, data)
-        if reached == self.offset:
-            raise Stuck(f"the API's log stays at {reached} bytes")
-        self.offset = reached
+        try:
+            arrived = int(self.client.post_bytes(f"logs?offset={self.offset}", data)["next"])
+        except Refused as refused:
+            if refused.status != 409 or "expected" not in refused.body:
+                raise
+            arrived = int(refused.body["expected"])
+        if arrived == self.offset:
+            raise Unreachable(f"the API's log stays at {arrived} bytes")
+        self.offset = arrived
         return True
 
-    def _piece(self, offset: int) -> bytes:
-        """The bytes from `offset`, masked. What may begin a secret waits, unless nothing can follow it."""
-        around = margin(self.secrets)
-        start = max(0, offset - around)
-        want = offset - start + CHUNK + around
-        if self.end is not None:
-            want = min(want, self.end - start)
-        if want <= 0:
-            return b""
+    def _piece(self, offset: int, final: bool) -> bytes:
+        """The next bytes, masked with what stands before and behind them in view."""
+        start = max(0, offset - self._longest + 1)
         try:
-            with open(self.spool, "rb") as file:
-                file.seek(start)
-                window = file.read(want)
+            with open(self.spool, "rb") as spool:
+                spool.seek(start)
+                window = spool.read(offset - start + CHUNK + self._longest)
         except FileNotFoundError:
             return b""
-        complete = self.end is not None and start + len(window) >= self.end
-        stop = len(window) if complete else settled(window, self.secrets)
-        return mask(window, self.secrets)[offset - start : min(stop, offset - start + CHUNK)]
+        end = len(window) if final else settled(window, self.secrets)
+        return mask(window, self.secrets)[offset - start : min(end, offset - start + CHUNK)]

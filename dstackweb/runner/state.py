@@ -1,7 +1,7 @@
 """What a runner knows, as files that survive it: whoever comes after decides from them what is left to do.
 
 `lock` is held for the runner's life, `nonce` names it at the API, `started` is there before the commands can run,
-`shell` says which process they are, `spool` is their output, `exit` is how they ended.
+`spool` is their output, locked while more may come, `exit` is how they ended.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 import fcntl
 import json
 import os
-import sys
+import secrets
 import time
 from typing import Any
 
 LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
-NOTES_LIMIT = 256 * 1024
+"""Others look whether a runner lives by taking a shared lock for an instant; that must not look like a runner."""
 
 
 class State:
@@ -32,38 +32,38 @@ class State:
     def make(self) -> None:
         """The folder, closed to others."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        os.chmod(self.folder, 0o700)
 
     def lock(self) -> bool:
-        """Become the job's one living runner on this machine; False when another is.
-
-        Others find out whether a runner lives by taking a shared lock for an instant; that is waited out.
-        """
+        """Become the job's one living runner on this machine; False when another is."""
         self._lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT, 0o600)
         for _ in range(LOCK_TRIES):
-            if self._flock(fcntl.LOCK_EX):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._holder_lives():
+                    return False
+                time.sleep(LOCK_WAIT_S)
+            else:
                 # Always as long, so that a full disk holds up none but the first.
                 os.pwrite(self._lock, b"%-19d\n" % os.getpid(), 0)
                 return True
-            if not self._flock(fcntl.LOCK_SH):
-                return False
-            self._flock(fcntl.LOCK_UN)
-            time.sleep(LOCK_WAIT_S)
         return False
 
-    def _flock(self, kind: int) -> bool:
+    def _holder_lives(self) -> bool:
+        """Whether the lock is a runner's: a second shared lock would go through beside a mere look."""
         try:
-            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-        return True
+            return True
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        return False
 
     def nonce(self) -> str:
         """The name under which this job was, or will be, claimed: made once, so that a successor may ask again."""
-        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="utf-8") as file:
             if nonce := file.read():
                 return nonce
-        nonce = os.urandom(16).hex()
+        nonce = secrets.token_hex(16)
         self.write("nonce", nonce)
         return nonce
 
@@ -71,17 +71,15 @@ class State:
         """Whether a file was written."""
         return os.path.exists(self.path(name))
 
-    def write(self, name: str, text: str, *, synced: bool = True) -> None:
-        """Write a file whole; synced, it is there after a power failure too, with its name, before this returns."""
+    def write(self, name: str, text: str) -> None:
+        """Write a file whole and synced, with its name, before going on."""
         draft = self.path(f".{name}")
         with open(draft, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
             file.write(text)
-            if synced:
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(draft, self.path(name))
-        if not synced:
-            return
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -95,19 +93,3 @@ class State:
                 return json.load(file)
         except FileNotFoundError:
             return None
-
-    def size(self, name: str) -> int:
-        """Bytes in a file; 0 when there is none."""
-        try:
-            return os.path.getsize(self.path(name))
-        except FileNotFoundError:
-            return 0
-
-
-def note(text: str) -> None:
-    """A line in runner.log, which is the runner's standard error and begins anew where it would grow too long."""
-    with contextlib.suppress(OSError):
-        if os.fstat(2).st_size > NOTES_LIMIT:
-            os.ftruncate(2, 0)
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} [{os.getpid()}] {text}\n")
-    sys.stderr.flush()

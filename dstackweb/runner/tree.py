@@ -1,56 +1,25 @@
-"""A job's processes: all below the runner, all that carry the job's marker, and all of its shell's session.
-
-The runner adopts orphans (PR_SET_CHILD_SUBREAPER), so while it lives nothing gets out from below it. Marker and
-session are for whoever comes after a runner that was killed. Where there is no /proc, `ps` tells less: processes below
-the runner and in the shell's process group.
-"""
+"""A job's processes: all below the runner, to which orphans come, and all that carry the job's marker."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple
+import time
 
 MARKER = "DSTACKWEB_JOB"
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
-class Process(NamedTuple):
-    """One living process. `start` (clock ticks since boot) tells it from a later one with its pid."""
-
-    pid: int
-    parent: int
-    session: int
-    start: int
-
-
-class Shell(NamedTuple):
-    """The job's first process, which leads its session. `system` names the boot and the container it ran in."""
-
-    pid: int
-    start: int
-    system: str
-
-
-def hide_memory() -> None:
-    """Keep this process's memory and environment (a token is in it) from processes of the same user."""
+def protect_memory() -> None:
+    """Keep the runner's memory, where its token is, from processes of the same user."""
     _prctl(PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever descends from this process from now on and loses its own parent."""
+    """Take in whatever descends from this process from now on and loses its parent."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with(parent: int) -> None:
-    """Be killed when the parent dies; call it after the last change of user, which would cancel it."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -58,25 +27,31 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def members(job: str, shell: Shell | None) -> set[int]:
+def processes(job: str) -> set[int]:
     """The living processes of a job except this one. A zombie runs nothing."""
-    everything = {each.pid: each for each in alive()}
     marker = f"{MARKER}={job}".encode()
-    if shell is not None and shell.system != system():
-        shell = None
-    found = {pid for pid, each in everything.items() if _in_session(each, shell, everything) or _carries(pid, marker)}
+    parents = _parents()
+    found = {pid for pid in parents if _carries(pid, marker)}
     above = found | {os.getpid()}
-    while below := {pid for pid, each in everything.items() if each.parent in above} - above:
+    while below := {pid for pid, parent in parents.items() if parent in above} - above:
         above |= below
     return above - {os.getpid()}
 
 
-def _in_session(process: Process, shell: Shell | None, everything: dict[int, Process]) -> bool:
-    """Whether a process is of the shell's session, and not of one that got the same number later."""
-    if shell is None or process.session != shell.pid or process.start < shell.start:
-        return False
-    leader = everything.get(shell.pid)
-    return leader is None or leader.start == shell.start
+def _parents() -> dict[int, int]:
+    """Every living process and its parent."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    # The command in brackets may hold anything, brackets and blanks included.
+                    status, parent = file.read().rpartition(b") ")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if status not in (b"Z", b"X"):
+                parents[int(name)] = int(parent)
+    return parents
 
 
 def _carries(pid: int, marker: bytes) -> bool:
@@ -87,75 +62,34 @@ def _carries(pid: int, marker: bytes) -> bool:
         return False
 
 
-def alive() -> list[Process]:
-    """Every living process of the machine that this one may see."""
-    if not os.path.exists("/proc/self/stat"):
-        return _by_ps()
-    return [each for name in os.listdir("/proc") if name.isdigit() and (each := _by_proc(int(name))) is not None]
-
-
-def identify(pid: int) -> Shell:
-    """A process that can be recognised later by whoever has only its number."""
-    found = _by_proc(pid)
-    return Shell(pid, found.start if found else 0, system())
-
-
-def system() -> str:
-    """Changes with each boot and each container: numbers of processes mean nothing beyond."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _by_proc(pid: int) -> Process | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command in brackets may hold anything, brackets and blanks included.
-            values = file.read().rpartition(b") ")[2].split()
-    except OSError:
-        return None
-    if len(values) < 20 or values[0] in (b"Z", b"X"):
-        return None
-    return Process(pid, int(values[1]), int(values[3]), int(values[19]))
-
-
-def _by_ps() -> list[Process]:
-    """Without /proc. The shell leads its process group as well as its session, and most of the job stays in that."""
-    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE) as ps:
-        lines = [line.split() for line in ps.communicate()[0].splitlines()]
-    found = [Process(int(pid), int(parent), int(group), 0) for pid, parent, group, stat in lines if stat[:1] != b"Z"]
-    return [each for each in found if each.pid != ps.pid]
-
-
-def send(pids: Iterable[int], number: int) -> None:
-    """Signal each; one that has ended meanwhile is no error, and one that may not be signalled stays a member.
-
-    Parents mostly come first: a shell should learn that it was asked to end before it sees its children die of it.
-    """
-    for pid in sorted(pids):
+def send(pids: set[int], number: signal.Signals) -> None:
+    """Signal each; one that has ended meanwhile is no error."""
+    for pid in pids:
         try:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             continue
 
 
-class Reaped(NamedTuple):
-    """What a reap brought: wait statuses by pid, and whether this process has no child left at all."""
-
-    statuses: dict[int, int]
-    childless: bool
-
-
-def reap() -> Reaped:
-    """Collect children that have ended, adopted ones too."""
-    statuses: dict[int, int] = {}
+def reap() -> dict[int, int]:
+    """Collect children that have ended: pid → wait status."""
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return Reaped(statuses, True)
+            return ended
         if pid == 0:
-            return Reaped(statuses, False)
-        statuses[pid] = status
+            return ended
+        ended[pid] = status
+
+
+def end(job: str) -> None:
+    """Kill what is left of a job, until the last process is confirmed gone."""
+    pause_s = 0.01
+    while left := processes(job):
+        send(left, signal.SIGKILL)
+        time.sleep(pause_s)
+        # A process that hangs in the kernel may take long.
+        pause_s = min(0.5, pause_s * 2)
+        reap()

@@ -1,121 +1,128 @@
-"""The API as runners see it, over real HTTP, to be stopped, broken and held up by tests."""
+"""The API as one job's runner meets it, over real HTTP, with the troubles that a network and a server may have."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import socket
 import threading
-import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
-from tests.support import eventually
+TOKEN = "the-token-of-this-job"
 
-Answer = tuple[int, Any]
+
+@dataclass(frozen=True)
+class Call:
+    """One request, as far as it was answered."""
+
+    what: str
+    body: bytes
+    nonce: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.body)
+        return answer
 
 
 class Api:
-    """One job's API. `answers[what]` is asked first for what to say to a call; None from it means the usual."""
+    """Plays docs/runner.md for one job, and keeps all calls.
+
+    `trouble`, asked with each call's name, may answer in the API's place: an HTTP status, or bytes, which are sent as
+    they are before the connection is dropped. `action` is added to the answers to heartbeats.
+    """
 
     def __init__(self, *commands: str, **spec: Any) -> None:
-        self.job, self.run = str(uuid.uuid4()), str(uuid.uuid4())
+        self.job = str(uuid4())
         self.spec: dict[str, Any] = {
-            "job": self.job, "run": "test", "run_uid": self.run, "attempt": 1, "node": 0, "commands": list(commands),
-            "shell": "/bin/sh", "working_dir": None, "env": {}, "redact": [], "setup": "", "gpus": [], "nodes": 1,
-            "master_ip": "127.0.0.1", "gpus_per_node": 0, "gpus_total": 0, "archive": None, "max_duration_s": None,
-            "stop_duration_s": 1, "lost_after_s": None, "log_limit": 1 << 20, "tasks_url": "http://tasks",
-            "tasks_token": "tasks-only", "image": None,
+            "job": self.job, "run": "night", "run_uid": str(uuid4()), "attempt": 1, "node": 0,
+            "commands": list(commands), "shell": "/bin/sh", "working_dir": None, "env": {}, "redact": [], "setup": "",
+            "gpus": [], "nodes": 1, "master_ip": "127.0.0.1", "gpus_per_node": 0, "gpus_total": 0, "archive": None,
+            "max_duration_s": None, "stop_duration_s": 1, "lost_after_s": None, "log_limit": 1 << 20, "image": None,
         } | spec  # fmt: skip
         self.archive = b""
-        self.token = "job-token-" + uuid.uuid4().hex
-        self.nonce: str | None = None
-        self.wanted = True
+        self.calls: list[Call] = []
         self.action: dict[str, Any] = {"action": "go"}
-        self.heartbeat_s = 60.0
-        self.calls: list[str] = []
-        self.phases: list[str] = []
+        self.heartbeat_s = 0.1
+        self.claimed_by = ""
         self.log = bytearray()
-        self.exit: dict[str, Any] | None = None
-        self.answers: dict[str, Callable[[], Answer | None]] = {}
-        self.held: dict[str, threading.Event] = {}
-        self.drops: dict[str, int] = {}
+        self.exits: list[dict[str, Any]] = []
+        self.trouble: Callable[[str], int | bytes | None] = lambda what: None
         self._lock = threading.Lock()
-        self._sockets: set[socket.socket] = set()
-        self._port = 0
-        self.up()
+        self._connections: set[socket.socket] = set()
+        self._server = self._serve(0)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+    def _serve(self, port: int) -> ThreadingHTTPServer:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        return server
 
-    def up(self) -> None:
-        """Listen, on the same port each time."""
-        # Another process may have the port for a moment, as the near end of a connection of its own.
-        self._server = eventually(lambda: ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self)))
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def down(self) -> None:
-        """Refuse connections and break the ones there are."""
+    def go_down(self) -> None:
+        """Refuse connections, and drop the present ones. No harm when it is down."""
         self._server.shutdown()
         self._server.server_close()
-        for each in list(self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        for connection in list(self._connections):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
 
-    def hold(self, what: str) -> None:
-        """Leave such calls without an answer until `release`."""
-        self.held[what] = threading.Event()
-
-    def release(self, what: str) -> None:
-        self.held.pop(what).set()
+    def come_back(self) -> None:
+        self._server = self._serve(self.port)
 
     def count(self, what: str) -> int:
-        return self.calls.count(what)
+        """How many calls of this name there were."""
+        return sum(call.what == what for call in list(self.calls))
 
-    def answer(self, what: str, query: dict[str, list[str]], headers: Any, body: bytes) -> Answer:
-        """Status, and JSON or bytes. A held call is counted when it comes and takes effect when it is released."""
+    @property
+    def exit(self) -> dict[str, Any] | None:
+        """The first end that was told."""
+        return self.exits[0] if self.exits else None
+
+    def ship(self, archive: bytes) -> None:
+        """Have the job come with this code."""
+        self.archive = archive
+        self.spec["archive"] = {"sha256": hashlib.sha256(archive).hexdigest(), "size": len(archive)}
+
+    def answer(self, call: Call, query: dict[str, list[str]]) -> tuple[int, dict[str, Any] | bytes]:
+        """Status and body, by the protocol."""
         with self._lock:
-            self.calls.append(what)
-        if what in self.held:
-            self.held[what].wait(10)
-        if what in self.answers and (said := self.answers[what]()) is not None:
-            return said
-        if headers["Authorization"] != f"Bearer {self.token}":
-            return 401, {"detail": "Unauthorized"}
-        with self._lock:
-            return self._usual(what, query, headers["X-Nonce"], body)
+            self.calls.append(call)
+            if call.what == "claim":
+                if self.claimed_by not in ("", call.said["nonce"]):
+                    return 409, {"detail": "this job is not yours to run"}
+                self.claimed_by = call.said["nonce"]
+                return 200, {"heartbeat_s": self.heartbeat_s}
+            if call.nonce != self.claimed_by:
+                return 409, {"detail": "another runner has this job"}
+            if call.what == "logs":
+                return self._append(int(query["offset"][0]), call.body)
+            return 200, self._answer(call)
 
-    def _usual(self, what: str, query: dict[str, list[str]], nonce: str, body: bytes) -> Answer:
-        if what == "claim" and self.nonce is None:
-            self.nonce = json.loads(body)["nonce"]
-        if nonce != self.nonce or not self.wanted:
-            return 409, {"detail": "this job is not yours"}
-        if what == "claim":
-            return 200, {"heartbeat_s": self.heartbeat_s}
-        if what == "spec":
-            return 200, self.spec
-        if what == "archive":
-            return 200, self.archive
-        if what == "heartbeat":
-            self.phases.append(json.loads(body)["phase"])
-            return 200, {"heartbeat_s": self.heartbeat_s} | self.action
-        if what == "logs":
-            return self._append(int(query["offset"][0]), body)
-        if what == "exit":
-            self.exit = json.loads(body)
-        return 200, {}
-
-    def _append(self, offset: int, body: bytes) -> Answer:
+    def _append(self, offset: int, data: bytes) -> tuple[int, dict[str, Any]]:
         if offset > len(self.log):
             return 409, {"detail": "a gap", "expected": len(self.log)}
-        self.log += body[len(self.log) - offset :]
+        self.log += data[len(self.log) - offset :]
         return 200, {"next": len(self.log)}
+
+    def _answer(self, call: Call) -> dict[str, Any] | bytes:
+        match call.what:
+            case "spec":
+                return self.spec
+            case "archive":
+                return self.archive
+            case "heartbeat":
+                return {"heartbeat_s": self.heartbeat_s, **self.action}
+            case "exit":
+                self.exits.append(call.said)
+        return {}
 
 
 def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
@@ -125,36 +132,38 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
 
         def setup(self) -> None:
             super().setup()
-            api._sockets.add(self.request)
+            api._connections.add(self.connection)
 
         def finish(self) -> None:
-            api._sockets.discard(self.request)
-            super().finish()
+            api._connections.discard(self.connection)
+            try:
+                super().finish()
+            except OSError:
+                self.close_connection = True
 
         def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            what = url.path.rpartition("/")[2]
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            parts = urlsplit(self.path)
-            what = parts.path.rsplit("/", 1)[1]
-            assert parts.path == f"/api/v1/runner/jobs/{api.job}/{what}"
-            status, said = api.answer(what, parse_qs(parts.query), self.headers, body)
-            if api.drops.get(what, 0) > 0:
-                api.drops[what] -= 1
-                self.close_connection = True
-                return
-            data = said if isinstance(said, bytes) else json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            match api.trouble(what):
+                case bytes(raw):
+                    self.wfile.write(raw)
+                    self.close_connection = True
+                case int(status):
+                    self._send(status, {"detail": "trouble"})
+                case _ if self.headers["Authorization"] != f"Bearer {TOKEN}" or api.job not in url.path:
+                    self._send(401, {"detail": "Unauthorized"})
+                case _:
+                    self._send(*api.answer(Call(what, body, self.headers["X-Nonce"]), parse_qs(url.query)))
 
         do_POST = do_GET
 
-        def handle(self) -> None:
-            # A connection that the test or the runner's death broke is nothing to report.
-            try:
-                super().handle()
-            except (OSError, ValueError):
-                self.close_connection = True
+        def _send(self, status: int, said: dict[str, Any] | bytes) -> None:
+            body = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""

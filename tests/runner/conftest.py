@@ -1,128 +1,144 @@
-"""Real runners, each with an API and a place of its own."""
+"""Real runners of one job each, against an API of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runner.api import Api
+from dstackweb.runner import tree
+from tests.runner.api import TOKEN, Api
 from tests.support import REPO, eventually
 
+OTHER_USER = "nobody" if os.getuid() == 0 else None
+"""Started as root, jobs here run as another user, as they do in earnest."""
 
-class Job:
-    """One job on this machine: its API, its directories, and whoever runs it now."""
 
-    def __init__(self, api: Api, place: Path, orders: dict[str, Any]) -> None:
-        self.api, self.place = api, place
-        self.state_dir, self.run_dir = place / "jobs" / api.job, place / "runs" / api.run / "node-0"
-        self.orders = {
-            "api": api.url, "job": api.job, "token": api.token, "state_dir": str(self.state_dir),
-            "run_dir": str(self.run_dir), "user": None, "path": os.environ["PATH"],
-        } | orders  # fmt: skip
+def runs(pid: int) -> bool:
+    """Whether a process is there; a zombie runs nothing."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(") ")[2][0] not in "ZX"
 
-    def launch(self, *program: str) -> dict[str, Any]:
-        """Start a runner as a host does; returns its answer."""
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "SERVER_SECRET": "the server's own"}
-        argv = [sys.executable, "-S", *(program or ("-m", "dstackweb.runner"))]
-        done = subprocess.run(
-            argv, input=json.dumps(self.orders), capture_output=True, text=True, env=env, cwd="/", timeout=10
-        )
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
+
+class Box:
+    """A job, its API, and its files on this machine."""
+
+    def __init__(self, home: Path, api: Api) -> None:
+        self.api = api
+        self.state = home / "jobs" / api.job
+        self.run_dir: Path = home / "runs" / api.spec["run_uid"] / "node-0"
+        self.orders: dict[str, Any] = {
+            "api": api.url, "job": api.job, "token": TOKEN, "state_dir": str(self.state), "run_dir": str(self.run_dir),
+            "user": OTHER_USER, "path": "/usr/local/bin:/usr/bin:/bin",
+        }  # fmt: skip
+
+    def launch(self) -> dict[str, Any]:
+        """Start a runner as a host does; what it answered."""
+        with self.start() as process:
+            answer: dict[str, Any] = json.loads(self.tell(process))
         return answer
 
-    @property
-    def runner(self) -> int:
-        return int((self.state_dir / "lock").read_text())
+    def start(self, before: str = "", close_fds: bool = True) -> subprocess.Popen[bytes]:
+        """A runner that waits for its orders; `before` is executed first, with `os` and `signal` at hand."""
+        begin = ["-m", "dstackweb.runner"]
+        if before:
+            begin = ["-c", f"import os, signal; {before}; import dstackweb.runner.__main__ as runner; runner.main()"]
+        return subprocess.Popen(
+            [sys.executable, "-S", *begin],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(REPO), "SERVERS_OWN": "secret"},
+            close_fds=close_fds,
+        )
 
-    def runner_lives(self) -> bool:
+    def tell(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Give a runner its orders; what it says."""
+        return process.communicate(json.dumps(self.orders).encode(), timeout=10)[0]
+
+    @property
+    def pid(self) -> int:
+        """Of the last runner that took the lock."""
+        return int((self.state / "lock").read_text())
+
+    def lives(self) -> bool:
+        """Whether a runner holds the lock."""
         try:
-            with (self.state_dir / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock = os.open(self.state / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except FileNotFoundError:
-            pass
+        finally:
+            os.close(lock)
         return False
 
-    def nudge(self) -> None:
-        """Have the runner ask now, as a host does when a stop was asked for."""
-        os.kill(self.runner, signal.SIGUSR1)
+    def kill(self) -> None:
+        """SIGKILL to the runner; its job's processes stay."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait_until_gone()
 
-    def kill_runner(self) -> None:
-        """SIGKILL, as the kernel does when memory is short."""
-        os.kill(self.runner, signal.SIGKILL)
-        eventually(lambda: not self.runner_lives())
+    def nudge(self) -> bool:
+        """Have the runner look now, and not wait for its next try."""
+        if self.lives():
+            os.kill(self.pid, signal.SIGUSR1)
+        return True
 
-    def processes(self) -> list[int]:
-        """Living processes that carry the job's mark."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+    def wait_until_gone(self) -> None:
+        """Until no runner holds the lock."""
+        eventually(lambda: not self.lives(), every=0.01)
 
-    def _is_ours(self, pid: int) -> bool:
-        with contextlib.suppress(OSError):
-            marked = f"DSTACKWEB_JOB={self.api.job}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            return marked and lives(pid)
-        return False
+    def processes(self) -> set[int]:
+        """The job's processes that carry its marker."""
+        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+        return {pid for pid in pids if tree._carries(pid, f"{tree.MARKER}={self.api.job}".encode())}
 
-    def end(self, deadline: float = 5) -> dict[str, Any]:
-        """What the runner told of the end, once it has ended itself."""
-        eventually(lambda: self.api.exit is not None and not self.runner_lives(), deadline, every=0.01)
+    def end(self, nudged: bool = False) -> dict[str, Any]:
+        """Wait for the end: it is told, and the runner is gone. `nudged` shortens the waits between tries."""
+        eventually(lambda: (not nudged or self.nudge()) and self.api.exit and not self.lives(), every=0.02)
         assert self.api.exit is not None
-        assert self.processes() == []
         return self.api.exit
 
-    def notes(self) -> str:
-        return (self.state_dir / "runner.log").read_text()
+    def lines(self) -> list[str]:
+        """The log so far."""
+        return self.api.log.decode(errors="replace").splitlines()
 
-    def shut(self) -> None:
-        for held in self.api.held.values():
-            held.set()
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if self.runner_lives():
-                os.kill(self.runner, signal.SIGKILL)
-        while pids := self.processes():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        self.api.down()
+    def wait_for(self, line: str) -> None:
+        """Until the log has this line."""
+        eventually(lambda: line in self.lines(), every=0.02)
 
-
-def lives(pid: int) -> bool:
-    """Whether a process runs; a zombie doesn't."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
+    def said(self) -> str:
+        """What the runner had to say in its own log."""
+        return (self.state / "runner.log").read_text()
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder that other users may enter."""
-    with tempfile.TemporaryDirectory(prefix="dw-runner-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+def box(open_home: Path) -> Iterator[Callable[..., Box]]:
+    """Makes jobs; nothing of them is left behind."""
+    boxes: list[Box] = []
 
-
-@pytest.fixture
-def make_job(place: Path) -> Iterator[Callable[..., Job]]:
-    """Makes a job of these commands and spec, not launched yet; nothing of it survives the test."""
-    jobs: list[Job] = []
-
-    def make(*commands: str, orders: dict[str, Any] | None = None, **spec: Any) -> Job:
-        jobs.append(Job(Api(*commands, **spec), place, orders or {}))
-        return jobs[-1]
+    def make(*commands: str, **spec: Any) -> Box:
+        boxes.append(Box(open_home, Api(*commands, **spec)))
+        return boxes[-1]
 
     yield make
-    for job in jobs:
-        job.shut()
+    for made in boxes:
+        made.api.trouble = lambda what: 404  # no longer wanted
+        if made.lives():
+            made.nudge()
+            made.wait_until_gone()
+        tree.send(made.processes(), signal.SIGKILL)
+        made.api.go_down()

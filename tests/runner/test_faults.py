@@ -1,244 +1,201 @@
-"""Servers that go away, answers that get lost, runners that are killed: nothing runs twice, and no line is lost."""
+"""Whatever dies, and whenever: no command is executed twice, no output is lost, and the end is told."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import Job, lives
+from tests.runner.conftest import Box, runs
+from tests.runner.test_jobs import packed
 from tests.support import eventually
 
-MakeJob = Callable[..., Job]
+MakeBox = Callable[..., Box]
+WORK = "while [ ! -e enough ]; do sleep 0.02; done"
 
 
-def executed(job: Job) -> int:
-    """How often the commands have begun, by the lines they appended."""
-    file = job.run_dir / "executed"
-    return len(file.read_text().splitlines()) if file.exists() else 0
+def counting(box: MakeBox, *commands: str, **spec: object) -> Box:
+    """A job whose first command leaves a line each time it is executed."""
+    job = box("echo x >> executed", *commands, **spec)
+    job.run_dir.mkdir(parents=True)
+    (job.run_dir / "executed").touch()
+    (job.run_dir / "executed").chmod(0o666)
+    return job
 
 
-def test_a_server_that_is_down_costs_no_line_and_stops_nothing(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed; for i in 1 2 3 4 5 6; do echo line $i; sleep 0.1; done")
+def executions(job: Box) -> int:
+    return (job.run_dir / "executed").read_text().count("x")
+
+
+def hold(job: Box, *names: str) -> None:
+    """The API answers none of these calls."""
+    job.api.trouble = lambda what: 503 if what in names else None
+
+
+def test_while_the_server_is_down_the_job_goes_on_and_nothing_is_lost(box: MakeBox) -> None:
+    job = counting(box, "echo before", WORK, "echo during")
     job.launch()
-    eventually(lambda: b"line 1" in job.api.log, every=0.01)
-    job.api.down()
-    eventually(lambda: not job.processes())
-    assert job.runner_lives()
-    job.api.up()
-    job.nudge()
-    assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"".join(b"line %d\n" % i for i in range(1, 7))
-    assert executed(job) == 1
+    job.wait_for("before")
+    job.api.go_down()
+    (job.run_dir / "enough").touch()
+    eventually(lambda: (job.state / "exit").exists())
+    assert job.lives()
+    job.api.come_back()
+    end = job.end(nudged=True)
+    assert (end["exit_code"], end["log_size"], executions(job)) == (0, len(b"before\nduring\n"), 1)
+    assert job.lines() == ["before", "during"]
 
 
-def test_a_server_that_is_down_from_the_beginning_is_waited_for(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed")
-    job.api.down()
+def test_an_api_in_trouble_is_asked_again_and_no_byte_is_lost_or_doubled(box: MakeBox) -> None:
+    job = counting(box, "for i in $(seq 40); do echo $i; sleep 0.01; done")
+    troubles = itertools.cycle([503, b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", None])
+    job.api.trouble = lambda what: next(troubles)
     job.launch()
-    assert job.runner_lives()
-    job.api.up()
-    job.nudge()
-    assert job.end()["exit_code"] == 0
+    assert job.end(nudged=True)["exit_code"] == 0
+    assert job.lines() == [str(number) for number in range(1, 41)]
+    assert executions(job) == 1
 
 
-@pytest.mark.parametrize("how", ["fail", "lose its answer"])
-def test_each_call_may_fail_or_lose_its_answer(make_job: MakeJob, how: str) -> None:
-    """Repeated until it is answered, and nothing happens twice: neither commands nor log bytes."""
-    job = make_job("echo x >> executed; echo output")
-    for what in ("claim", "spec", "heartbeat", "started", "logs", "exit"):
-        if how == "fail":
-            failures = iter([(500, {"detail": "locked"})])
-            job.api.answers[what] = partial(next, failures, None)
-        else:
-            job.api.drops[what] = 2  # the first is repeated at once
+def make_it_wait(job: Box) -> None:
+    job.api.action = {"action": "wait"}
+
+
+def hold_the_end(job: Box) -> None:
+    hold(job, "exit", "logs")
+    (job.run_dir / "enough").touch()
+
+
+STAGES: dict[str, tuple[Callable[[Box], object], Callable[[Box], object]]] = {
+    "before the claim": (
+        lambda job: hold(job, "claim"),
+        lambda job: job.lives() and "can't be reached" in job.said(),
+    ),
+    "before the spec": (
+        lambda job: hold(job, "spec"),
+        lambda job: job.api.claimed_by and "can't be reached" in job.said(),
+    ),
+    "before the code": (
+        lambda job: hold(job, "archive"),
+        lambda job: job.api.claimed_by and "can't be reached" in job.said(),
+    ),
+    "at the barrier": (
+        make_it_wait,
+        lambda job: job.api.count("heartbeat"),
+    ),
+    "after the started marker": (
+        lambda job: job.api.spec.update(setup="echo x > begun; sleep 600"),
+        lambda job: (job.run_dir / "begun").exists(),
+    ),
+    "while the commands run": (
+        lambda job: None,
+        lambda job: "up" in job.lines(),
+    ),
+    "after the exit file": (
+        hold_the_end,
+        lambda job: (job.state / "exit").exists(),
+    ),
+}
+INTERRUPTED = {"after the started marker", "while the commands run"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_runner_has_a_successor_that_does_what_is_left(box: MakeBox, stage: str) -> None:
+    prepare, there = STAGES[stage]
+    job = counting(box, "cat code", "echo up", WORK, "echo down")
+    job.api.ship(packed({"code": b"code\n"}))
+    prepare(job)
     job.launch()
-    assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"output\n"
-    assert executed(job) == 1
-
-
-def test_an_archive_that_fails_to_come_is_asked_for_again_with_heartbeats_meanwhile(make_job: MakeJob) -> None:
-    job = make_job("echo never", archive={"sha256": "0" * 64, "size": 1})
-    job.api.heartbeat_s = 0.1
-    job.api.answers["archive"] = lambda: (500, {"detail": "no disk"})
+    eventually(lambda: there(job), every=0.02)
+    job.kill()
+    hold(job)
+    job.api.action = {"action": "go"}
+    began = executions(job)
+    if stage not in INTERRUPTED:
+        (job.run_dir / "enough").touch()
     job.launch()
-    eventually(lambda: job.api.count("heartbeat"))
-    job.api.action = {"action": "stop", "grace_s": 0, "reason": "failed_to_start_due_to_no_capacity"}
-    assert job.end()["reason"] == "failed_to_start_due_to_no_capacity"
+    end = job.end()
+    job.launch()  # one more finds all done
+    job.wait_until_gone()
+    assert all(told == end for told in job.api.exits)
+    assert end["log_size"] == len(job.api.log)
+    assert job.processes() == set()
+    if stage in INTERRUPTED:
+        assert (end["reason"], end["exit_code"], executions(job)) == ("instance_unreachable", None, began)
+        assert job.lines() == (["code", "up"] if began else [])
+    else:
+        assert (end["reason"], end["exit_code"], executions(job)) == ("done_by_runner", 0, 1)
+        assert job.lines() == ["code", "up", "down"]
 
 
-def test_a_server_that_lost_the_end_of_its_log_gets_it_again(make_job: MakeJob) -> None:
-    job = make_job("echo first; sleep 0.3; echo second")
+def test_what_was_printed_after_the_runner_died_still_arrives(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK, "echo alone", "sleep 600")
     job.launch()
-    eventually(lambda: b"first" in job.api.log, every=0.01)
-    job.api.log.clear()
-    job.end()
-    assert bytes(job.api.log) == b"first\nsecond\n"
-
-
-def test_another_runners_job_is_left_alone(make_job: MakeJob) -> None:
-    """A start was doubled on two machines: the API gives the job to one."""
-    job = make_job("echo x >> executed")
-    job.api.nonce = "another runner's"
+    job.wait_for("up")
+    job.kill()
+    (job.run_dir / "enough").touch()
+    eventually(lambda: b"alone" in (job.state / "spool").read_bytes())
     job.launch()
-    eventually(lambda: not job.runner_lives())
-    assert executed(job) == 0
-    assert job.api.calls == ["claim"]
+    end = job.end()
+    assert (end["reason"], executions(job)) == ("instance_unreachable", 1)
+    assert job.lines() == ["up", "alone"]
 
 
-def test_two_runners_launched_at_once_are_one(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed; sleep 2")
+def test_launched_many_times_at_once_a_job_is_executed_once(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK)
     answers: list[dict[str, object]] = []
-    threads = [threading.Thread(target=lambda: answers.append(job.launch())) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda process=process: answers.append(json.loads(job.tell(process))))
+        for process in [job.start() for _ in range(4)]
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    job.wait_for("up")
+    assert sorted(map(str, answers)) == [str({"already": True})] * 3 + [str({"pid": job.pid})]
+    (job.run_dir / "enough").touch()
     job.end()
-    assert sorted(map(str, answers)) == sorted([str({"pid": job.runner}), *[str({"already": True})] * 3])
-    assert executed(job) == 1
+    assert (executions(job), job.api.count("claim")) == (1, 1)
 
 
-def test_a_silence_of_lost_after_stops_the_job_and_the_end_is_told_later(make_job: MakeJob) -> None:
-    job = make_job("echo ready; sleep 60", lost_after_s=0.6)
-    job.api.heartbeat_s = 0.1
+def test_a_runner_that_is_refused_its_claim_executes_nothing_and_ends_nothing(box: MakeBox) -> None:
+    """The same job was started twice with different folders: the second leaves the first's processes alone."""
+    job = counting(box, "echo up", WORK, "echo done")
     job.launch()
-    eventually(lambda: b"ready" in job.api.log)
-    job.api.down()
-    eventually(lambda: not job.processes(), deadline=3)
-    job.api.up()
-    job.nudge()
-    end = job.end()
-    assert end["reason"] == "instance_unreachable"
-    assert "without contact" in end["message"]
-
-
-def test_a_server_that_answers_but_hears_no_heartbeat_is_no_contact(make_job: MakeJob) -> None:
-    """It counts the job's silence by heartbeats, so the runner must too."""
-    job = make_job("while :; do echo on; sleep 0.05; done", lost_after_s=0.6)
-    job.api.heartbeat_s = 0.1
-    job.launch()
-    eventually(lambda: b"on" in job.api.log)
-    job.api.answers["heartbeat"] = lambda: (500, {"detail": "locked"})
-    eventually(lambda: not job.processes(), deadline=3)
-
-
-def test_killed_before_the_claim(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed; echo output")
-    job.api.hold("claim")
-    job.launch()
-    eventually(lambda: job.api.count("claim"))
-    job.kill_runner()
-    job.api.release("claim")
-    job.launch()
+    job.wait_for("up")
+    other = Box(job.state.parents[1] / "other", job.api)
+    other.orders["run_dir"] = str(job.run_dir)
+    other.launch()
+    eventually(lambda: "not wanted any more: 409" in other.said())
+    other.wait_until_gone()
+    assert sorted(os.listdir(other.state)) == ["lock", "nonce", "runner.log"]
+    (job.run_dir / "enough").touch()
     assert job.end()["exit_code"] == 0
-    assert executed(job) == 1
+    assert (job.lines(), executions(job)) == (["up", "done"], 1)
 
 
-@pytest.mark.parametrize("what", ["spec", "heartbeat"])
-def test_killed_between_the_claim_and_the_start(make_job: MakeJob, what: str) -> None:
-    job = make_job("echo x >> executed; echo output")
-    job.api.hold(what)
+def test_on_a_full_disk_the_end_is_told_all_the_same(box: MakeBox) -> None:
+    job = counting(box, "echo up", WORK)
     job.launch()
-    eventually(lambda: job.api.count(what))
-    job.kill_runner()
-    job.api.release(what)
-    job.launch()
+    job.wait_for("up")
+    (job.state / ".exit").mkdir()  # nothing can be written under this name
+    (job.run_dir / "enough").touch()
     assert job.end()["exit_code"] == 0
-    assert (executed(job), bytes(job.api.log)) == (1, b"output\n")
 
 
-def test_killed_between_the_started_mark_and_the_spawn(make_job: MakeJob) -> None:
-    """Whether the commands had begun can't be known, so they are not begun again."""
-    job = make_job("echo x >> executed")
-    job.api.action = {"action": "wait", "heartbeat_s": 5}
+def test_a_runner_whose_folder_and_server_are_gone_ends(box: MakeBox) -> None:
+    job = box("echo up")
+    hold(job, "exit")
     job.launch()
-    eventually(lambda: job.api.count("heartbeat"))
-    job.kill_runner()
-    (job.state_dir / "started").touch()
-    job.launch()
-    end = job.end()
-    assert (end["reason"], end["exit_code"], end["log_size"]) == ("instance_unreachable", None, 0)
-    assert executed(job) == 0
-
-
-DAEMON = "(setsid sh -c 'echo $$; trap \"\" TERM; while :; do sleep 0.05; done' 2>/dev/null &)"
-
-
-def test_killed_while_the_commands_run(make_job: MakeJob) -> None:
-    """What they wrote after the runner's death is in the log too, and the next runner leaves none of them alive."""
-    job = make_job("echo x >> executed", DAEMON, "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done; sleep 60")
-    job.launch()
-    eventually(lambda: b"line 1" in job.api.log, every=0.01)
-    job.kill_runner()
-    assert job.processes()
-    eventually(lambda: b"line 5" in (job.state_dir / "spool").read_bytes())
-    job.launch()
-    end = job.end()
-    assert (end["reason"], end["exit_code"]) == ("instance_unreachable", None)
-    lines = job.api.log.splitlines()
-    assert [line for line in lines if line.startswith(b"line")] == [b"line %d" % i for i in range(1, 6)]
-    assert not any(lives(int(line)) for line in lines if line.isdigit())
-    assert (executed(job), end["log_size"]) == (1, len(job.api.log))
-
-
-def test_killed_with_its_relay_while_the_commands_write(make_job: MakeJob) -> None:
-    """Worse than any single fault: the output up to it is there, and nothing runs on."""
-    job = make_job("echo x >> executed", "echo begun", "while echo more; do sleep 0.05; done")
-    job.launch()
-    eventually(lambda: b"more" in job.api.log, every=0.01)
-    spool = str(job.state_dir / "spool")
-    holders = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if spool in _open_files(pid)]
-    os.kill(job.runner, signal.SIGKILL)
-    for pid in holders:
-        os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not job.runner_lives())
-    job.launch()
-    assert job.end()["reason"] == "instance_unreachable"
-    assert job.api.log.startswith(b"begun\nmore\n")
-    assert executed(job) == 1
-
-
-def _open_files(pid: int) -> list[str]:
-    try:
-        return [str(Path(f"/proc/{pid}/fd/{fd}").readlink()) for fd in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return []
-
-
-@pytest.mark.parametrize("what", ["logs", "exit"])
-def test_killed_after_the_end_before_it_was_told(make_job: MakeJob, what: str) -> None:
-    job = make_job("echo x >> executed; echo output; exit 3", redact=["output"])
-    job.api.answers[what] = lambda: (500, {"detail": "locked"})
-    job.launch()
-    eventually(lambda: (job.state_dir / "exit").exists() and job.api.count(what))
-    job.kill_runner()
-    del job.api.answers[what]
-    job.launch()
-    end = job.end()
-    assert (end["reason"], end["exit_code"], end["log_size"]) == ("container_exited_with_error", 3, 7)
-    assert (executed(job), bytes(job.api.log)) == (1, b"******\n")
-
-
-def test_a_told_end_is_told_again_and_changes_nothing(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed")
-    job.launch()
-    first = job.end()
-    job.api.exit = None
-    job.launch()
-    assert job.end() == first
-    assert executed(job) == 1
-
-
-def test_a_runner_that_is_no_longer_wanted_after_the_end_ends_too(make_job: MakeJob) -> None:
-    job = make_job("echo x >> executed")
-    job.api.answers["exit"] = lambda: (404, {"detail": "no such job"})
-    job.launch()
-    eventually(lambda: (job.state_dir / "exit").exists() and not job.runner_lives())
-    assert executed(job) == 1
+    eventually(lambda: (job.state / "exit").exists())
+    pid = job.pid
+    job.api.go_down()
+    shutil.rmtree(job.state)
+    os.kill(pid, signal.SIGUSR1)
+    eventually(lambda: not runs(pid))

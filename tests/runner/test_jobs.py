@@ -1,260 +1,337 @@
-"""Whole jobs: a real runner, a real API over HTTP, real commands."""
+"""What a job is started with, and how its end is told: one real runner per test."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import json
+import gzip
+import hashlib
+import io
 import os
 import pwd
-import re
-import subprocess
-import sys
-import time
+import tarfile
 from collections.abc import Callable
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dstackweb.runner.pyz import build_pyz
-from tests.runner.conftest import Job
-from tests.runner.test_archive import member, packed
-from tests.support import REPO, eventually
+from dstackweb.runner.archive import BadArchive, unpack
+from tests.runner.conftest import OTHER_USER, Box
+from tests.support import eventually
 
-MakeJob = Callable[..., Job]
-ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+MakeBox = Callable[..., Box]
+as_root = pytest.mark.skipif(OTHER_USER is None, reason="only root can start jobs as another user")
 
 
-def test_a_job_is_claimed_executed_logged_and_told(make_job: MakeJob) -> None:
-    job = make_job("echo hello", "echo trouble >&2; pwd")
-    answer = job.launch()
+def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
+    job = box("echo one", "echo two >&2")
+    assert job.launch() == {"pid": job.pid}
     end = job.end()
-    log = f"hello\ntrouble\n{job.run_dir}\n".encode()
-    assert end == {"exit_code": 0, "reason": "done_by_runner", "message": "", "log_size": len(log)}
-    assert bytes(job.api.log) == log
-    assert list(dict.fromkeys(job.api.calls)) == ["claim", "spec", "heartbeat", "started", "logs", "exit"]
-    assert answer == {"pid": job.runner}
-
-
-def test_output_shows_while_the_job_runs(make_job: MakeJob) -> None:
-    job = make_job(f"{sys.executable} -S -c 'print(\"early\"); import time; time.sleep(60)'")
-    job.launch()
-    eventually(lambda: bytes(job.api.log) == b"early\n")
-    assert job.api.exit is None
-
-
-def test_any_bytes_pass(make_job: MakeJob) -> None:
-    job = make_job(r"printf '\377\376\000\033[31mred\r\n'")
-    job.launch()
-    job.end()
-    assert bytes(job.api.log) == b"\xff\xfe\0\x1b[31mred\r\n"
-
-
-def test_a_command_that_is_not_found_is_explained(make_job: MakeJob) -> None:
-    job = make_job("no-such-command", orders={"path": "/usr/bin:/bin"})
-    job.launch()
-    end = job.end()
-    assert (end["reason"], end["exit_code"]) == ("container_exited_with_error", 127)
-    assert end["message"] == "command not found (exit code 127): see the log's last lines"
-    assert b"no-such-command: not found" in job.api.log
-
-
-def test_a_death_by_signal_is_told_as_shells_do(make_job: MakeJob) -> None:
-    job = make_job("kill -SEGV $$")
-    job.launch()
-    end = job.end()
-    assert (end["exit_code"], end["message"]) == (139, "killed by SIGSEGV (exit code 139)")
-
-
-def test_secrets_are_masked_also_when_they_come_in_pieces(make_job: MakeJob) -> None:
-    job = make_job(
-        "printf 'a hunt'; sleep 0.3; echo 'er2 z'; echo $TOKEN", redact=["hunter2"], env={"TOKEN": "hunter2"}
-    )
-    job.launch()
-    job.end()
-    assert bytes(job.api.log) == b"a ******* z\n*******\n"
-
-
-def test_a_flood_stays_bounded_on_disk_and_in_memory(make_job: MakeJob) -> None:
-    job = make_job("head -c 200000000 /dev/zero | tr '\\0' x", "echo $PPID; sleep 0.3", log_limit=1 << 20)
-    job.launch()
-    peak = 0
-    while job.runner_lives():
-        with contextlib.suppress(FileNotFoundError):
-            assert sum(path.stat().st_size for path in job.state_dir.iterdir()) < (1 << 20) + 10_000
-        peak = max(peak, _resident(job.runner))
-        time.sleep(0.01)
-    assert 0 < peak < 64 << 20
-    assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"x" * (1 << 20) + (
-        b"\n[dstackweb: the log reached its limit of 1 MB; what followed is lost]\n"
-    )
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
-def test_the_token_reaches_neither_commands_nor_disk_nor_a_list_of_processes(make_job: MakeJob) -> None:
-    job = make_job("env", "echo shell $$; sleep 60", env={"SECRET": "s3cr3t-value"})
-    job.launch()
-    found = eventually(lambda: re.search(rb"shell (\d+)\n", job.api.log))
-    assert found is not None
-    shell = int(found[1])
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (job.runner, shell)]
-    environment = Path(f"/proc/{shell}/environ").read_bytes()
-    for where in (bytes(job.api.log), *lines, environment):
-        assert job.api.token.encode() not in where
-        assert b"the server's own" not in where
-    assert b"s3cr3t-value" not in b"".join(lines)
-    for path in job.state_dir.iterdir():
-        assert job.api.token.encode() not in path.read_bytes(), path
-
-
-@ROOT_ONLY
-def test_a_runners_memory_and_environment_are_closed_to_its_own_user(make_job: MakeJob, place: Path) -> None:
-    """Root reads everything; so the whole runner is one of `nobody`'s, and so are its commands."""
-    job = make_job("cat /proc/$PPID/environ && echo open || echo closed")
-    nobody = pwd.getpwnam("nobody")
-    for folder in ("jobs", "runs"):
-        (place / folder).mkdir()
-        os.chown(place / folder, nobody.pw_uid, nobody.pw_gid)
-    pyz = place / "runner.pyz"
-    build_pyz(pyz)
-    python = Path("/usr/bin/python3")
-    if not python.exists():
-        pytest.skip("there is no Python that other users may start")
-    subprocess.run(
-        [python, pyz], input=json.dumps(job.orders), text=True, user="nobody", group=nobody.pw_gid, extra_groups=[],
-        check=True, capture_output=True, env={"SECRET": "in the environment"}, cwd="/",
-    )  # fmt: skip
-    job.end()
-    assert job.api.log.endswith(b"closed\n")
-    assert b"in the environment" not in job.api.log
-
-
-@ROOT_ONLY
-def test_another_user_runs_the_commands_with_its_own_rights(make_job: MakeJob, place: Path) -> None:
-    job = make_job(
-        "id -un; id -gn; echo $HOME; umask",
-        "echo mine > file; echo on >> /dev/stdout; echo err > /dev/stderr",
-        f"ls {place}/jobs 2>/dev/null || echo closed",
-        f"cat {place}/secret 2>/dev/null || echo closed",
-        orders={"user": "nobody"},
-    )
-    (place / "secret").write_text("x")
-    (place / "secret").chmod(0o600)
-    (place / "jobs").mkdir(mode=0o700)
-    job.launch()
-    job.end()
-    group = subprocess.run(["id", "-gn", "nobody"], capture_output=True, text=True, check=True).stdout.strip()
-    expected = ["nobody", group, str(job.run_dir), "0022", "on", "err", "closed", "closed"]
-    assert job.api.log.decode().splitlines() == expected
-    assert (job.run_dir / "file").owner() == "nobody"
-    assert job.run_dir.stat().st_mode & 0o777 == 0o700
-
-
-def test_shipped_code_is_there_before_the_commands_and_later_attempts_keep_what_became_of_it(
-    make_job: MakeJob,
-) -> None:
-    code = packed(member("main.sh", b"cat state; echo resumed > state"), member("state", b"fresh\n")).getvalue()
-    archive = {"sha256": sha256(code).hexdigest(), "size": len(code)}
-    orders = {"user": "nobody"} if os.getuid() == 0 else {}
-    first = make_job("sh main.sh", archive=archive, orders=orders)
-    first.api.archive = code
-    first.launch()
-    first.end()
-    second = make_job("sh main.sh", archive=archive, orders=orders | {"run_dir": str(first.run_dir)})
-    second.api.archive = code
-    second.launch()
-    second.end()
-    assert (bytes(first.api.log), bytes(second.api.log)) == (b"fresh\n", b"resumed\n")
-    assert (first.api.count("archive"), second.api.count("archive")) == (1, 0)
-
-
-def test_code_that_is_not_what_was_uploaded_is_not_executed(make_job: MakeJob) -> None:
-    job = make_job("echo never", archive={"sha256": "0" * 64, "size": 1})
-    job.api.archive = b"x"
-    job.launch()
-    end = job.end()
-    assert (end["exit_code"], end["reason"]) == (None, "executor_error")
-    assert "not the code that was uploaded" in end["message"]
-    assert not job.api.log
+    assert end == {"exit_code": 0, "reason": "done_by_runner", "message": "", "log_size": 8}
+    assert job.api.log == b"one\ntwo\n"
+    names = [call.what for call in job.api.calls]
+    assert names[:2] == ["claim", "spec"]
+    assert names.index("heartbeat") < names.index("started") < names.index("logs") < names.index("exit")
+    assert [names.count(once) for once in ("claim", "spec", "started", "exit")] == [1, 1, 1, 1]
+    beats = [call.said["beat"] for call in job.api.calls if call.what == "heartbeat"]
+    assert beats == sorted(set(beats))
 
 
 @pytest.mark.parametrize(
-    ("orders", "spec", "reason", "words"),
+    ("command", "code", "message"),
     [
-        ({"user": "no-such-user"}, {}, "executor_error", "no user 'no-such-user'"),
-        ({}, {"working_dir": "nowhere"}, "executor_error", "working_dir 'nowhere' does not exist"),
-        ({"run_dir": "/proc/none/node-0"}, {}, "executor_error", "/proc/none"),
-        ({}, {"image": "ubuntu"}, "creating_container_error", "no containers"),
+        ("no-such-command", 127, "command not found (exit code 127)"),
+        ("touch file; ./file", 126, "the command can't be executed (exit code 126)"),
+        ("exit 3", 3, "a command failed with exit code 3"),
+        ("false && true", 1, "a command failed with exit code 1"),
+        ("kill -KILL $$", 137, "killed (exit code 137), often for want of memory"),
+        ("kill -SEGV $$", 139, "killed by SIGSEGV (exit code 139)"),
     ],
 )
-def test_what_cant_be_started_says_why(
-    make_job: MakeJob, orders: dict[str, str], spec: dict[str, str], reason: str, words: str
-) -> None:
-    job = make_job("echo never", orders=orders, **spec)
+def test_a_failure_is_told_in_words(box: MakeBox, command: str, code: int, message: str) -> None:
+    job = box("echo before", command, "echo never")
     job.launch()
     end = job.end()
-    assert (end["exit_code"], end["reason"]) == (None, reason)
-    assert words in end["message"]
+    assert (end["exit_code"], end["reason"], end["message"]) == (code, "container_exited_with_error", message)
+    assert job.lines()[0] == "before"
+    assert "never" not in job.lines()
 
 
-def test_nodes_wait_for_each_other_and_then_start(make_job: MakeJob) -> None:
-    job = make_job("echo together")
-    job.api.action = {"action": "wait", "heartbeat_s": 0.05}
+def test_output_may_be_any_bytes(box: MakeBox) -> None:
+    job = box("head -c 300000 /dev/urandom | tee all", "printf '\\000\\377no newline'")
     job.launch()
-    eventually(lambda: job.api.phases.count("waiting") >= 3)
-    assert not (job.state_dir / "started").exists()
-    job.api.action = {"action": "go"}
+    job.end()
+    assert job.api.log == (job.run_dir / "all").read_bytes() + b"\0\xffno newline"
+
+
+def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: MakeBox) -> None:
+    job = box("env -0", gpus=["GPU-a", "GPU-b"], nodes=4, node=2, gpus_per_node=2, gpus_total=8, master_ip="10.0.0.7")
+    job.api.spec |= {"env": {"LR": "1e-4", "PATH": "/usr/bin:/bin", "DSTACK_NODE_RANK": "9"}}
+    job.api.spec |= {"tasks_url": "http://tasks", "tasks_token": "for-tasks"}
+    job.launch()
+    job.end()
+    env = dict(line.split("=", 1) for line in job.api.log.decode().split("\0") if line)
+    account = pwd.getpwnam(OTHER_USER) if OTHER_USER else pwd.getpwuid(os.getuid())
+    assert env.pop("HOME") in (account.pw_dir, str(job.run_dir))
+    for set_by_shell in ("PWD", "OLDPWD", "SHLVL", "_"):
+        env.pop(set_by_shell, None)
+    assert env == {
+        "USER": account.pw_name,
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "LR": "1e-4",
+        "DSTACK_RUN_NAME": "night",
+        "DSTACK_RUN_ID": job.api.spec["run_uid"],
+        "DSTACK_JOB_ID": job.api.job,
+        "DSTACK_RUN_DIR": str(job.run_dir),
+        "DSTACK_NODES_NUM": "4",
+        "DSTACK_NODE_RANK": "2",
+        "DSTACK_MASTER_NODE_IP": "10.0.0.7",
+        "DSTACK_GPUS_PER_NODE": "2",
+        "DSTACK_GPUS_NUM": "8",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        "DSTACKWEB_TASKS_URL": "http://tasks",
+        "DSTACKWEB_TASKS_TOKEN": "for-tasks",
+        "DSTACKWEB_JOB": job.api.job,
+    }
+
+
+def test_a_job_inherits_no_file_no_ignored_signal_and_no_input(box: MakeBox) -> None:
+    job = box("ls /proc/$$/fd", "grep -E '^Sig(Blk|Ign)' /proc/self/status", "cat")
+    leak = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    with job.start(before="signal.signal(signal.SIGINT, signal.SIG_IGN)", close_fds=False) as process:
+        job.tell(process)
+    os.close(leak)
     assert job.end()["exit_code"] == 0
+    assert job.lines() == ["0", "1", "2", "SigBlk:\t" + "0" * 16, "SigIgn:\t" + "0" * 16]
 
 
-def test_a_job_that_is_stopped_while_it_waits_never_starts(make_job: MakeJob) -> None:
-    job = make_job("echo never")
-    job.api.action = {"action": "stop", "grace_s": 0, "reason": "failed_to_start_due_to_no_capacity"}
+def test_a_runner_holds_nothing_but_its_lock_log_and_connection(box: MakeBox) -> None:
+    job = box("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.02; done", "echo up", "sleep 60")
+    job.launch()
+    job.wait_for("up")
+    beats = job.api.count("heartbeat")
+    eventually(lambda: job.api.count("heartbeat") > beats + 2, every=0.02)
+    files = [os.readlink(f"/proc/{job.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{job.pid}/fd")]
+    kinds = sorted(Path(file).name.partition(":")[0] for file in files)
+    assert kinds == ["lock", "null", "pipe", "pipe", "runner.log", "runner.log", "socket"]
+
+
+def test_the_host_s_snippet_prepares_the_environment_and_stays_out_of_the_log(box: MakeBox) -> None:
+    snippet = "export CACHE=/scratch LR=host; two_lines='a\nb'; export two_lines; echo chatter; false"
+    job = box('echo "$CACHE $LR"', 'echo "$two_lines"', setup=snippet, env={"LR": "run"})
+    job.launch()
+    assert job.end()["exit_code"] == 0
+    assert job.lines() == ["/scratch run", "a", "b"]
+
+
+def test_a_snippet_that_fails_says_so_and_nothing_runs(box: MakeBox) -> None:
+    job = box("echo never", setup="sleep 60 & echo 'no such module: cuda' >&2; exit 4")
     job.launch()
     end = job.end()
-    assert (end["exit_code"], end["reason"]) == (None, "failed_to_start_due_to_no_capacity")
-    assert not job.api.log
+    assert (end["exit_code"], end["reason"]) == (None, "executor_error")
+    assert end["message"] == "the host's set-up snippet failed with 4: no such module: cuda"
+    assert job.api.log == b""
+    assert job.processes() == set()
+
+
+def test_commands_run_in_the_runs_directory_or_in_working_dir(box: MakeBox) -> None:
+    job = box("pwd", "mkdir -p below")
+    job.launch()
+    job.end()
+    job.api.spec |= {"working_dir": "below"}
+    again = box("pwd", working_dir="below", run_uid=job.api.spec["run_uid"])
+    again.launch()
+    again.end()
+    assert job.lines() + again.lines() == [str(job.run_dir), str(job.run_dir / "below")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"working_dir": "nowhere"}, "working_dir 'nowhere' does not exist on this host"),
+        ({"working_dir": "/dev/null"}, "working_dir '/dev/null' can't be entered"),
+        ({"shell": "/no/such/shell"}, "/no/such/shell can't be started"),
+        ({"env": {"NUL": "a\0b"}}, "/bin/sh can't be started"),
+        ({"env": {"LONG": "x" * 200_000}}, "Argument list too long"),
+    ],
+)
+def test_what_cannot_be_started_says_why(box: MakeBox, spec: dict[str, Any], message: str) -> None:
+    job = box("echo never", **spec)
+    job.launch()
+    end = job.end()
+    assert (end["exit_code"], end["reason"], end["log_size"]) == (None, "executor_error", 0)
+    assert message in end["message"]
     assert job.api.count("started") == 0
 
 
-def test_the_runner_as_one_file_does_the_same(make_job: MakeJob, place: Path) -> None:
-    pyz = place / "runner.pyz"
-    build_pyz(pyz)
-    job = make_job("echo from a zip")
-    job.launch(str(pyz))
+def test_commands_may_be_longer_than_an_argument(box: MakeBox) -> None:
+    job = box(": " + "x" * 140_000, "echo long; false", "echo never")
+    job.run_dir.mkdir(parents=True)
+    (job.run_dir / ".dstackweb-commands.sh").symlink_to(job.run_dir / "elsewhere")
+    job.launch()
+    assert job.end()["exit_code"] == 1
+    assert job.lines() == ["long"]
+    assert not (job.run_dir / "elsewhere").exists()
+
+
+@as_root
+def test_a_job_has_the_rights_of_its_user_alone(box: MakeBox, open_home: Path) -> None:
+    """A directory that its user can't reach isn't entered with root's rights, not through a link either."""
+    closed = open_home / "closed"
+    (closed / "open").mkdir(parents=True)
+    closed.chmod(0o700)
+    job = box("id -u; id -g; id -G; touch mine; ls -ln mine | cut -d' ' -f3", f"ln -s {closed}/open link")
+    job.launch()
+    job.end()
+    nobody = pwd.getpwnam("nobody")
+    groups = " ".join(map(str, os.getgrouplist(nobody.pw_name, nobody.pw_gid)))
+    assert job.lines() == [str(nobody.pw_uid), str(nobody.pw_gid), groups, str(nobody.pw_uid)]
+    for folder in (str(closed / "open"), "link"):
+        inside = box("echo inside", working_dir=folder, run_uid=job.api.spec["run_uid"])
+        inside.launch()
+        assert "Permission denied" in inside.end()["message"]
+
+
+@as_root
+def test_what_a_job_links_to_never_becomes_its_users(box: MakeBox, open_home: Path) -> None:
+    """An attempt leaves links to root's files; the next attempt, with its code, changes nothing about them."""
+    kept = open_home / "kept"
+    kept.write_text("root's")
+    kept.chmod(0o600)
+    first = box(f"ln -s {kept} train.py; ln -s {open_home} folder")
+    first.launch()
+    first.end()
+    second = box("cat train.py", run_uid=first.api.spec["run_uid"])
+    second.api.ship(packed({"train.py": b"print()"}))
+    second.launch()
+    assert second.end()["exit_code"] == 0
+    assert second.lines() == ["print()"]
+    assert (kept.read_text(), kept.stat().st_uid, open_home.stat().st_uid) == ("root's", 0, 0)
+
+
+def test_an_unknown_user_is_refused(box: MakeBox) -> None:
+    job = box("echo never")
+    job.orders["user"] = "no-such-user"
+    job.launch()
+    assert job.end()["message"] == "this host has no user 'no-such-user' to run jobs as"
+
+
+READ_PARENT = "exec 2>&1; set +e; cat /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$PPID/fd"
+
+
+def test_a_job_of_the_same_user_cannot_look_into_its_runner(box: MakeBox, open_home: Path) -> None:
+    """The token lives in the runner's memory alone."""
+    job = box(READ_PARENT, "cat /proc/$$/environ | tr '\\0' '\\n' | grep ^LANG")
+    job.orders["user"] = None
+    uid = os.getuid() or pwd.getpwnam("nobody").pw_uid
+    for folder in (job.state, job.run_dir):
+        folder.mkdir(parents=True)
+        os.chown(folder, uid, -1)
+    # What a change of user protects by itself is undone first.
+    as_other = f"os.setuid({uid}); import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)"
+    with job.start(before=f"import dstackweb.runner.loop, encodings.idna, traceback; {as_other}") as process:
+        job.tell(process)
     assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"from a zip\n"
+    *denied, own = job.lines()
+    assert [line.rpartition(": ")[2] for line in denied] == ["Permission denied"] * 3
+    assert own == "LANG=C.UTF-8"
 
 
-def test_launching_is_quick(make_job: MakeJob) -> None:
-    """A part of the second from submit to running. The best of three: other tests use the machine too."""
-    for _ in range(3):
-        job = make_job("true")
-        before = time.monotonic()
-        job.launch()
-        eventually(partial(job.api.count, "claim"), every=0.002)
-        if time.monotonic() - before < 0.4:
-            return
-    pytest.fail("three launches took 0.4 s and more to the claim")
+def packed(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
+    """A tar.gz."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755 if name.endswith(".sh") else 0o644
+            tar.addfile(member, io.BytesIO(content))
+        for member in more:
+            tar.addfile(member)
+    return buffer.getvalue()
 
 
-def test_orders_that_cant_be_followed_are_refused_at_once(make_job: MakeJob) -> None:
-    job = make_job("true", orders={"api": "http://example.org"})
-    with pytest.raises(AssertionError, match="plain HTTP is for this machine only"):
-        job.launch()
-    assert not job.state_dir.exists()
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    """A link as a member of an archive."""
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
 
 
-def test_the_runner_is_plain_python_3_9() -> None:
-    """It runs on foreign machines."""
-    for path in (REPO / "dstackweb" / "runner").glob("*.py"):
-        ast.parse(path.read_text(), feature_version=(3, 9))
+def test_shipped_code_is_there_before_the_commands_and_replaces_what_was(box: MakeBox) -> None:
+    job = box("./src/run.sh", "cat latest", "cat twin", "chmod 400 src/run.sh; rm latest; mkdir latest; rmdir latest")
+    job.api.ship(packed({"src/run.sh": b"#!/bin/sh\necho shipped\n", "a.txt": b"text\n"},
+                        link("latest", "src/../a.txt"), link("twin", "a.txt", tarfile.LNKTYPE)))  # fmt: skip
+    job.launch()
+    assert job.end()["exit_code"] == 0
+    again = box("cat src/run.sh twin", run_uid=job.api.spec["run_uid"])
+    again.api.ship(packed({"src/run.sh": b"new\n"}))
+    again.launch()
+    assert again.end()["exit_code"] == 0
+    assert job.lines() + again.lines() == ["shipped", "text", "text", "new", "text"]
+
+
+FIFO = tarfile.TarInfo("pipe")
+FIFO.type = tarfile.FIFOTYPE
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (packed({"../out.txt": b"x"}), "../out.txt lies outside"),
+        (packed({"/tmp/out.txt": b"x"}), "/tmp/out.txt lies outside"),
+        (packed({}, link("up", "..")), "the link up leads out"),
+        (packed({}, link("abs", "/etc/passwd")), "the link abs leads out"),
+        (packed({}, link("here", "."), link("up", "here/..")), "the link up leads out"),
+        (packed({}, FIFO), "pipe is neither a file nor a directory nor a link"),
+        (packed({"a": os.urandom(50_000)})[:-20_000], "could not be unpacked"),
+        (gzip.compress(b"no tar at all" * 100), "could not be unpacked"),
+        (b"not even gzip", "could not be unpacked"),
+    ],
+)
+def test_an_archive_that_is_broken_or_leads_out_is_refused(tmp_path: Path, archive: bytes, message: str) -> None:
+    (tmp_path / "archive").write_bytes(archive)
+    target = tmp_path / "code"
+    target.mkdir()
+    with (tmp_path / "archive").open("rb") as file, pytest.raises(BadArchive) as refused:
+        unpack(file, hashlib.sha256(archive).hexdigest(), str(target))
+    assert message in str(refused.value)
+    assert list(target.iterdir()) in ([], [target / "here"], [target / "a"])
+    assert sorted(os.listdir(tmp_path)) == ["archive", "code"]
+
+
+def test_with_a_bad_archive_nothing_runs(box: MakeBox) -> None:
+    job = box("echo never")
+    job.api.ship(packed({}, link("up", "..")))
+    job.launch()
+    end = job.end()
+    assert (end["reason"], end["exit_code"], end["log_size"]) == ("executor_error", None, 0)
+    assert end["message"] == "the link up leads out of the code's folder"
+
+
+def test_code_that_differs_from_what_was_uploaded_is_refused(box: MakeBox) -> None:
+    job = box("echo never")
+    job.api.ship(packed({"a": b"a"}))
+    job.api.archive = packed({"a": b"b"})
+    job.launch()
+    assert job.end()["message"] == "the code that arrived is not the code that was uploaded"
+
+
+def test_a_download_that_breaks_off_is_tried_again(box: MakeBox) -> None:
+    job = box("cat a")
+    job.api.ship(packed({"a": b"whole\n"}))
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(job.api.archive) + job.api.archive[:40]
+    troubles = {"archive": [half, half]}
+    job.api.trouble = lambda what: troubles[what].pop() if troubles.get(what) else None
+    job.launch()
+    job.end(nudged=True)
+    assert job.lines() == ["whole"]
+
+
+def test_the_token_crosses_no_network_in_plain(box: MakeBox) -> None:
+    job = box("echo never")
+    job.orders["api"] = "http://gpus.example.org"
+    answer = job.launch()
+    assert "plain HTTP is for this machine only" in answer["error"]
+    assert not job.lives()

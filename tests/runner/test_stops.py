@@ -1,141 +1,186 @@
-"""Ends that somebody asked for: nothing of the job's processes survives them."""
+"""How a job is ended, by whom, and that nothing of it is left."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
 
-from tests.runner.conftest import Job, lives
+import pytest
+
+from tests.runner.conftest import Box, runs
 from tests.support import eventually
 
-MakeJob = Callable[..., Job]
-DEAF = ("trap '' TERM", "echo ready", "while :; do sleep 0.05; done")
-STOP = {"action": "stop", "grace_s": 20, "reason": "terminated_by_user"}
+MakeBox = Callable[..., Box]
+WORK = "while :; do sleep 0.02; done"
+DEAF = f"trap '' TERM; echo up; {WORK}"
 
 
-def running(make_job: MakeJob, *commands: str, **spec: object) -> Job:
-    """A job that has said `ready`."""
-    job = make_job(*commands, **spec)
+def stop(reason: str = "terminated_by_user", grace_s: float = 20) -> dict[str, object]:
+    """What a heartbeat answers to have a job end."""
+    return {"action": "stop", "reason": reason, "grace_s": grace_s}
+
+
+def phase(job: Box) -> str:
+    """What the last heartbeat said."""
+    said: str = [call for call in job.api.calls if call.what == "heartbeat"][-1].said["phase"]
+    return said
+
+
+def test_max_duration_ends_a_job_in_the_name_of_its_limit(box: MakeBox) -> None:
+    job = box("trap 'echo told; exit 0' TERM", WORK, max_duration_s=0.3)
     job.launch()
-    eventually(lambda: b"ready" in job.api.log, every=0.01)
-    return job
-
-
-def test_a_nudged_runner_asks_at_once_and_a_stop_reaches_all_of_a_pipeline(make_job: MakeJob) -> None:
-    job = running(make_job, "trap 'echo bye; exit 0' TERM; echo ready; (sleep 60 | sleep 61) & wait")
-    job.api.action = STOP
-    before = time.monotonic()
-    job.nudge()
     end = job.end()
-    assert time.monotonic() - before < 2
-    assert end["reason"] == "terminated_by_user"
-    assert job.api.log.endswith(b"bye\n")
+    assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
+    assert job.lines()[-1] == "told"
 
 
-def test_a_stop_leaves_its_grace_to_what_saves_its_work(make_job: MakeJob) -> None:
-    """The shell dies of the signal at once; its child is adopted and may finish."""
-    worker = (
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.4), print('saved'), exit(0)))\n"
-        "print('ready')\n"
-        "time.sleep(60)"
-    )
-    job = running(make_job, f"{sys.executable} -S -c {shlex.quote(worker)}; echo")
-    job.api.action = STOP
-    job.nudge()
+def test_a_stop_tells_the_job_and_gives_it_time(box: MakeBox) -> None:
+    """The shell dies of TERM at once; the program that it started has the whole grace to save its work."""
+    job = box(f"sh -c 'trap \"sleep 2.3; echo saved; exit\" TERM; echo up; {WORK}'", "echo never")
+    job.launch()
+    job.wait_for("up")
+    job.api.action = stop()
     assert job.end()["reason"] == "terminated_by_user"
-    assert bytes(job.api.log).splitlines()[:2] == [b"ready", b"saved"]
+    assert (job.lines()[0], job.lines()[-1]) == ("up", "saved")
+    assert phase(job) == "stopping"
 
 
-def test_a_child_that_ignores_term_is_killed_after_the_grace(make_job: MakeJob) -> None:
-    job = running(make_job, *DEAF)
-    job.api.action = STOP | {"grace_s": 0.5}
+def test_a_command_that_ignores_term_is_killed_after_its_grace(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
     before = time.monotonic()
-    job.nudge()
+    job.api.action = stop(grace_s=0.5)
     end = job.end()
-    assert 0.5 <= time.monotonic() - before < 2
+    assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
+    assert time.monotonic() - before >= 0.5
+    assert job.processes() == set()
+
+
+def test_an_abort_waits_for_nothing_and_cuts_a_running_grace_short(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
+    job.api.action = stop(grace_s=600)
+    eventually(lambda: phase(job) == "stopping")
+    job.api.action = stop("aborted_by_user", grace_s=0)
+    end = job.end()
     assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
 
 
-def test_an_abort_ends_a_stop_that_takes_its_time(make_job: MakeJob) -> None:
-    job = running(make_job, *DEAF)
-    job.api.action = STOP
-    job.nudge()
-    eventually(lambda: job.api.count("heartbeat") >= 2)
-    job.api.action = {"action": "stop", "grace_s": 0, "reason": "aborted_by_user"}
-    job.nudge()
-    assert job.end(deadline=2)["exit_code"] == 137
-
-
-def test_max_duration_is_kept_without_the_server(make_job: MakeJob) -> None:
-    job = running(make_job, *DEAF, max_duration_s=0.6, stop_duration_s=0.3)
-    job.api.down()
-    eventually(lambda: not job.processes(), deadline=3)
-    job.api.up()
-    job.nudge()
-    end = job.end()
-    assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 137)
-    assert "0.6 s" in end["message"]
-
-
-def test_daemons_that_commands_leave_behind_end_with_them(make_job: MakeJob) -> None:
-    """In a session of their own, without an environment, deaf to TERM, or simply in the background."""
-    daemons = (
-        "(setsid sh -c 'sleep 60' >/dev/null 2>&1 &)",
-        "(env -i setsid sh -c 'sleep 60' >/dev/null 2>&1 &)",
-        "(setsid sh -c 'trap \"\" TERM; sleep 60; sleep 61' >/dev/null 2>&1 &)",
-        "sleep 60 &",
-    )
-    job = make_job(*daemons, "sleep 0.1; pgrep -P $PPID; pgrep -P $$ sleep", stop_duration_s=0.2)
+def test_a_nudged_runner_asks_at_once(box: MakeBox) -> None:
+    job = box("echo up", WORK)
+    job.api.heartbeat_s = 600
     job.launch()
-    end = job.end()
-    assert (end["exit_code"], end["reason"]) == (0, "done_by_runner")
-    left = list(map(int, job.api.log.split()))
-    assert len(left) == 5  # the three that were adopted, the shell, its own
-    assert not any(map(lives, left))
+    job.wait_for("up")
+    job.api.action = stop(grace_s=1)
+    job.nudge()
+    assert job.end()["reason"] == "terminated_by_user"
 
 
-def test_what_reads_the_last_output_may_write_it_out(make_job: MakeJob) -> None:
-    """`tee` as bash starts it outlives the shell by an instant."""
-    job = make_job("exec > >(sleep 0.3; tee copy)", "echo last words", shell="/bin/bash")
+DAEMON = "sh -c 'echo $$ > daemon; exec sleep 600' > /dev/null 2>&1"
+DEAF_DAEMON = DAEMON.replace("echo", 'trap "" TERM; echo')
+UNTIL_IT_RUNS = "while [ ! -s daemon ]; do sleep 0.01; done"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [f"({DAEMON} &)", f"(env -i setsid {DAEMON} &)", f"(env -i setsid {DEAF_DAEMON} &)"],
+    ids=["an orphan", "a daemon without the marker", "a daemon that ignores TERM"],
+)
+def test_the_end_is_told_once_the_last_process_is_gone(box: MakeBox, how: str) -> None:
+    job = box(how, UNTIL_IT_RUNS, "echo left one")
+    left: list[bool] = []
+
+    def look(what: str) -> None:
+        if what == "exit":
+            left.append(runs(int((job.run_dir / "daemon").read_text())))
+
+    job.api.trouble = look
     job.launch()
-    assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"last words\n"
+    assert job.end()["reason"] == "done_by_runner"
+    assert left == [False]
 
 
-def test_a_fork_storm_is_ended(make_job: MakeJob) -> None:
-    job = running(make_job, "f() { sleep 0.02; f & }; for i in 1 2 3; do f; done; echo ready; sleep 60")
-    job.api.action = {"action": "stop", "grace_s": 0, "reason": "aborted_by_user"}
-    job.nudge()
-    job.end()
+def test_a_stop_that_comes_after_the_end_does_not_change_it(box: MakeBox) -> None:
+    job = box(f"(setsid {DEAF_DAEMON} &)", UNTIL_IT_RUNS, "exit 3")
+    job.launch()
+    eventually(lambda: phase(job) == "stopping")
+    job.api.action = stop(grace_s=0)
+    end = job.end()
+    assert (end["reason"], end["exit_code"]) == ("container_exited_with_error", 3)
 
 
-def test_a_job_that_is_wanted_no_more_is_killed_and_told_to_nobody(make_job: MakeJob) -> None:
-    job = running(make_job, *DEAF)
-    job.api.wanted = False
-    job.nudge()
-    eventually(lambda: not job.runner_lives(), deadline=3)
-    assert job.processes() == []
+def test_without_contact_a_job_that_would_be_retried_stops_itself(box: MakeBox) -> None:
+    """Heartbeats are the contact that counts: the API judges by them whether somebody looks after the job."""
+    job = box("echo up", "trap 'echo alone; exit 0' TERM", WORK, lost_after_s=0.5)
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: 503 if what in ("heartbeat", "exit") else None
+    job.wait_for("alone")
+    eventually(lambda: not job.processes())
+    assert job.lives()
+    job.api.trouble = lambda what: None
+    assert job.end(nudged=True)["reason"] == "instance_unreachable"
+
+
+def test_a_job_that_is_no_longer_wanted_is_killed_and_nothing_more_is_told(box: MakeBox) -> None:
+    job = box(DEAF)
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: 404
+    job.wait_until_gone()
+    assert job.processes() == set()
     assert job.api.exit is None
-    assert "wants this job no more" in job.notes()
 
 
-def test_term_ends_a_runner_without_a_child_and_no_other(make_job: MakeJob) -> None:
-    job = running(make_job, "echo ready; sleep 0.3; echo done")
-    os.kill(job.runner, signal.SIGTERM)
+def test_a_proxy_before_an_api_that_is_away_ends_nothing(box: MakeBox) -> None:
+    text, other = b"404 page not found\n", b'{"message": "gone"}'
+    page = b"HTTP/1.1 %s\r\nContent-Length: 19\r\n\r\n%s"
+    pages = [page % (b"404 Not Found", text), page % (b"401 No", other), page % (b"200 OK", text)]
+    job = box("echo up", "while [ ! -e enough ]; do sleep 0.02; done", "echo done")
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: pages.pop() if pages else None
+    eventually(lambda: job.nudge() and not pages)
+    (job.run_dir / "enough").touch()
+    assert job.end()["reason"] == "done_by_runner"
+    assert job.lines() == ["up", "done"]
+
+
+def test_nodes_wait_for_one_another_before_the_first_command(box: MakeBox) -> None:
+    job = box("echo together", nodes=2)
+    job.api.action = {"action": "wait"}
+    job.launch()
+    eventually(lambda: job.api.count("heartbeat") >= 3)
+    assert {call.said["phase"] for call in job.api.calls if call.what == "heartbeat"} == {"waiting"}
+    assert not (job.state / "started").exists()
+    job.api.action = {"action": "go"}
     assert job.end()["exit_code"] == 0
-    assert bytes(job.api.log) == b"ready\ndone\n"
-    idle = make_job("echo once")
-    idle.api.action = {"action": "wait", "heartbeat_s": 5}
-    idle.launch()
-    eventually(lambda: idle.api.count("heartbeat"))
-    os.kill(idle.runner, signal.SIGTERM)
-    eventually(lambda: not idle.runner_lives(), deadline=2)
-    idle.api.action = {"action": "go"}
-    idle.launch()
-    idle.end()
-    assert bytes(idle.api.log) == b"once\n"
+    assert job.lines() == ["together"]
+
+
+def test_a_stop_before_the_first_command_executes_nothing(box: MakeBox) -> None:
+    job = box("echo never", nodes=2)
+    job.api.action = {"action": "wait"}
+    job.launch()
+    eventually(lambda: job.api.count("heartbeat"))
+    job.api.action = stop()
+    end = job.end()
+    assert (end["reason"], end["exit_code"], end["log_size"]) == ("terminated_by_user", None, 0)
+
+
+def test_a_term_ends_a_runner_that_waits_and_none_that_has_commands(box: MakeBox) -> None:
+    waiting, working = box("echo never"), box("echo up", "while [ ! -e enough ]; do sleep 0.02; done")
+    waiting.api.action = {"action": "wait"}
+    for job in (waiting, working):
+        job.launch()
+    working.wait_for("up")
+    eventually(lambda: waiting.api.count("heartbeat"))
+    for job in (waiting, working):
+        os.kill(job.pid, signal.SIGTERM)
+    waiting.wait_until_gone()
+    (working.run_dir / "enough").touch()
+    assert working.end()["reason"] == "done_by_runner"

@@ -1,0 +1,209 @@
+"""Output on its way from the commands to the API: whole, masked, limited."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dstackweb.runner import relay, shipper
+from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.redact import mask, settled
+from dstackweb.runner.shipper import Shipper
+from tests.runner.conftest import Box
+from tests.support import eventually
+
+MakeBox = Callable[..., Box]
+WORK = "while [ ! -e enough ]; do sleep 0.02; done"
+LIMIT = 100_000
+LAST_LINE = b"\n[dstackweb: the log reached its limit of 100000 bytes; what followed is lost]\n"
+FLOOD = "head -c 6000000 /dev/zero | tr '\\0' x"
+
+
+@pytest.mark.parametrize("reachable", [True, False], ids=["with the API there", "with the API away"])
+def test_a_flood_is_cut_with_a_line_that_says_so_and_never_fills_the_disk(box: MakeBox, reachable: bool) -> None:
+    job = box("echo up", WORK, FLOOD, "touch flooded", WORK.replace("enough", "seen"), log_limit=LIMIT)
+    job.launch()
+    job.wait_for("up")
+    job.api.trouble = lambda what: None if reachable else 503
+    (job.run_dir / "enough").touch()
+    eventually((job.run_dir / "flooded").exists)
+    assert (job.state / "spool").stat().st_size == LIMIT + len(LAST_LINE)
+    job.api.trouble = lambda what: None
+    eventually(lambda: job.nudge() and len(job.api.log) > LIMIT)
+    (job.run_dir / "seen").touch()
+    end = job.end()
+    assert job.api.log == b"up\n" + b"x" * (LIMIT - 3) + LAST_LINE
+    assert (end["reason"], end["log_size"]) == ("done_by_runner", LIMIT + len(LAST_LINE))
+
+
+def test_a_log_of_just_its_limit_is_whole(box: MakeBox) -> None:
+    job = box("printf 12345678", log_limit=8)
+    job.launch()
+    job.end()
+    assert job.api.log == b"12345678"
+
+
+def test_a_secret_never_leaves_the_machine_not_in_two_parts_either(box: MakeBox) -> None:
+    job = box("printf 'pass=hunt'", WORK, "printf 'er2;'", "printf 'hun'", env={"PASS": "hunter2"}, redact=["hunter2"])
+    job.launch()
+    eventually(lambda: bytes(job.api.log) == b"pass=")
+    (job.run_dir / "enough").touch()
+    job.end()
+    assert job.api.log == b"pass=*******;hun"
+
+
+def test_a_secret_is_masked_across_the_pieces_that_are_sent(box: MakeBox) -> None:
+    before = shipper.CHUNK - 4
+    job = box(f"head -c {before} /dev/zero | tr '\\0' x; echo hunter2; echo done", redact=["hunter2"])
+    job.launch()
+    job.end()
+    assert job.api.log == b"x" * before + b"*******\ndone\n"
+
+
+def test_commands_may_open_their_output_anew(box: MakeBox) -> None:
+    """`> /dev/stderr` empties a file, and is refused to all but its owner."""
+    job = box("for i in $(seq 30); do echo $i; echo $i > /dev/stderr; echo $i | tee /dev/stdout; done")
+    job.launch()
+    assert job.end()["exit_code"] == 0
+    assert sorted(job.lines(), key=int) == [str(number) for number in range(1, 31) for _ in range(4)]
+
+
+def test_the_process_that_keeps_the_output_ends_with_the_last_writer(box: MakeBox) -> None:
+    """Neither the runner's end nor a stop of the job takes it away before."""
+    job = box("echo up; trap 'sleep 0.3; echo down; exit 0' TERM", "while :; do sleep 0.02; done")
+    job.launch()
+    job.wait_for("up")
+    job.kill()
+    spool = str(job.state / "spool")
+    assert not relay.is_done(spool)
+    shell = min(job.processes())
+    os.kill(shell, signal.SIGTERM)
+    eventually(lambda: relay.is_done(spool))
+    assert Path(spool).read_bytes().endswith(b"down\n")
+    job.launch()
+    assert job.end()["log_size"] == len(job.api.log)
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10])
+def test_up_to_the_limit_nothing_is_cut(tmp_path: Path, size: int) -> None:
+    assert relayed(tmp_path, 10, b"x" * size) == b"x" * size
+
+
+@pytest.mark.parametrize("sizes", [(11,), (10, 1), (9, 2), (6, 6, 6), (200_000,)])
+def test_behind_the_limit_comes_one_line_and_nothing_more(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    assert relayed(tmp_path, 10, *(b"x" * size for size in sizes)) == b"x" * 10 + relay.last_line(10)
+
+
+def relayed(folder: Path, limit: int, *pieces: bytes) -> bytes:
+    """What reaches a file of what is written to a relay."""
+    spool = folder / "spool"
+    with open(relay.start(str(spool), limit, pwd.getpwuid(os.getuid())), "wb", buffering=0) as sink:
+        for piece in pieces:
+            sink.write(piece)
+    eventually(lambda: relay.is_done(str(spool)), every=0.002)
+    return spool.read_bytes()
+
+
+PIECES = st.sampled_from([b"a", b"b", b"ab", b"aba", b"abab", b"bb", b"\0", b"\xff", b"\n"])
+TEXTS = st.lists(PIECES, max_size=30).map(b"".join)
+SECRETS = st.lists(st.lists(PIECES, min_size=1, max_size=3).map(b"".join), max_size=3)
+
+
+def mask_slowly(data: bytes, secrets: list[bytes]) -> bytes:
+    """Whether a byte is masked, asked of each byte and each place where a secret may begin."""
+    covered = {
+        at
+        for secret in secrets
+        for start in range(len(data))
+        if data.startswith(secret, start)
+        for at in range(start, start + len(secret))
+    }
+    return bytes(ord("*") if at in covered else byte for at, byte in enumerate(data))
+
+
+@given(TEXTS, SECRETS)
+def test_masking_covers_every_occurrence_and_keeps_the_length(data: bytes, secrets: list[bytes]) -> None:
+    assert mask(data, secrets) == mask_slowly(data, secrets)
+
+
+@given(TEXTS, TEXTS, SECRETS)
+def test_what_is_settled_is_masked_alike_whatever_follows(data: bytes, more: bytes, secrets: list[bytes]) -> None:
+    end = settled(data, secrets)
+    assert mask_slowly(data + more, secrets)[:end] == mask_slowly(data, secrets)[:end]
+
+
+@given(TEXTS, SECRETS.filter(bool))
+def test_nothing_is_held_back_without_need(data: bytes, secrets: list[bytes]) -> None:
+    end = settled(data, secrets)
+    held = data[end:]
+    assert not held or any(len(secret) > len(held) and secret.startswith(held) for secret in secrets)
+
+
+class Log(Client):
+    """The API's side of a log, with answers that get lost and data that comes in part or was lost since."""
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[str]], str]) -> None:
+        self.data = b""
+        self.draw = draw
+
+    def post_bytes(self, path: str, data: bytes) -> dict[str, int]:
+        offset = int(path.rpartition("=")[2])
+        fault = self.draw(st.sampled_from(["", "", "", "no answer", "lost answer", "half", "rolled back"]))
+        if fault == "no answer":
+            raise Unreachable(fault)
+        if fault == "rolled back":
+            self.data = self.data[: len(self.data) // 2]
+        if offset > len(self.data):
+            raise Refused(409, {"detail": "a gap", "expected": len(self.data)})
+        new = data[len(self.data) - offset :]
+        self.data += new[: len(new) // 2] if fault == "half" else new
+        if fault == "lost answer":
+            raise Unreachable(fault)
+        return {"next": len(self.data)}
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("job") / "spool"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), writes=st.lists(TEXTS, max_size=8), secrets=SECRETS, chunk=st.integers(1, 20))
+def test_through_any_fault_the_log_is_the_spool_masked(
+    spool: Path,
+    data: st.DataObject,
+    writes: list[bytes],
+    secrets: list[bytes],
+    chunk: int,
+) -> None:
+    """Successors in the middle, pieces of any size, lost answers, a log that lost its end: it makes no difference."""
+    spool.write_bytes(b"")
+    api = Log(data.draw)
+
+    def ship(sender: Shipper, final: bool) -> bool:
+        try:
+            return sender.ship(final)
+        except Unreachable:
+            return True
+
+    with mock.patch.object(shipper, "CHUNK", chunk):
+        sender = Shipper(api, str(spool), secrets)
+        for written in writes:
+            with spool.open("ab") as file:
+                file.write(written)
+            for _ in range(data.draw(st.integers(0, 3))):
+                ship(sender, final=False)
+            if data.draw(st.booleans()):
+                sender = Shipper(api, str(spool), secrets)
+        while ship(sender, final=True) or sender.offset != len(api.data):
+            if sender.offset != len(api.data):
+                sender.offset = None
+    assert api.data == mask_slowly(b"".join(writes), secrets)
