@@ -8,7 +8,9 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from dstackweb.runs import hints
 from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, Run, RunEvent, Verdict
+from dstackweb.runs.transitions import touch
 
 
 class ReadOnly(admin.ModelAdmin[Any]):
@@ -62,8 +64,11 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         return obj is not None and not obj.runs.exists() and super().has_delete_permission(request, obj)
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
+        """Write what was changed, since runs are submitted meanwhile, and let lists and passes know."""
+        obj.save(update_fields=form.changed_data if change else None)
         QueueCount.objects.get_or_create(queue=obj)
+        touch(obj.pk)
+        hints.want_pass()
 
     @admin.display(description="waiting")
     def waiting(self, queue: Queue) -> int:
