@@ -33,7 +33,7 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     """A place for all nodes of a run at once, or the most permanent reason why there is none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
-    allowed = [host for host in hosts if _is_allowed(spec, host)]
+    allowed = [host for host in hosts if is_named(spec, host) and (not spec.image or host.isolation == "container")]
     if hosts and not allowed:
         return Waits("impossible", {"code": "no_such_place", **_names(spec)})
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
@@ -43,12 +43,10 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
 
 
-def _is_allowed(spec: EffectiveSpec, host: HostView) -> bool:
-    """Whether the run may go there: by its `regions` (a host's label), `instance_types` (a host's name) and image."""
-    return (
-        (spec.regions is None or host.labels.get("region") in spec.regions)
-        and (spec.instance_types is None or host.name in spec.instance_types)
-        and (spec.image is None or host.isolation == "container")
+def is_named(spec: EffectiveSpec, host: HostView) -> bool:
+    """Whether the run's `regions` (a host's label) and `instance_types` (a host's name) allow this host."""
+    return (spec.regions is None or host.labels.get("region") in spec.regions) and (
+        spec.instance_types is None or host.name in spec.instance_types
     )
 
 

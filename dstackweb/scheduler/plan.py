@@ -12,7 +12,7 @@ from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs import ordering
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import Prepared, Submission, now_us, prepare
-from dstackweb.scheduler.placement import Waits, place
+from dstackweb.scheduler.placement import Waits, is_named, place
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     rank = ordering.rank(seniority, spec.priority, queue.step_us)
     return Plan(
         prepared=prepared,
-        offers=host_offers(hosts, spec.requirements, image=spec.image),
+        offers=host_offers([host for host in hosts if is_named(spec, host)], spec.requirements, image=spec.image),
         position=position_at(queue, rank, None),
         waits=outcome if isinstance(outcome, Waits) else None,
     )

@@ -58,6 +58,14 @@ def test_the_plan_shows_settings_with_their_origin_offers_and_position_and_store
     assert Run.objects.count() == 1
 
 
+def test_the_plan_offers_only_hosts_that_the_run_names(api: Api) -> None:
+    make_host("attic", labels={"region": "attic"})
+    make_host("cellar", labels={"region": "cellar"})
+    for keys in ({"regions": ["cellar"]}, {"instance_types": ["cellar"]}):
+        plan = api("POST", f"{RUNS}/plan", {"config": {"type": "task", "commands": ["a"], **keys}}).json()
+        assert [offer["instance_type"] for offer in plan["offers"]] == ["cellar"]
+
+
 def test_what_no_host_could_ever_give_is_told_by_the_plan_and_accepted_by_submit(api: Api) -> None:
     make_host()
     config = "type: task\nname: huge\ncommands: [a]\nresources: {gpu: 'H100:16'}\n"
