@@ -142,7 +142,8 @@ class Line:
         if found:
             self.at = found[-1][:2]
         news = [pk for _, pk, shape in found if shape not in self.blocked]
-        self.batch = list(without_texts(Run.objects.filter(pk__in=news)).order_by("rank", "id")) if news else []
+        # Asked as waiting again: a run may have been stopped or moved since the first question.
+        self.batch = list(without_texts(in_order(self.queue).filter(pk__in=news))) if news else []
 
 
 class Pass:
@@ -213,6 +214,7 @@ class Pass:
             line.close()
             return False
         if won:
+            self._untell(line.queue, run.shape)
             self.hosts = outcome.hosts
             gpus, cpus = self.held[line.queue.project_id]
             self.held[line.queue.project_id] = (
@@ -281,6 +283,11 @@ class Pass:
                 defaults={"reason": waits.reason, "data": waits.data, "at": timezone.now()},
             )
             touch(queue.pk)
+
+    def _untell(self, queue: Queue, shape: str) -> None:
+        """A verdict ends with its reason: one of the shape was placed, and the next is decided anew."""
+        if self.known.pop((queue.pk, shape), None) is not None:
+            Verdict.objects.filter(queue=queue, shape=shape).delete()
 
 
 def _open_queues() -> list[Queue]:

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.models import Gpu
+from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs.models import Allocation, Job, Run, Verdict
 from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import queue_rows, why
@@ -105,6 +105,17 @@ def test_a_verdict_is_written_only_when_it_changes(project: Project, member: Use
     place_all()
     assert Verdict.objects.get().at == first.at
     assert ensure_queue(project).count.version == version
+
+
+def test_a_reason_ends_when_a_run_of_its_shape_is_placed(project: Project, member: User) -> None:
+    host = make_host(draining=True)
+    make_run(project, member)
+    place_all()
+    assert Verdict.objects.exists()
+    Host.objects.filter(pk=host.pk).update(draining=False)
+    assert place_all() == 1
+    later = make_run(project, member)
+    assert why(Run.objects.select_related("queue").get(pk=later.pk))[0] == "starting"
 
 
 def test_ten_runs_of_one_shape_are_decided_once(
