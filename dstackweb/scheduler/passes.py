@@ -214,7 +214,7 @@ class Pass:
             line.close()
             return False
         if won:
-            self._untell(line.queue, run.shape)
+            self.known.pop((line.queue.pk, run.shape), None)
             self.hosts = outcome.hosts
             gpus, cpus = self.held[line.queue.project_id]
             self.held[line.queue.project_id] = (
@@ -268,6 +268,9 @@ class Pass:
                     for job, made in zip(jobs, outcome.fits, strict=True)
                 ]
             )
+            if (run.queue_id, run.shape) in self.known:
+                # A verdict ends with its reason; lists hear of it with the run's move. The next run is decided anew.
+                Verdict.objects.filter(queue=run.queue_id, shape=run.shape).delete()
             hints.want_look(Job.objects.select_related("host").filter(pk__in=[job.pk for job in jobs]))
         return True
 
@@ -283,11 +286,6 @@ class Pass:
                 defaults={"reason": waits.reason, "data": waits.data, "at": timezone.now()},
             )
             touch(queue.pk)
-
-    def _untell(self, queue: Queue, shape: str) -> None:
-        """A verdict ends with its reason: one of the shape was placed, and the next is decided anew."""
-        if self.known.pop((queue.pk, shape), None) is not None:
-            Verdict.objects.filter(queue=queue, shape=shape).delete()
 
 
 def _open_queues() -> list[Queue]:

@@ -53,7 +53,7 @@ def submit(rnd: random.Random) -> None:
     if rnd.random() < 0.3:
         config["name"] = f"name-{rnd.randint(1, 20)}"
     if rnd.random() < 0.3:
-        key = rnd.randint(1, 10_000)
+        key = rnd.randint(1, 60)
         config |= {"name": f"keyed-{key}", "priority": 50, "nodes": 1, "retry": False, "queue": "default"}
         config["resources"] = {"gpu": 1}
         for _ in range(2):
