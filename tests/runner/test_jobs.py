@@ -289,6 +289,7 @@ FIFO.type = tarfile.FIFOTYPE
         (gzip.compress(b"no tar at all" * 100), "could not be unpacked"),
         (b"not even gzip", "could not be unpacked"),
     ],
+    ids=["above", "absolute", "link up", "link to a file", "link by a link", "pipe", "cut off", "no tar", "no gzip"],
 )
 def test_an_archive_that_is_broken_or_leads_out_is_refused(tmp_path: Path, archive: bytes, message: str) -> None:
     (tmp_path / "archive").write_bytes(archive)
