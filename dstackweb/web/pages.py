@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
+from django.db import DataError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_cache_control, patch_vary_headers
@@ -20,7 +21,7 @@ from django_htmx.middleware import HtmxDetails
 
 from dstackweb.accounts.access import project_for
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.errors import DomainError
+from dstackweb.lib.errors import DomainError, NotFound
 
 P = ParamSpec("P")
 
@@ -56,6 +57,9 @@ def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
                 response = view(page, *args, **kwargs)
             except DomainError as error:
                 response = told(page, error)
+            except DataError:
+                # PostgreSQL holds no NUL character: nothing can have a name with one.
+                response = told(page, NotFound("nothing has such an address"))
             patch_vary_headers(response, ["HX-Request"])
             patch_cache_control(response, no_store=True, private=True)
             return response

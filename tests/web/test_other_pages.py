@@ -150,3 +150,8 @@ def test_a_failing_server_says_so_without_its_context(as_user: SignIn, monkeypat
     assert answer.status_code == 500
     assert "Something went wrong" in answer.content.decode()
     assert "boom" not in answer.content.decode()
+
+
+def test_an_address_with_a_nul_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
+    for path in ("/p/main/runs/a%00b/", "/p/ma%00in/queue/", "/p/main/runs/?q=%00"):
+        assert as_user(ann).get(path).status_code in (200, 404), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -15,6 +16,7 @@ OTHER_MODEL = frozenset({"ti", "super", "ada", "d"})
 _WORD = re.compile(r"[a-z0-9]+")
 
 
+@functools.lru_cache(4096)
 def name_matches(asked: str, name: str) -> bool:
     """Whether a card named `name` by NVML is an `asked`, whatever the case, spaces and dashes.
 
