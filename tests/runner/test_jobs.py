@@ -104,7 +104,10 @@ def test_a_job_inherits_no_file_no_ignored_signal_and_no_input(box: MakeBox) -> 
         job.tell(process)
     os.close(leak)
     assert job.end()["exit_code"] == 0
-    assert job.lines() == ["0", "1", "2", "SigBlk:\t" + "0" * 16, "SigIgn:\t" + "0" * 16]
+    *files, blocked, ignored = job.lines()
+    assert files == ["0", "1", "2"]
+    # Signals from 32 on are the C library's own, and may come ignored from whoever started the tests.
+    assert [int(line.split()[1], 16) & 0x7FFFFFFF for line in (blocked, ignored)] == [0, 0]
 
 
 def test_a_runner_holds_nothing_but_its_lock_log_and_connection(box: MakeBox) -> None:
