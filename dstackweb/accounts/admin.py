@@ -25,7 +25,7 @@ from dstackweb.accounts.models import (
 from dstackweb.accounts.services import create_token, set_secret
 
 
-class MadeElsewhere(admin.ModelAdmin):  # type: ignore[type-arg]
+class MadeElsewhere(admin.ModelAdmin[Any]):
     """Rows that services make and change: here they are looked at, and deleted."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -35,7 +35,7 @@ class MadeElsewhere(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
 
-class KeepsAnAdmin(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+class KeepsAnAdmin(forms.BaseInlineFormSet[Any, Any, Any]):
     """The memberships of a project, of which one stays an admin's."""
 
     def clean(self) -> None:
@@ -45,14 +45,14 @@ class KeepsAnAdmin(forms.BaseInlineFormSet):  # type: ignore[type-arg]
             raise forms.ValidationError("A project needs at least one member with the role admin.")
 
 
-class ProjectMembers(admin.TabularInline):  # type: ignore[type-arg]
+class ProjectMembers(admin.TabularInline[Membership, Project]):
     model = Membership
     formset = KeepsAnAdmin
     autocomplete_fields = ("user",)
     extra = 1
 
 
-class UserProjects(admin.TabularInline):  # type: ignore[type-arg]
+class UserProjects(admin.TabularInline[Membership, User]):
     """What a user belongs to, to look at: roles are given on the project's page, which keeps one admin."""
 
     model = Membership
@@ -65,14 +65,14 @@ class UserProjects(admin.TabularInline):  # type: ignore[type-arg]
 
 
 @admin.register(User)
-class PeopleAdmin(UserAdmin):  # type: ignore[type-arg]
+class PeopleAdmin(UserAdmin[User]):
     list_display = ("username", "email", "is_active", "is_superuser", "last_login", "date_joined")
     list_filter = ("is_active", "is_superuser", "is_staff", "memberships__project")
     inlines = (UserProjects,)
 
 
 @admin.register(Project)
-class ProjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ProjectAdmin(admin.ModelAdmin[Project]):
     list_display = ("name", "weight", "monthly_budget", "member_max_priority", "created_at")
     search_fields = ("name",)
     readonly_fields = ("created_at",)
@@ -88,7 +88,7 @@ class MembershipAdmin(MadeElsewhere):
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
     list_display = ("name", "user", "hint", "created_at", "last_used_at", "revoked_at")
     list_filter = (("revoked_at", admin.EmptyFieldListFilter), "created_at")
     search_fields = ("name", "user__username")
@@ -127,7 +127,7 @@ class LoginLinkAdmin(MadeElsewhere):
     list_select_related = ("user",)
 
 
-class SecretForm(forms.ModelForm):  # type: ignore[type-arg]
+class SecretForm(forms.ModelForm[ProjectSecret]):
     """A secret's name, and its value on the way in only."""
 
     value = SecretField(help_text="Takes the place of the old value. Stored encrypted, and shown nowhere.")
@@ -138,7 +138,7 @@ class SecretForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(ProjectSecret)
-class ProjectSecretAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ProjectSecretAdmin(admin.ModelAdmin[ProjectSecret]):
     form = SecretForm
     list_display = ("name", "project", "updated_by", "updated_at")
     list_filter = ("project",)

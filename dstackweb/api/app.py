@@ -16,12 +16,6 @@ from dstackweb.accounts.services import authenticate_token
 from dstackweb.lib.errors import DomainError, TooMany
 
 
-class ApiRequest(HttpRequest):
-    """A request whose bearer token was checked: `auth` is its user."""
-
-    auth: User
-
-
 class Token(HttpBearer):
     """`Authorization: Bearer <API token>`."""
 

@@ -138,7 +138,7 @@ def _base_env(job: Job) -> dict[str, str]:
 def _dstack_env(job: Job) -> dict[str, str]:
     """dstack's names for where a job stands among its nodes, and the GPUs that are its own."""
     spec = job.spec
-    env = {
+    return {
         "DSTACK_RUN_NAME": spec["run"],
         "DSTACK_RUN_ID": spec["run_uid"],
         "DSTACK_JOB_ID": spec["job"],
@@ -150,9 +150,6 @@ def _dstack_env(job: Job) -> dict[str, str]:
         "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
         "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
     }
-    if spec.get("tasks_url"):
-        env |= {"DSTACKWEB_TASKS_URL": spec["tasks_url"], "DSTACKWEB_TASKS_TOKEN": spec["tasks_token"]}
-    return env
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:

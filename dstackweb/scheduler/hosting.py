@@ -29,15 +29,15 @@ NO_STATE_S = 60.0
 JOB_SALT = "dstackweb.job"
 
 
-def job_token(job_id: UUID, salt: str = JOB_SALT) -> str:
+def job_token(job_id: UUID) -> str:
     """The bearer token of one job's runner: signed, so that nothing needs to be stored to check it."""
-    return signing.Signer(salt=salt).sign(str(job_id))
+    return signing.Signer(salt=JOB_SALT).sign(str(job_id))
 
 
-def job_of_token(token: str, salt: str = JOB_SALT) -> UUID | None:
+def job_of_token(token: str) -> UUID | None:
     """The job that a token was made for; None for any other string."""
     try:
-        return UUID(signing.Signer(salt=salt).unsign(token))
+        return UUID(signing.Signer(salt=JOB_SALT).unsign(token))
     except (signing.BadSignature, ValueError):
         return None
 

@@ -20,7 +20,7 @@ class JobApi:
             "commands": commands, "shell": "/bin/sh", "working_dir": None, "env": {}, "redact": [], "setup": "",
             "gpus": [], "nodes": 1, "master_ip": "127.0.0.1", "gpus_per_node": 0, "gpus_total": 0, "archive": None,
             "max_duration_s": None, "stop_duration_s": 1, "lost_after_s": None, "log_limit": 1 << 20,
-            "tasks_url": "", "tasks_token": "", "image": None,
+            "image": None,
         } | spec  # fmt: skip
         self.stop: dict[str, Any] = {}
         self.log = bytearray()

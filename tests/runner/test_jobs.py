@@ -66,7 +66,6 @@ def test_output_may_be_any_bytes(box: MakeBox) -> None:
 def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: MakeBox) -> None:
     job = box("env -0", gpus=["GPU-a", "GPU-b"], nodes=4, node=2, gpus_per_node=2, gpus_total=8, master_ip="10.0.0.7")
     job.api.spec |= {"env": {"LR": "1e-4", "PATH": "/usr/bin:/bin", "DSTACK_NODE_RANK": "9"}}
-    job.api.spec |= {"tasks_url": "http://tasks", "tasks_token": "for-tasks"}
     job.launch()
     job.end()
     env = dict(line.split("=", 1) for line in job.api.log.decode().split("\0") if line)
@@ -90,8 +89,6 @@ def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: 
         "DSTACK_GPUS_PER_NODE": "2",
         "DSTACK_GPUS_NUM": "8",
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
-        "DSTACKWEB_TASKS_URL": "http://tasks",
-        "DSTACKWEB_TASKS_TOKEN": "for-tasks",
         "DSTACKWEB_JOB": job.api.job,
     }
 
