@@ -27,6 +27,16 @@ def _values(statuses: Iterable[RunStatus | JobStatus]) -> list[str]:
     return [status.value for status in statuses]
 
 
+def _limit(what: str) -> models.PositiveIntegerField[int | None, int | None]:
+    """A limit of a queue; empty means none, 0 lets nothing start."""
+    return models.PositiveIntegerField(
+        null=True, blank=True, validators=[MaxValueValidator(MAX_LIMIT)], help_text=f"{what} Empty: no limit."
+    )
+
+
+MAX_LIMIT = 1_000_000
+
+
 class Queue(models.Model):
     """An ordered line of submitted runs in a project. Whoever changes the order updates this row first."""
 
@@ -40,6 +50,13 @@ class Queue(models.Model):
         help_text="Minutes of waiting that make up for one point of priority. Empty: strict priority.",
     )
     paused = models.BooleanField(default=False, help_text="Nothing leaves a paused queue; running runs go on.")
+    draining = models.BooleanField(
+        default=False, help_text="A draining queue takes no new runs; those that wait in it still start."
+    )
+    max_running = _limit("Runs of this queue that may be placed at once.")
+    max_gpus = _limit("GPUs that the queue's runs may hold at once.")
+    max_running_per_user = _limit("Runs that one member may have placed at once.")
+    max_gpus_per_user = _limit("GPUs that one member's runs may hold at once.")
     last_seniority_us = models.BigIntegerField(default=0, editable=False)
 
     class Meta:
@@ -110,6 +127,12 @@ class Run(models.Model):
     seniority_us = models.BigIntegerField()
     rank = models.BigIntegerField()
     shape = models.CharField(max_length=64)
+    queued_at = models.DateTimeField(
+        default=timezone.now, help_text="When it last entered its queue: from here its waiting counts"
+    )
+    moved_at = models.DateTimeField(null=True, help_text="When a person last moved it by hand")
+    moved_by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
+    extended_s = models.PositiveIntegerField(default=0, help_text="Seconds by which people lengthened max_duration")
 
     spec: models.JSONField[Any, Any] = models.JSONField(help_text="EffectiveSpec, as resolved at submit")
     provenance: models.JSONField[Any, Any] = models.JSONField(default=dict)
@@ -241,8 +264,54 @@ class RunEvent(models.Model):
         return f"{self.kind} of {self.run}"
 
 
+class Move(models.Model):
+    """One reorder or priority change, with what it changed, so that it can be undone for a moment.
+
+    `changes` has one `[run id, [seniority_us, priority] before, [seniority_us, priority] after]` per run changed.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="moves")
+    user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
+    at = models.DateTimeField(default=timezone.now)
+    changes: models.JSONField[Any, Any] = models.JSONField()
+    undone_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [models.Index("at", name="move_by_age")]
+
+    def __str__(self) -> str:
+        return f"{len(self.changes)} of {self.queue} by {self.user}"
+
+
+class QueueHour(models.Model):
+    """What happened in one queue and priority band within one hour: kept, never computed from runs.
+
+    A band is a quarter of the priorities: 0 is 0–24, 1 is 25–49, 2 is 50–74, 3 is 75–100.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="hours")
+    band = models.PositiveSmallIntegerField()
+    hour = models.DateTimeField(help_text="Its beginning, UTC")
+    placed = models.PositiveIntegerField(default=0, help_text="Runs that left the queue to start")
+    wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
+    wait_max_s = models.BigIntegerField(default=0)
+    waits: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="How many waited how long")
+    length = models.PositiveIntegerField(null=True, help_text="Waiting runs when last sampled")
+    length_max = models.PositiveIntegerField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "band", "hour"], name="queue_hour_once")]
+        indexes = [models.Index("hour", name="queue_hour_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.queue} band {self.band} {self.hour:%Y-%m-%d %H}:00"
+
+
 class Verdict(models.Model):
-    """Why runs of one shape in one queue wait: a reason code and its numbers, written only when it changes."""
+    """Why runs of one shape in one queue wait: a reason code and its numbers, written only when it changes.
+
+    The shape "" stands for all of the queue: what holds up every run in it alike.
+    """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="verdicts")
     shape = models.CharField(max_length=64)

@@ -129,6 +129,8 @@ def _moments(run: Run, old: RunStatus, new: RunStatus, now: dt.datetime) -> dict
         return {"ended_at": now, "retry_at": None}
     if new == RunStatus.RUNNING and run.started_at is None:
         return {"started_at": now}
+    if new == RunStatus.SUBMITTED:
+        return {"queued_at": now}
     if old in PLACED and new in WAITING:
         return {"exit_code": None}
     return {}

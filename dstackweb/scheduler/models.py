@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.utils import timezone
 
@@ -41,6 +43,25 @@ class PassState(models.Model):
 
     def __str__(self) -> str:
         return f"generation {self.generation}"
+
+
+class Reservation(models.Model):
+    """Hosts and GPUs kept for the run that has waited longest for them; at most one at a time, written by passes."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="reservation")
+    made_at = models.DateTimeField(default=timezone.now)
+    starts_at = models.DateTimeField(null=True, help_text="By then all of it is free; null: nobody knows")
+    expires_at = models.DateTimeField(null=True, help_text="When it is judged anew, where nobody knows the start")
+    nodes: models.JSONField[Any, Any] = models.JSONField(
+        help_text="One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)"
+    )
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_reservation")]
+
+    def __str__(self) -> str:
+        return f"{len(self.nodes)} nodes for {self.run}"
 
 
 class Watch(models.Model):

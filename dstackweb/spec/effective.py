@@ -103,6 +103,7 @@ class EffectiveSpec(_Settled):
             "spot_policy": self.spot_policy,
             "max_price": self.max_price,
             "max_duration_s": self.max_duration_s,
+            "stop_duration_s": self.stop_duration_s,
             "preemptible": self.preemptible,
             "image": self.image,
         }
