@@ -295,7 +295,15 @@ class QueueHour(models.Model):
     placed = models.PositiveIntegerField(default=0, help_text="Runs that left the queue to start")
     wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
     wait_max_s = models.BigIntegerField(default=0)
-    waits: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="How many waited how long")
+    # How many waited up to so long, and longer than the column before: plain integers, so that they count atomically.
+    waited_1m = models.PositiveIntegerField(default=0)
+    waited_5m = models.PositiveIntegerField(default=0)
+    waited_15m = models.PositiveIntegerField(default=0)
+    waited_1h = models.PositiveIntegerField(default=0)
+    waited_4h = models.PositiveIntegerField(default=0)
+    waited_12h = models.PositiveIntegerField(default=0)
+    waited_1d = models.PositiveIntegerField(default=0)
+    waited_longer = models.PositiveIntegerField(default=0)
     length = models.PositiveIntegerField(null=True, help_text="Waiting runs when last sampled")
     length_max = models.PositiveIntegerField(null=True)
 
