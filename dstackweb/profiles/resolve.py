@@ -51,6 +51,25 @@ def resolve(run_file: RunFile, profile: ProfileData | None) -> Effective:
     return Effective(spec, {key: _provenance(key, run_file, profile) for key in _keys()})
 
 
+def held(effective: Effective) -> Effective:
+    """The same as a hold: at once, once, on one node, and whatever its utilization policy says, it only notifies.
+
+    What was asked for has {"source": "hold"}; a policy that was made to notify has {…, "notifies": true} besides.
+    """
+    spec, own = effective.spec, {"source": "hold"}
+    policy = spec.utilization_policy
+    provenance = {
+        key: own if source["source"] in ("run_file", "command_line") else source
+        for key, source in effective.provenance.items()
+    }
+    provenance |= {key: own for key in ("retry", "schedule") if getattr(spec, key) is not None}
+    if policy is not None:
+        provenance["utilization_policy"] = {**provenance["utilization_policy"], "notifies": True}
+        policy = policy.model_copy(update={"action": "notify"})
+    changed = {"hold": True, "retry": None, "schedule": None, "utilization_policy": policy}
+    return Effective(spec.model_copy(update=changed), provenance)
+
+
 _FIELD_OF = {
     "resources": "requirements",
     "max_duration": "max_duration_s",
@@ -86,7 +105,7 @@ def _keys() -> Iterator[str]:
     for field in EffectiveSpec.model_fields:
         if field == "requirements":
             yield from (f"resources.{key}" for key in ResourcesFields.model_fields)
-        elif field != "masked_env":
+        elif field not in ("masked_env", "hold"):
             yield key_of.get(field, field)
 
 

@@ -5,6 +5,7 @@ A status is written by `transitions` alone; `rank` by `services` behind the queu
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -180,6 +181,24 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_hold(self) -> bool:
+        """Whether it keeps what it was given for a person to work on."""
+        return bool(self.spec.get("hold"))
+
+    @property
+    def limit_s(self) -> int | None:
+        """Seconds after which its jobs are stopped: `max_duration`, and by how much people lengthened it."""
+        asked: int | None = self.spec.get("max_duration_s")
+        return None if asked is None else asked + self.extended_s
+
+    @property
+    def held_until(self) -> dt.datetime | None:
+        """When a hold that has begun gives back what it keeps; None for any other run."""
+        if not self.is_hold or self.status != RunStatus.RUNNING or self.started_at is None or self.limit_s is None:
+            return None
+        return self.started_at + dt.timedelta(seconds=self.limit_s)
 
 
 class Job(models.Model):

@@ -19,13 +19,13 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
 from dstackweb.lib.secrets import encrypt
-from dstackweb.profiles.resolve import Effective, ProfileData, resolve
+from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import hints, ordering
 from dstackweb.runs.attempts import settle, stop_jobs
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
 from dstackweb.runs.names import random_name
-from dstackweb.runs.schedule import next_time
+from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
 from dstackweb.spec.run_file import RunFile, parse_run_file
@@ -43,10 +43,12 @@ class Submission:
     """Keys of the run file set on the command line; `env` is merged."""
     archive: str | None = None
     """SHA-256 of an archive that was uploaded before."""
+    hold: bool = False
+    """Whether the run holds what it is given for a person (`holds.submission`)."""
 
     def digest(self) -> str:
         """What an Idempotency-Key is compared by."""
-        body = [self.config, self.env, self.overrides, self.archive]
+        body = [self.config, self.env, self.overrides, self.archive, *(["hold"] if self.hold else [])]
         return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -77,6 +79,8 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
     profile = _profile(project, run_file)
     effective = resolve(run_file, profile)
+    if submission.hold:
+        effective = held(effective)
     spec = effective.spec
     queue = Queue.objects.filter(project=project, name=spec.queue).first()
     if queue is None and spec.queue != "default":
@@ -131,16 +135,18 @@ def submit(
     try:
         with transaction.atomic():
             queue = advance(prepared.queue.pk)
+            due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
+            seniority = seniority_us(due) if due else queue.last_seniority_us
             run = Run.objects.create(
                 project=project,
                 queue=queue,
                 user=user,
                 name=name,
-                status=RunStatus.PENDING if spec.schedule else RunStatus.SUBMITTED,
-                retry_at=next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None,
+                status=RunStatus.PENDING if due else RunStatus.SUBMITTED,
+                retry_at=due,
                 priority=spec.priority,
-                seniority_us=queue.last_seniority_us,
-                rank=ordering.rank(queue.last_seniority_us, spec.priority, queue.step_us),
+                seniority_us=seniority,
+                rank=ordering.rank(seniority, spec.priority, queue.step_us),
                 shape=spec.shape_key(user.pk),
                 spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
                 provenance=prepared.effective.provenance,

@@ -90,6 +90,8 @@ class EffectiveSpec(_Settled):
     utilization_policy: UtilizationPolicy | None = None
     schedule: Schedule | None = None
     idle_duration_s: int | None = 300
+    hold: bool = False
+    """It keeps what it was given for a person to work on, for `max_duration`. No key of the run file."""
 
     def shape_key(self, user_id: int) -> str:
         """SHA-256 (hex) of what decides whether a run fits: runs that share it fit in the same places."""
