@@ -175,8 +175,7 @@ def _impossible(data: dict[str, Any]) -> str:
         case "image_not_supported":
             return _("it asks for the image %s, and no host runs containers") % str(data.get("image", ""))
         case "no_such_place":
-            asked = ", ".join([*data.get("regions", ()), *data.get("instance_types", ())])
-            return _("no host is in the regions or of the instance types it names: %s") % asked
+            return _no_such_place(data)
         case "too_large":
             # The numbers are those of the closest host now: only what it will never have makes it impossible.
             lacks = [_never(what, data) for what in data.get("short", ()) if data[f"{what}_total"] < data.get(what, 0)]
@@ -185,6 +184,21 @@ def _impossible(data: dict[str, Any]) -> str:
             if data.get("nodes", 1) > 1:
                 return _("the hosts together can never hold all %d nodes at once") % int(data["nodes"])
     return _("no host could ever give this")
+
+
+def _no_such_place(data: dict[str, Any]) -> str:
+    """`none of 3 hosts has the label disk=nvme`, or that no single host has everything the run names."""
+    total, missing = data.get("hosts_total", 0), data.get("missing", ())
+    if missing:
+        one = _("none of %(total)d hosts has the label %(labels)s")
+        more = _("none of %(total)d hosts has any of the labels %(labels)s")
+        if total == 1:
+            one, more = _("the only host lacks the label %(labels)s"), _("the only host lacks the labels %(labels)s")
+        return (one if len(missing) == 1 else more) % {"total": total, "labels": ", ".join(missing)}
+    asked = ", ".join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
+    if data.get("labels"):
+        return _("no host has all that it names at once: %s") % asked
+    return _("no host is in the regions or of the instance types it names: %s") % asked
 
 
 def _never(what: str, data: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
+from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
 
 
@@ -35,7 +36,7 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
         return refusal
     allowed = [host for host in hosts if is_named(spec, host) and (not spec.image or host.isolation == "container")]
     if hosts and not allowed:
-        return Waits("impossible", {"code": "no_such_place", **_names(spec)})
+        return Waits("impossible", _no_such_place(spec, hosts))
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
     fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
     if len(fits) < spec.nodes:
@@ -44,14 +45,26 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
 
 
 def is_named(spec: EffectiveSpec, host: HostView) -> bool:
-    """Whether the run's `regions` (a host's label) and `instance_types` (a host's name) allow this host."""
-    return (spec.regions is None or host.labels.get("region") in spec.regions) and (
-        spec.instance_types is None or host.name in spec.instance_types
+    """Whether the run's `labels`, `regions` (a host's label) and `instance_types` (its name) allow this host."""
+    return (
+        (spec.regions is None or host.labels.get("region") in spec.regions)
+        and (spec.instance_types is None or host.name in spec.instance_types)
+        and labels.match(spec.labels, host.labels)
     )
 
 
-def _names(spec: EffectiveSpec) -> dict[str, Any]:
-    return {"regions": list(spec.regions or ()), "instance_types": list(spec.instance_types or ())}
+def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, Any]:
+    """What the run names and how many hosts there are; `missing` are the labels that none of them has."""
+    alone = {name: {name: values} for name, values in (spec.labels or {}).items()}
+    missing = [asked for asked in alone.values() if not any(labels.match(asked, host.labels) for host in hosts)]
+    return {
+        "code": "no_such_place",
+        "regions": list(spec.regions or ()),
+        "instance_types": list(spec.instance_types or ()),
+        "labels": labels.shown(spec.labels),
+        "missing": [text for asked in missing for text in labels.shown(asked)],
+        "hosts_total": len(hosts),
+    }
 
 
 def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:

@@ -61,8 +61,8 @@ class Schedule(_Settled):
 class EffectiveSpec(_Settled):
     """The settings of a run. Durations are seconds, None is "off"; prices are USD per hour.
 
-    A list of places (`backends`, `regions`, `instance_types`) that is None doesn't limit. `env` has references to
-    secrets unfilled, and lacks the values of `masked_env`.
+    A list of places (`backends`, `regions`, `instance_types`) that is None doesn't limit. `labels` has for each name
+    the values that will do. `env` has references to secrets unfilled, and lacks the values of `masked_env`.
     """
 
     type: Literal["task"] = "task"
@@ -82,6 +82,7 @@ class EffectiveSpec(_Settled):
     backends: tuple[str, ...] | None = None
     regions: tuple[str, ...] | None = None
     instance_types: tuple[str, ...] | None = None
+    labels: dict[str, tuple[str, ...]] | None = None
     spot_policy: Literal["spot", "on-demand", "auto"] = "on-demand"
     max_price: float | None = None
     max_duration_s: int | None = None
@@ -102,6 +103,7 @@ class EffectiveSpec(_Settled):
             "backends": _unordered(self.backends),
             "regions": _unordered(self.regions),
             "instance_types": _unordered(self.instance_types),
+            "labels": {name: sorted(values) for name, values in (self.labels or {}).items()},
             "spot_policy": self.spot_policy,
             "max_price": self.max_price,
             "max_duration_s": self.max_duration_s,
@@ -133,6 +135,7 @@ class EffectiveSpec(_Settled):
             "backends": _listed(self.backends),
             "regions": _listed(self.regions),
             "instance_types": _listed(self.instance_types),
+            "labels": _labels(self.labels),
             "spot_policy": self.spot_policy,
             "max_price": self.max_price,
             "max_duration": _or_off(self.max_duration_s),
@@ -151,6 +154,12 @@ def _or_off(seconds: int | None) -> str:
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
+
+
+def _labels(asked: dict[str, tuple[str, ...]] | None) -> dict[str, str | list[str]] | None:
+    if asked is None:
+        return None
+    return {name: values[0] if len(values) == 1 else list(values) for name, values in asked.items()}
 
 
 def _unordered(names: tuple[str, ...] | None) -> list[str] | None:

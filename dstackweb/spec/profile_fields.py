@@ -10,6 +10,7 @@ from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dstackweb.spec.fields import Keys, Names, Seconds, SecondsOrOff, key
+from dstackweb.spec.labels import MOST, check_name, check_value
 
 RetryEvent = Literal["no-capacity", "interruption", "error"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = ("no-capacity", "interruption", "error")
@@ -90,6 +91,22 @@ def _retry(value: Any) -> Any:
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
+def _labels(value: Any) -> Any:
+    """One value or a list of them for each name."""
+    if not isinstance(value, dict):
+        return value
+    if not 0 < len(value) <= MOST:
+        raise ValueError(f"from 1 to {MOST} labels can be asked for")
+    return {check_name(name): _label_values(asked) for name, asked in value.items()}
+
+
+def _label_values(asked: Any) -> tuple[str, ...]:
+    found = asked if isinstance(asked, list | tuple) else [asked]
+    if not found:
+        raise ValueError("a label needs a value, or a list of those that will do")
+    return tuple(dict.fromkeys(check_value(value) for value in found))
+
+
 class ProfileFields(Keys):
     """A profile's settings. What isn't set has `None` and is missing in `model_fields_set`."""
 
@@ -101,6 +118,11 @@ class ProfileFields(Keys):
     regions: Names | None = key("a list of regions such as [eu-west-1]", "The regions that may be used.", default=None)
     instance_types: Names | None = key(
         "a list of instance types such as [p4d.24xlarge]", "The instance types that may be used.", default=None
+    )
+    labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = key(
+        "a mapping such as {disk: nvme, region: [eu, us]}",
+        "The labels that a host must have: all of them, each with one of the values. The run stays on own hosts.",
+        default=None,
     )
     spot_policy: Literal["spot", "on-demand", "auto"] | None = key(
         "`spot`, `on-demand` or `auto`",

@@ -14,6 +14,7 @@ SPEC = EffectiveSpec(
     retry=Retry(on_events=("error",), duration_s=3600),
     utilization_policy=UtilizationPolicy(min_gpu_utilization=10, time_window_s=1800),
     max_duration_s=86400,
+    labels={"region": ("eu", "us")},
 )
 
 
@@ -39,6 +40,7 @@ def test_the_defaults() -> None:
         {"queue": "night"},
         {"retry": None},
         {"backends": ("aws", "hosts")},
+        {"labels": {"region": ("us", "eu")}},
     ],
 )
 def test_runs_of_a_sweep_share_a_shape(change: dict[str, object]) -> None:
@@ -54,6 +56,7 @@ def test_runs_of_a_sweep_share_a_shape(change: dict[str, object]) -> None:
         {"backends": None},
         {"regions": ("eu-west-1",)},
         {"instance_types": ("p4d.24xlarge",)},
+        {"labels": {"disk": ("nvme",)}},
         {"spot_policy": "spot"},
         {"max_price": 1.0},
         {"max_duration_s": None},
