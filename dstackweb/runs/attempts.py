@@ -17,7 +17,8 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.runs import allocations, hints
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
-from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
+from dstackweb.runs.schedule import after_end
+from dstackweb.runs.states import HOLD_END, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -71,6 +72,8 @@ def ended(
             return False
         if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
             reason = job.stop_reason
+        if run.is_hold and job.started_at is not None:
+            reason = HOLD_END.get(reason, reason)
         move_job(
             job,
             job_end_status(reason),
@@ -126,7 +129,7 @@ def _follow(run: Run) -> None:
             data = {"reason": end.reason, **end.data}
             if end.exit_code is not None:
                 data["exit_code"] = end.exit_code
-            move_run(
+            moved = move_run(
                 run,
                 end.status,
                 now=now,
@@ -135,6 +138,15 @@ def _follow(run: Run) -> None:
                 status_message=end.message,
                 exit_code=end.exit_code,
             )
+            if moved and (again := _comes_again(run, now)):
+                # From this the next occurrence is made (`occurrences`), behind its queue's row.
+                Run.objects.filter(pk=run.pk).update(retry_at=again)
+
+
+def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
+    """When the next occurrence of a run that has just ended is due; None without a schedule."""
+    crons = (run.spec.get("schedule") or {}).get("cron", ())
+    return after_end(crons, run.stop_reason, now)
 
 
 def _retry(run: Run, because: JobView, since: dt.datetime, now: dt.datetime) -> None:
@@ -156,9 +168,12 @@ def _retry(run: Run, because: JobView, since: dt.datetime, now: dt.datetime) -> 
 
 
 def requeue_due(now: dt.datetime, limit: int = 500) -> int:
-    """Pending runs whose time has come enter the queue again, at the rank they kept. Returns how many."""
+    """Pending runs whose time has come enter the queue, at the rank they have. Returns how many."""
     due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:limit]
-    moved = sum(move_run(run, RunStatus.SUBMITTED, now=now, event="requeued", retry_at=None) for run in due)
+    moved = 0
+    for run in due:
+        event = "requeued" if run.attempt > 1 else "came_round"
+        moved += move_run(run, RunStatus.SUBMITTED, now=now, event=event, retry_at=None)
     if moved:
         hints.want_pass()
     return moved

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dstackweb.runs.states import JOB_ENDED, RETRY_EVENT, JobStatus, Reason, RunStatus
+from dstackweb.runs.states import HOLD_END, JOB_ENDED, RETRY_EVENT, JobStatus, Reason, RunStatus
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
             return Started()
         return Carry()
     if all(job.status == JobStatus.DONE for job in jobs):
-        return End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+        return End(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:
         return End(RunStatus.TERMINATED, run.stop_reason or Reason.SERVER_ERROR, exit_code=_exit_code(jobs))
     return _failed(run, culprit, now)
@@ -98,6 +98,11 @@ def first_bad(jobs: Sequence[JobView]) -> JobView | None:
         and job.reason not in (Reason.TERMINATED_BY_SERVER, Reason.TERMINATED_BY_USER, Reason.ABORTED_BY_USER)
     ]
     return min(bad, key=lambda job: (job.ended_at or dt.datetime.max.replace(tzinfo=dt.UTC), job.node), default=None)
+
+
+def _good_end(jobs: Sequence[JobView]) -> str:
+    """Why a run whose jobs all ended well has ended: a hold says whether its time was over."""
+    return next((job.reason for job in jobs if job.reason in HOLD_END.values()), Reason.ALL_JOBS_DONE)
 
 
 def _exit_code(jobs: Sequence[JobView]) -> int | None:

@@ -64,7 +64,7 @@ JOB_ENDED = (J.DONE, J.FAILED, J.TERMINATED)
 
 
 class Reason(StrEnum):
-    """Termination reasons, named as in dstack. The first group ends jobs, the second runs."""
+    """Termination reasons, named as in dstack, which has no holds. The first group ends jobs, the second runs."""
 
     DONE_BY_RUNNER = "done_by_runner"
     CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
@@ -76,6 +76,8 @@ class Reason(StrEnum):
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
     CREATING_CONTAINER_ERROR = "creating_container_error"
     UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
+    HOLD_ENDED = "hold_ended"
+    GIVEN_BACK = "given_back"
 
     ALL_JOBS_DONE = "all_jobs_done"
     JOB_FAILED = "job_failed"
@@ -94,9 +96,17 @@ RETRY_EVENT: dict[str, str] = {
     Reason.CREATING_CONTAINER_ERROR: "error",
 }
 
+# What ends a hold well, though it would cut any other run short: its job and its run end as done, for this reason.
+HOLD_END: dict[str, Reason] = {
+    Reason.MAX_DURATION_EXCEEDED: Reason.HOLD_ENDED,
+    Reason.TERMINATED_BY_USER: Reason.GIVEN_BACK,
+}
+
 # How a job ends for each reason its runner (or the watcher) gives.
 JOB_END: dict[str, JobStatus] = {
     Reason.DONE_BY_RUNNER: J.DONE,
+    Reason.HOLD_ENDED: J.DONE,
+    Reason.GIVEN_BACK: J.DONE,
     Reason.TERMINATED_BY_USER: J.TERMINATED,
     Reason.ABORTED_BY_USER: J.TERMINATED,
     Reason.TERMINATED_BY_SERVER: J.TERMINATED,

@@ -20,6 +20,7 @@ from django.utils import timezone
 from dstackweb.backends.models import Host
 from dstackweb.runs.attempts import ended, requeue_due, settle
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.occurrences import make_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.models import Watch
@@ -68,7 +69,7 @@ def watch() -> None:
     """One look at everything that is placed or waits for its time."""
     step = elapsed_since_last_look(time.monotonic(), boot_id())
     _add_silence(step)
-    parts = (_requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
+    parts = (_make_occurrences, _requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
     _each(parts, lambda part: part())
 
 
@@ -107,6 +108,10 @@ def _idle(rows: QuerySet[M]) -> QuerySet[M]:
     """
     free = rows.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
     return rows.model._default_manager.filter(pk__in=free)
+
+
+def _make_occurrences() -> None:
+    make_due(timezone.now())
 
 
 def _requeue() -> None:
