@@ -11,11 +11,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import BigIntegerField, F, Value
+from django.db import transaction
+from django.db.models import BigIntegerField, Count, F, Q, Value
 from django.db.models.functions import Greatest
 
-from dstackweb.runs.history_math import BUCKETS, band_of, bucket_of, hour_of
-from dstackweb.runs.models import QueueHour, Run
+from dstackweb.runs.history_math import BANDS, BUCKETS, band_of, bucket_of, hour_of
+from dstackweb.runs.models import Queue, QueueHour, Run
+from dstackweb.runs.states import RunStatus
+
+KEPT_DAYS = 90
+"""Hours older than that are removed."""
 
 
 def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
@@ -45,3 +50,35 @@ def _add(row: QueueHour, seconds: list[int]) -> None:
     if not mine.update(**changes):
         QueueHour.objects.bulk_create([row], ignore_conflicts=True)  # whoever else makes it makes it empty too
         mine.update(**changes)
+
+
+def sample_lengths(now: dt.datetime) -> None:
+    """Keep how many runs wait in each queue and band; also that none does, which is not the same as not having looked.
+
+    One walk over an index of the waiting runs, and two statements however many queues there are.
+    """
+    lengths: dict[tuple[int, int], int] = defaultdict(int)
+    waiting = Run.objects.filter(status=RunStatus.SUBMITTED).order_by()
+    for queue, priority, count in waiting.values_list("queue", "priority").annotate(n=Count("*")):
+        lengths[queue, band_of(priority)] += count
+    hour = hour_of(now)
+    queues = Queue.objects.order_by("pk").values_list("pk", flat=True)
+    with transaction.atomic():
+        # In the order in which placements are counted; the second statement has its rows locked by the first.
+        QueueHour.objects.bulk_create(
+            [
+                QueueHour(queue_id=queue, band=band, hour=hour, length=lengths[queue, band])
+                for queue in queues
+                for band in range(BANDS)
+            ],
+            update_conflicts=True,
+            unique_fields=["queue", "band", "hour"],
+            update_fields=["length"],
+        )
+        higher = Q(length_max=None) | Q(length__gt=F("length_max"))
+        QueueHour.objects.filter(higher, hour=hour, length__isnull=False).update(length_max=F("length"))
+
+
+def prune(now: dt.datetime) -> None:
+    """Remove hours that are older than KEPT_DAYS."""
+    QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS)).delete()

@@ -1,9 +1,13 @@
-"""Bands, buckets and hours of the history: pure."""
+"""What the history reckons with: bands, buckets, hours and days, and percentiles from counts. Pure."""
 
 from __future__ import annotations
 
 import bisect
 import datetime as dt
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 BANDS = 4
 """A band is a quarter of the priorities: 0–24, 25–49, 50–74, 75–100."""
@@ -23,10 +27,18 @@ BUCKETS = (
 )
 """The columns of `QueueHour` that count waits up to each bound, above the one before."""
 
+HOURLY_UP_TO_DAYS = 7
+"""So many days are shown by the hour, more by the day."""
+
 
 def band_of(priority: int) -> int:
     """The band of a priority from 0 to 100."""
     return min(priority // 25, BANDS - 1)
+
+
+def band_limits(band: int) -> tuple[int, int]:
+    """The lowest and the highest priority of a band."""
+    return band * 25, 100 if band == BANDS - 1 else band * 25 + 24
 
 
 def bucket_of(waited_s: int) -> int:
@@ -37,3 +49,113 @@ def bucket_of(waited_s: int) -> int:
 def hour_of(at: dt.datetime) -> dt.datetime:
     """The beginning of the UTC hour around an aware time."""
     return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def steps(days: int, now: dt.datetime, zone: dt.tzinfo) -> list[dt.datetime]:
+    """The beginnings (UTC) of the spans that the last `days` days are shown in; the last holds `now`.
+
+    Up to HOURLY_UP_TO_DAYS they are hours, else the days of `zone`, of which some have 23 or 25 hours.
+    """
+    if days <= HOURLY_UP_TO_DAYS:
+        last = hour_of(now)
+        return [last - dt.timedelta(hours=back) for back in reversed(range(days * 24))]
+    today = now.astimezone(zone).date()
+    return [midnight(today - dt.timedelta(days=back), zone) for back in reversed(range(days))]
+
+
+def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:
+    """When a day begins in a zone, in UTC."""
+    return dt.datetime.combine(date, dt.time(), zone).astimezone(dt.UTC)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What happened in some span: sums that add up over hours, bands and queues alike.
+
+    `counts` has one number per bucket. `lengths` are waiting runs, added up over the hours in which they were
+    `sampled`; `length_max` is the most of one sample, None when there was none.
+    """
+
+    placed: int = 0
+    wait_s: int = 0
+    longest_s: int = 0
+    counts: tuple[int, ...] = (0,) * len(BUCKETS)
+    lengths: int = 0
+    sampled: int = 0
+    length_max: int | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        """Half of the runs waited no longer; None when none was placed."""
+        return percentile(self.counts, self.longest_s, 0.5)
+
+    @property
+    def p90_s(self) -> float | None:
+        """Nine of ten runs waited no longer; None when none was placed."""
+        return percentile(self.counts, self.longest_s, 0.9)
+
+    @property
+    def length(self) -> float | None:
+        """Waiting runs on the mean of the sampled hours; None when none was sampled."""
+        return self.lengths / self.sampled if self.sampled else None
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """One band of one queue over a longer span: its parts follow each other in time."""
+    parts = list(tallies)
+    return Tally(
+        placed=sum(part.placed for part in parts),
+        wait_s=sum(part.wait_s for part in parts),
+        longest_s=max((part.longest_s for part in parts), default=0),
+        counts=_columns(parts),
+        lengths=sum(part.lengths for part in parts),
+        sampled=sum(part.sampled for part in parts),
+        length_max=max((part.length_max for part in parts if part.length_max is not None), default=None),
+    )
+
+
+def together(tallies: Iterable[Tally]) -> Tally:
+    """Several bands or queues over the same span: their lengths were there at the same time, and add up.
+
+    Their longest lines may have been at different times, so that the sum of these is a bound and not told.
+    """
+    parts = list(tallies)
+    sampled = max((part.sampled for part in parts), default=0)
+    return Tally(
+        placed=sum(part.placed for part in parts),
+        wait_s=sum(part.wait_s for part in parts),
+        longest_s=max((part.longest_s for part in parts), default=0),
+        counts=_columns(parts),
+        lengths=sum(part.lengths for part in parts),
+        sampled=sampled,
+        length_max=None,
+    )
+
+
+def _columns(parts: Sequence[Tally]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*(part.counts for part in parts), strict=True))) or (0,) * len(BUCKETS)
+
+
+def percentile(counts: Sequence[int], longest_s: int, share: float) -> float | None:
+    """An estimate of the wait (s) that `share` of the runs stay within; None when there are no runs.
+
+    The true one (nearest rank) lies in the same bucket. Within it, waits are taken to lie evenly between its bounds,
+    where the longest wait of all bounds the last; the last run's own wait is therefore exact.
+    """
+    placed = sum(counts)
+    if not placed:
+        return None
+    rank = max(1, math.ceil(share * placed - 1e-9))
+    if rank == placed:
+        return float(longest_s)
+    passed = list(accumulate(counts, initial=0))
+    bucket = next(index for index, (_before, after) in enumerate(pairwise(passed)) if after >= rank)
+    low, high = bucket_span(bucket, longest_s)
+    return low + (high - low) * (rank - passed[bucket] - 0.5) / counts[bucket]
+
+
+def bucket_span(bucket: int, longest_s: int) -> tuple[int, int]:
+    """The least and the longest wait (s) that a bucket may hold when none was longer than `longest_s`."""
+    low = BOUNDS_S[bucket - 1] + 1 if bucket else 0
+    high = min(BOUNDS_S[bucket], longest_s) if bucket < len(BOUNDS_S) else longest_s
+    return low, high
