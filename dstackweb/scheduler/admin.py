@@ -21,4 +21,4 @@ class PassStateAdmin(ReadOnly):
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnly):
-    list_display = ("boot_id", "monotonic_s")
+    list_display = ("counted_s", "looks")

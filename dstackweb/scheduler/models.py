@@ -65,15 +65,18 @@ class Reservation(models.Model):
 
 
 class Watch(models.Model):
-    """When the watcher last looked, in its machine's monotonic time: silence counts only between two looks."""
+    """What the watcher has counted of all silence, and when each machine last looked for it: silence counts only
+    between two looks of one machine, and once only where several look in turn."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    boot_id = models.CharField(max_length=64, blank=True)
-    monotonic_s = models.FloatField(default=0)
+    counted_s = models.FloatField(default=0, help_text="Seconds counted by all machines together")
+    looks: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then"
+    )
 
     class Meta:
         verbose_name_plural = "watch"
         constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_watch_row")]
 
     def __str__(self) -> str:
-        return f"{self.monotonic_s:.0f} s after boot {self.boot_id[:8]}"
+        return f"{self.counted_s:.0f} s counted"

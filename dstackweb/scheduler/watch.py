@@ -1,7 +1,8 @@
 """Watching what was placed: silence, deadlines, retries whose time has come (DESIGN 3, rule 9).
 
-Silence and time in a status are summed up in the watcher's own monotonic time, between two of its looks and at most
-`MAX_STEP` intervals of it at once: an hour of downtime or a jump of the clock declares nothing lost.
+Silence and time in a status are summed up in the watcher's own monotonic time, between two looks of one machine and at
+most `MAX_STEP` intervals of it at once: an hour of downtime or a jump of the clock declares nothing lost. Where several
+machines look in turn, no second counts twice.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MAX_STEP = 3.0
 """Intervals that one look may add at most."""
 KILL_MARGIN_S = 15.0
 """How long after its grace a stopping job's own runner may take before its host kills it."""
+FORGET_S = 24 * 3600.0
+"""A machine that has not looked while so much was counted is new when it comes back."""
 LOST_MARGIN_S = 60.0
 """On top of `lost_after` and `stop_duration`: by then a runner without contact has stopped its child."""
 
@@ -47,22 +50,26 @@ def boot_id() -> str:
 
 
 def elapsed_since_last_look(monotonic_s: float, boot: str) -> float:
-    """Seconds that count since the last look, which this call makes the present one. Zero for a racing second."""
+    """Seconds that count since this machine's last look, which this call makes the present one."""
     Watch.objects.get_or_create(pk=1)
-    last = Watch.objects.get(pk=1)
-    won = Watch.objects.filter(pk=1, boot_id=last.boot_id, monotonic_s=last.monotonic_s).update(
-        boot_id=boot, monotonic_s=monotonic_s
-    )
-    if not won:
-        return 0.0
-    return counted(last, monotonic_s, boot, settings.DSTACKWEB_WATCH_EVERY_S)
+    with transaction.atomic():
+        Watch.objects.filter(pk=1).update(counted_s=F("counted_s"))  # one look after the other
+        row = Watch.objects.get(pk=1)
+        last_s, counted_then_s = row.looks.get(boot, (None, 0.0))
+        step = counted(last_s, monotonic_s, row.counted_s - counted_then_s, settings.DSTACKWEB_WATCH_EVERY_S)
+        row.counted_s += step
+        row.looks[boot] = [max(monotonic_s, last_s or 0.0), row.counted_s]
+        row.looks = {boot: look for boot, look in row.looks.items() if row.counted_s - look[1] < FORGET_S}
+        row.save()
+    return step
 
 
-def counted(last: Watch, monotonic_s: float, boot: str, every_s: float) -> float:
-    """How much of the time since `last` counts: none across a boot, and never more than MAX_STEP intervals."""
-    if last.boot_id != boot:
+def counted(last_s: float | None, now_s: float, by_others_s: float, every_s: float) -> float:
+    """How much of the time since a machine's last look counts: none across a boot (`last_s` None), never more than
+    MAX_STEP intervals, and nothing that the looks of other machines have counted meanwhile."""
+    if last_s is None:
         return 0.0
-    return min(max(0.0, monotonic_s - last.monotonic_s), MAX_STEP * every_s)
+    return max(0.0, min(now_s - last_s, MAX_STEP * every_s) - by_others_s)
 
 
 def watch() -> None:

@@ -50,11 +50,23 @@ def running(project: Project, member: User, **keys: object) -> Run:
     return run
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
-def test_one_look_never_adds_more_than_three_intervals(last: float, now: float, same_boot: bool) -> None:
-    step = watch.counted(Watch(boot_id="a", monotonic_s=last), now, "a" if same_boot else "b", 2.0)
+@given(st.none() | st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_one_look_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
+    step = watch.counted(last, now, others, 2.0)
     assert 0 <= step <= 6
-    assert same_boot or step == 0
+    assert last is not None or step == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 2.0, 5.0, 60.0])), max_size=60))
+def test_machines_that_look_in_turn_count_no_second_twice(looks: list[tuple[int, float]]) -> None:
+    now = total = 0.0
+    last: dict[int, tuple[float, float]] = {}
+    for machine, wait in looks:
+        now += wait
+        seen, then = last.get(machine, (None, 0.0))
+        total += watch.counted(seen, now + machine, total - then, 2.0)
+        last[machine] = now + machine, total
+        assert total <= now
 
 
 def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
@@ -96,6 +108,30 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
     clock.now, clock.boot = 5.0, "boot-2"
     watch.watch()
     assert Job.objects.get(run=run).silent_s == 0
+
+
+def test_two_machines_that_look_in_turn_find_what_is_lost_when_one_would(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    make_host()
+    run = running(project, member, retry=True, stop_duration=20)
+    for _ in range(43):
+        clock.pass_time(2)
+        clock.now, clock.boot = clock.now + 1e6, "boot-2"
+        clock.pass_time(2)
+        clock.now, clock.boot = clock.now - 1e6, "boot-1"
+    assert fresh(run).status == RunStatus.RUNNING  # after 172 s of the 180 that its runner has
+    clock.pass_time(20)
+    assert fresh(run).status == RunStatus.PENDING
+
+
+def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
+    clock.boot = "boot-2"
+    clock.pass_time(2)
+    Watch.objects.update(counted_s=watch.FORGET_S + 100)
+    clock.pass_time(2)
+    assert list(Watch.objects.get().looks) == ["boot-2"]
 
 
 def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
