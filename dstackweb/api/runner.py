@@ -95,7 +95,11 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
     """Alive; the answer says to carry on, to wait for the other nodes, or to stop."""
     job = _wanted(request, job_id)
     Job.objects.filter(pk=job.pk).update(beat=F("beat") + 1, beat_at=timezone.now())
-    answer: dict[str, Any] = {"action": "go", "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
+    answer: dict[str, Any] = {
+        "action": "go",
+        "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S,
+        "max_duration_s": job.run.limit_s,
+    }
     if job.status == JobStatus.TERMINATING:
         return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
     if body.phase == "waiting" and _others_unclaimed(job):

@@ -146,6 +146,8 @@ def _dstack_env(job: Job) -> dict[str, str]:
         "DSTACK_NODES_NUM": str(spec["nodes"]),
         "DSTACK_NODE_RANK": str(spec["node"]),
         "DSTACK_MASTER_NODE_IP": spec["master_ip"],
+        "DSTACK_HOST_NAME": spec.get("host", ""),
+        "DSTACK_HOST_ADDRESS": spec.get("host_address", ""),
         "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
         "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
         "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),

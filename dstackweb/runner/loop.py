@@ -182,6 +182,8 @@ class Runner:
         answer = self.client.post("heartbeat", {"beat": self.beat, "phase": phase})
         self.heartbeat_s = float(answer.get("heartbeat_s", self.heartbeat_s))
         self.contact = time.monotonic()
+        # People may have lengthened it; a server that knows no such thing says nothing of it.
+        self.spec["max_duration_s"] = answer.get("max_duration_s", self.spec["max_duration_s"])
         return answer
 
     def _insist(self, call: Callable[[], Any]) -> Any:

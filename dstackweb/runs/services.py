@@ -130,7 +130,7 @@ def submit(
         return earlier, False
     prepared = prepare(project, user, role, submission)
     spec = prepared.effective.spec
-    name = spec.name or _free_name(project)
+    name = spec.name or _free_name(project, "hold-" if spec.hold else "")
     archive = Archive.objects.filter(project=project, sha256=submission.archive).first() if submission.archive else None
     try:
         with transaction.atomic():
@@ -183,14 +183,14 @@ def _name_taken(project: Project, name: str) -> Conflict:
     )
 
 
-def _free_name(project: Project) -> str:
+def _free_name(project: Project, prefix: str = "") -> str:
     """A name no active run of the project has."""
     rnd = random.Random()
     for _ in range(20):
-        name = random_name(rnd)
+        name = prefix + random_name(rnd)
         if not Run.objects.filter(project=project, name=name).exists():
             return name
-    return f"{random_name(rnd)}-{rnd.randint(1000, 9999)}"
+    return f"{prefix}{random_name(rnd)}-{rnd.randint(1000, 9999)}"
 
 
 def _masked_values(run_file: RunFile, submission: Submission) -> dict[str, str]:

@@ -1,0 +1,182 @@
+"""Holds: GPUs for a person to work on, for a time. A hold is a run like any other, which keeps what it is given.
+
+Its commands print where it is and the way in, and wait. Its time is its `max_duration`, which people may lengthen.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid
+from dstackweb.runs import services
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JobStatus, RunStatus
+from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.spec.units import MAX_DURATION_S, format_duration, parse_duration
+
+MEMBER_MAX_S = 7 * 86_400
+"""How long members may hold, or let a run go on that was lengthened, in all; managers as long as they like."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody wants to hold, in the words of a run file; empty means not said."""
+
+    duration: str
+    gpu: str = ""
+    cpu: str = ""
+    memory: str = ""
+    name: str = ""
+    queue: str = ""
+    priority: int | None = None
+
+
+def hold(project: Project, user: User, role: str, wanted: Wanted, idempotency_key: str = "") -> Run:
+    """Put a hold in its queue, where it waits like any run. Raises what `services.submit` raises."""
+    seconds = _seconds(wanted.duration)
+    if seconds > MEMBER_MAX_S and not allows(role, "manager"):
+        raise _too_long(seconds)
+    if not (wanted.gpu or wanted.cpu):
+        raise Invalid.at("gpu", msg="say what to hold: `gpu`, such as 1 or A100:2, or `cpu`")
+    submission = services.Submission(config(wanted, seconds), hold=True)
+    run, _made = services.submit(project, user, role, submission, idempotency_key)
+    return run
+
+
+def config(wanted: Wanted, seconds: int) -> dict[str, Any]:
+    """The run file of a hold."""
+    resources = {"gpu": wanted.gpu, "cpu": wanted.cpu, "memory": wanted.memory}
+    asked = {"name": wanted.name, "queue": wanted.queue, "priority": wanted.priority}
+    return {
+        "type": "task",
+        "commands": [script(seconds)],
+        "resources": {key: text for key, text in resources.items() if text},
+        "max_duration": format_duration(seconds),
+        **{key: value for key, value in asked.items() if value not in ("", None)},
+    }
+
+
+def script(seconds: int) -> str:
+    """What a hold executes, for POSIX shells: it says where it is and how to get in, and waits to be told to end."""
+    return f"""\
+trap 'exit 0' TERM
+echo "host   $DSTACK_HOST_NAME${{DSTACK_HOST_ADDRESS:+ ($DSTACK_HOST_ADDRESS)}}"
+echo "GPUs   ${{CUDA_VISIBLE_DEVICES:-none}}"
+echo "until  $(date -u -d "@$(($(date +%s) + {seconds}))" '+%Y-%m-%d %H:%M UTC' 2>/dev/null || echo 'its time is over')"
+echo
+case "$DSTACK_HOST_ADDRESS" in
+  '' | 127.* | ::1) echo "To use them, in a shell on $DSTACK_HOST_NAME, the machine that dstackweb runs on:" ;;
+  *) echo 'To use them:'; echo "  ssh $DSTACK_HOST_ADDRESS" ;;
+esac
+echo "  export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
+echo
+echo "More time: dstackweb extend $DSTACK_RUN_NAME 1h"
+echo "Give back: dstackweb stop $DSTACK_RUN_NAME"
+while :; do sleep 3600 & wait $! || :; done"""
+
+
+@dataclass(frozen=True)
+class WayIn:
+    """Where a hold is, and the lines to type there. `here` means the machine that dstackweb itself runs on."""
+
+    host: str
+    address: str
+    here: bool
+    gpus: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """What to type, one after the other: the first reaches the host, unless one is there."""
+        export = f"export CUDA_VISIBLE_DEVICES={','.join(self.gpus)}"
+        return [export] if self.here else [f"ssh {shlex.quote(self.address)}", export]
+
+
+def way_in(run: Run, jobs: Sequence[Job]) -> WayIn | None:
+    """How to get at what a hold keeps; None for any other run, and until it has begun.
+
+    `jobs` are the run's, with their hosts.
+    """
+    if not run.is_hold or run.status != RunStatus.RUNNING:
+        return None
+    for job in jobs:
+        if job.attempt == run.attempt and job.status == JobStatus.RUNNING and job.host is not None:
+            address = job.host.address
+            return WayIn(job.host.name, address, is_here(address), tuple(job.gpus))
+    return None
+
+
+def is_here(address: str) -> bool:
+    """Whether a host's address is that of the machine which dstackweb runs on: no other could be reached there."""
+    try:
+        return not address or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def extend(run: Run, user: User, role: str, duration: str) -> Run:
+    """Lengthen the time of a placed run, a hold or not, by `duration`; its runner hears it with its next heartbeat.
+
+    Raises Forbidden for another member's run, Invalid for a time that is none or too long, and Conflict for a run
+    that has no limit, is not placed, or is ending.
+    """
+    if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
+        raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can give it more time")
+    more = _seconds(duration)
+    with transaction.atomic():
+        fresh = lock_run(run.pk)
+        total = _lengthened(fresh, more)
+        if total > MEMBER_MAX_S and not allows(role, "manager"):
+            raise _too_long(total)
+        if total > MAX_DURATION_S:
+            raise Invalid.at("for", msg=f"a run may last {MAX_DURATION_S // 86_400} days at most")
+        Run.objects.filter(pk=fresh.pk).update(extended_s=F("extended_s") + more)
+        record(fresh, "extended", {"by_s": more, "total_s": total}, actor=user)
+        touch(fresh.queue_id)
+    return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _lengthened(run: Run, more: int) -> int:
+    """How long (seconds) a run may last in all with so much more time. Raises Conflict where that has no meaning."""
+    if run.limit_s is None:
+        raise Conflict(f"run {run.name} has no max_duration: there is nothing to lengthen")
+    if run.status not in (RunStatus.PROVISIONING, RunStatus.RUNNING):
+        raise Conflict(
+            f"run {run.name} is {run.status}: only a run that has been placed and isn't ending gets more time"
+        )
+    started = run.jobs.filter(attempt=run.attempt, started_at__isnull=False).order_by("started_at").first()
+    if started is not None and started.started_at is not None:
+        ends = started.started_at + dt.timedelta(seconds=run.limit_s)
+        # Its runner, which keeps the limit by itself, hears of more with a heartbeat.
+        if ends - timezone.now() < dt.timedelta(seconds=2 * settings.DSTACKWEB_HEARTBEAT_S):
+            raise Conflict(f"the time of run {run.name} is over: it is ending")
+    return run.limit_s + more
+
+
+def _seconds(duration: str) -> int:
+    """A time that was asked for. Raises Invalid."""
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise Invalid.at("for", msg=f"`for` should be a duration such as 3h: {error}") from None
+    if seconds < 1:
+        raise Invalid.at("for", msg="`for` should be a duration such as 3h, not none at all")
+    return seconds
+
+
+def _too_long(seconds: int) -> Invalid:
+    most, asked = MEMBER_MAX_S // 86_400, format_duration(seconds)
+    return Invalid.at(
+        "for", msg=f"members may hold, or lengthen a run to, {most} days in all, not {asked}; ask a manager"
+    )
