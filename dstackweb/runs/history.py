@@ -7,15 +7,31 @@ many runs there were.
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import BigIntegerField, Count, F, Q, Value
+from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest
 
-from dstackweb.runs.history_math import BANDS, BUCKETS, band_of, bucket_of, hour_of
+from dstackweb.accounts.models import Project
+from dstackweb.runs.history_math import (
+    BANDS,
+    BUCKETS,
+    HOURLY_UP_TO_DAYS,
+    Tally,
+    band_limits,
+    band_of,
+    bucket_of,
+    hour_of,
+    midnight,
+    steps,
+    together,
+    total,
+)
 from dstackweb.runs.models import Queue, QueueHour, Run
 from dstackweb.runs.states import RunStatus
 
@@ -82,3 +98,103 @@ def sample_lengths(now: dt.datetime) -> None:
 def prune(now: dt.datetime) -> None:
     """Remove hours that are older than KEPT_DAYS."""
     QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS)).delete()
+
+
+@dataclass(frozen=True)
+class History:
+    """The past of a queue, or of all queues of a project, in spans that begin at `times` (UTC).
+
+    `bands[b][i]` is what happened in band b within span i, `all[i]` in all bands; the last span is not over yet.
+    `today` is when the day of `zone` began that the last span is in.
+    """
+
+    days: int
+    zone: dt.tzinfo
+    today: dt.datetime
+    times: list[dt.datetime]
+    bands: list[list[Tally]]
+    all: list[Tally]
+
+    @property
+    def step(self) -> str:
+        """How long a span is: `hour` or `day`."""
+        return "hour" if self.days <= HOURLY_UP_TO_DAYS else "day"
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was placed and nobody was seen waiting."""
+        return not any(tally.placed or tally.lengths for tally in self.all)
+
+    def since(self, at: dt.datetime, band: int | None = None) -> Tally:
+        """What happened in the spans that begin at `at` or later, in one band or in all."""
+        return total((self.all if band is None else self.bands[band])[bisect_left(self.times, at) :])
+
+    def columns(self) -> dict[str, Any]:
+        """As the API and the charts have it: one list per number, with null where there is none to tell."""
+        return {
+            "days": self.days,
+            "step": self.step,
+            "zone": str(self.zone),
+            "times": [at.isoformat().replace("+00:00", "Z") for at in self.times],
+            "bands": [_columns(band, tallies) for band, tallies in enumerate(self.bands)],
+        }
+
+
+def _columns(band: int, tallies: list[Tally]) -> dict[str, Any]:
+    low, high = band_limits(band)
+    told = [numbers(tally) for tally in tallies]
+    return {"low": low, "high": high, **{name: [each[name] for each in told] for name in told[0]}}
+
+
+def numbers(tally: Tally) -> dict[str, Any]:
+    """What is told of a span: waits in seconds and lengths in runs, None where there is nothing to tell."""
+    return {
+        "placed": tally.placed,
+        "wait_median_s": None if tally.median_s is None else round(tally.median_s),
+        "wait_p90_s": None if tally.p90_s is None else round(tally.p90_s),
+        "wait_max_s": tally.longest_s if tally.placed else None,
+        "length": None if tally.length is None else round(tally.length, 1),
+        "length_max": tally.length_max,
+    }
+
+
+def series(scope: Queue | Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> History:
+    """The last `days` days up to `now` of a queue or a project: by the hour for a week, else by the days of `zone`."""
+    within = {"queue": scope} if isinstance(scope, Queue) else {"queue__project": scope}
+    rows = _read(QueueHour.objects.filter(**within), days, now, zone)
+    return _history([row[1:] for row in rows], days, now, zone)
+
+
+def by_queue(project: Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> list[tuple[Queue, History]]:
+    """The same of each queue of a project, by name."""
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for queue, *row in _read(QueueHour.objects.filter(queue__project=project), days, now, zone):
+        rows[queue].append(tuple(row))
+    queues = Queue.objects.filter(project=project).select_related("project").order_by("name")
+    return [(queue, _history(rows[queue.pk], days, now, zone)) for queue in queues]
+
+
+_COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
+
+
+def _read(rows: QuerySet[QueueHour], days: int, now: dt.datetime, zone: dt.tzinfo) -> list[tuple[Any, ...]]:
+    first = steps(days, now, zone)[0]
+    return list(rows.filter(hour__gte=first, hour__lte=now).values_list(*_COLUMNS))
+
+
+def _history(rows: Iterable[tuple[Any, ...]], days: int, now: dt.datetime, zone: dt.tzinfo) -> History:
+    hours: dict[dt.datetime, list[list[Tally]]] = defaultdict(lambda: [[] for _ in range(BANDS)])
+    for hour, band, placed, wait_s, longest_s, length, length_max, *counts in rows:
+        sampled = length is not None
+        tally = Tally(placed, wait_s, longest_s, tuple(counts), length or 0, int(sampled), length_max)
+        hours[hour][band].append(tally)
+    times = steps(days, now, zone)
+    spans: list[list[list[Tally]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
+    for hour, bands in hours.items():
+        index = bisect_right(times, hour) - 1
+        queues_together = [together(parts) for parts in bands]
+        for line, tally in zip(spans, [*queues_together, together(queues_together)], strict=True):
+            line[index].append(tally)
+    *of_bands, of_all = [[total(parts) for parts in line] for line in spans]
+    today = midnight(now.astimezone(zone).date(), zone)
+    return History(days=days, zone=zone, today=today, times=times, bands=of_bands, all=of_all)

@@ -68,6 +68,9 @@ def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:
     return dt.datetime.combine(date, dt.time(), zone).astimezone(dt.UTC)
 
 
+NONE = (0,) * len(BUCKETS)
+
+
 @dataclass(frozen=True)
 class Tally:
     """What happened in some span: sums that add up over hours, bands and queues alike.
@@ -79,7 +82,7 @@ class Tally:
     placed: int = 0
     wait_s: int = 0
     longest_s: int = 0
-    counts: tuple[int, ...] = (0,) * len(BUCKETS)
+    counts: tuple[int, ...] = NONE
     lengths: int = 0
     sampled: int = 0
     length_max: int | None = None
@@ -101,39 +104,38 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """One band of one queue over a longer span: its parts follow each other in time."""
+    """Spans that follow each other, as one."""
     parts = list(tallies)
-    return Tally(
-        placed=sum(part.placed for part in parts),
-        wait_s=sum(part.wait_s for part in parts),
-        longest_s=max((part.longest_s for part in parts), default=0),
-        counts=_columns(parts),
-        lengths=sum(part.lengths for part in parts),
-        sampled=sum(part.sampled for part in parts),
-        length_max=max((part.length_max for part in parts if part.length_max is not None), default=None),
-    )
+    return _sum(parts, sum(part.sampled for part in parts), _most(parts))
 
 
 def together(tallies: Iterable[Tally]) -> Tally:
-    """Several bands or queues over the same span: their lengths were there at the same time, and add up.
+    """Bands or queues in the same hour, as one. Their lines were sampled at once, so that their lengths add up.
 
-    Their longest lines may have been at different times, so that the sum of these is a bound and not told.
+    Their longest lines need not have been at the same time: only what was seen at once is told as the most.
     """
     parts = list(tallies)
+    if len(parts) == 1:
+        return parts[0]
     sampled = max((part.sampled for part in parts), default=0)
+    at_once = sum(part.lengths for part in parts) if sampled else None
+    return _sum(parts, sampled, max((most for most in (at_once, _most(parts)) if most is not None), default=None))
+
+
+def _sum(parts: Sequence[Tally], sampled: int, length_max: int | None) -> Tally:
     return Tally(
         placed=sum(part.placed for part in parts),
         wait_s=sum(part.wait_s for part in parts),
         longest_s=max((part.longest_s for part in parts), default=0),
-        counts=_columns(parts),
+        counts=tuple(map(sum, zip(*(part.counts for part in parts), strict=True))) if parts else NONE,
         lengths=sum(part.lengths for part in parts),
         sampled=sampled,
-        length_max=None,
+        length_max=length_max,
     )
 
 
-def _columns(parts: Sequence[Tally]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*(part.counts for part in parts), strict=True))) or (0,) * len(BUCKETS)
+def _most(parts: Sequence[Tally]) -> int | None:
+    return max((part.length_max for part in parts if part.length_max is not None), default=None)
 
 
 def percentile(counts: Sequence[int], longest_s: int, share: float) -> float | None:

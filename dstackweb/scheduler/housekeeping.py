@@ -13,6 +13,7 @@ from django_q.models import OrmQ
 
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host
+from dstackweb.runs import history
 from dstackweb.runs.models import Job, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
 
@@ -20,9 +21,10 @@ LOST_TASK_AGE = dt.timedelta(days=1)
 
 
 def keep_house() -> None:
-    """Verdicts of shapes that nobody waits with, sessions that have expired, tasks no cluster ever took."""
+    """Verdicts of shapes nobody waits with, old hours of history, expired sessions, tasks no cluster ever took."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), shape=OuterRef("shape"), status=RunStatus.SUBMITTED)
     Verdict.objects.filter(~Exists(waiting)).delete()
+    history.prune(timezone.now())
     SessionStore.clear_expired()
     OrmQ.objects.filter(lock__lt=timezone.now() - LOST_TASK_AGE).delete()
 

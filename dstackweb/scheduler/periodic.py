@@ -42,6 +42,7 @@ def control_jobs() -> list[Periodic]:
     return [
         Periodic("pass", f"{tasks}.place_waiting", settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", f"{tasks}.watch", settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic("queue-lengths", f"{tasks}.sample_queue_lengths", 300.0, control),
         Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
     ]
 

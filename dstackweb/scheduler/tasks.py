@@ -7,9 +7,11 @@ import logging
 from typing import Any
 
 from django.conf import settings
+from django.utils import timezone
 from django.utils.module_loading import import_string
 from django_q.tasks import async_task
 
+from dstackweb.runs import history
 from dstackweb.scheduler import hosting, housekeeping, passes, periodic
 from dstackweb.scheduler import watch as watching
 
@@ -44,6 +46,11 @@ def look_over_host(host: str) -> None:
 def tidy_host(host: str) -> None:
     """Remove what ended jobs left on a host, on it."""
     housekeeping.tidy_host(host)
+
+
+def sample_queue_lengths() -> None:
+    """Keep how many runs wait in each queue, for its history."""
+    history.sample_lengths(timezone.now())
 
 
 def keep_house() -> None:
