@@ -6,6 +6,7 @@ guarded UPDATE. Both happen in the caller's transaction: any miss raises `Taken`
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,27 +37,42 @@ def claim_all(claims: Sequence[tuple[Job, Claim]]) -> None:
 
     Raises Taken. Call inside a transaction that the exception leaves.
     """
-    for job, claim in sorted(claims, key=lambda pair: (pair[1].host_id, pair[0].node)):
-        _claim(job, claim)
-
-
-def _claim(job: Job, claim: Claim) -> None:
-    won = Host.objects.filter(
-        pk=claim.host_id,
-        draining=False,
-        cpus__gte=F("cpus_used") + claim.cpus,
-        memory_mib__gte=F("memory_used_mib") + claim.memory_mib,
-    ).update(cpus_used=F("cpus_used") + claim.cpus, memory_used_mib=F("memory_used_mib") + claim.memory_mib)
-    if not won:
-        raise Taken(f"host {claim.host_id} has no room left")
-    gpus = list(Gpu.objects.filter(host_id=claim.host_id, uuid__in=claim.gpu_uuids, present=True).order_by("uuid"))
-    if len(gpus) != len(claim.gpu_uuids):
-        raise Taken("a GPU has gone")
-    whole = Allocation(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib)
+    by_host: dict[int, list[Claim]] = defaultdict(list)
+    for _, claim in claims:
+        by_host[claim.host_id].append(claim)
+    for host_id, mine in sorted(by_host.items()):
+        _take(host_id, sum(claim.cpus for claim in mine), sum(claim.memory_mib for claim in mine))
+    gpus = _gpus([uuid for _, claim in claims for uuid in claim.gpu_uuids])
+    rows = []
+    for job, claim in claims:
+        rows.append(Allocation(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib))
+        for uuid in claim.gpu_uuids:
+            if (claim.host_id, uuid) not in gpus:
+                raise Taken("a GPU has gone")
+            rows.append(Allocation(job=job, host_id=claim.host_id, gpu_id=gpus[claim.host_id, uuid]))
     try:
-        Allocation.objects.bulk_create([whole, *(Allocation(job=job, host_id=claim.host_id, gpu=gpu) for gpu in gpus)])
+        Allocation.objects.bulk_create(rows)
     except IntegrityError as error:
         raise Taken("a GPU was given to another job") from error
+
+
+def _take(host_id: int, cpus: int, memory_mib: int) -> None:
+    won = Host.objects.filter(
+        pk=host_id,
+        draining=False,
+        cpus__gte=F("cpus_used") + cpus,
+        memory_mib__gte=F("memory_used_mib") + memory_mib,
+    ).update(cpus_used=F("cpus_used") + cpus, memory_used_mib=F("memory_used_mib") + memory_mib)
+    if not won:
+        raise Taken(f"host {host_id} has no room left")
+
+
+def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
+    """Which rows these GPUs have, by host and UUID, as far as they are present."""
+    if not uuids:
+        return {}
+    rows = Gpu.objects.filter(uuid__in=uuids, present=True).values_list("host_id", "uuid", "pk")
+    return {(host_id, uuid): pk for host_id, uuid, pk in rows}
 
 
 def of_ended(run: Run) -> QuerySet[Allocation]:

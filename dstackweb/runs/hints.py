@@ -6,7 +6,9 @@ fails nothing that has just been committed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 from django.db import transaction
 from django.dispatch import Signal
@@ -15,8 +17,8 @@ from dstackweb.runs.models import Job
 
 pass_due = Signal()
 """A run entered a queue, an order changed, or capacity came free."""
-job_due = Signal()
-"""The host of job `job_id` (its cluster is `cluster`) should look at it: start it, or tell its runner to ask."""
+jobs_due = Signal()
+"""The host whose cluster is `cluster` should look at its jobs `job_ids`: start them, or tell their runners to ask."""
 
 
 def want_pass() -> None:
@@ -26,10 +28,9 @@ def want_pass() -> None:
 
 def want_look(jobs: Iterable[Job]) -> None:
     """Ask the hosts of these jobs to look at them once the current transaction commits."""
+    by_cluster: dict[str, list[str]] = defaultdict(list)
     for job in jobs:
         if job.host is not None:
-            _want_look(str(job.pk), job.host.cluster)
-
-
-def _want_look(job_id: str, cluster: str) -> None:
-    transaction.on_commit(lambda: job_due.send(sender=None, job_id=job_id, cluster=cluster), robust=True)
+            by_cluster[job.host.cluster].append(str(job.pk))
+    for cluster, job_ids in by_cluster.items():
+        transaction.on_commit(partial(jobs_due.send, sender=None, job_ids=job_ids, cluster=cluster), robust=True)

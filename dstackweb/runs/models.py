@@ -171,7 +171,10 @@ class Run(models.Model):
             models.Index(
                 "queue", "status", "rank", "id", "shape", condition=Q(status="submitted"), name="run_queue_order"
             ),
-            models.Index("queue", "status", "shape", condition=Q(status="submitted"), name="run_queue_shape"),
+            # The shapes that wait, and the next runs of each, without a look at the others.
+            models.Index(
+                "queue", "status", "shape", "rank", "id", condition=Q(status="submitted"), name="run_queue_shape_order"
+            ),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),
             models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),
             models.Index("project", "status", F("id").desc(), name="run_newest_of_status"),

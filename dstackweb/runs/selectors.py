@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connection
 from django.db.models import QuerySet, Sum
 
 from dstackweb.accounts.models import Project
@@ -56,6 +57,34 @@ def find_queue(project: Project, name: str) -> Queue:
 def in_order(queue: Queue) -> QuerySet[Run]:
     """The queue's waiting runs in their true order."""
     return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
+
+
+_HEADS = """
+WITH RECURSIVE shapes(shape) AS (
+    SELECT min(shape) FROM runs_run WHERE queue_id = %(queue)s AND status = 'submitted'
+    UNION ALL
+    SELECT (SELECT min(run.shape) FROM runs_run run
+            WHERE run.queue_id = %(queue)s AND run.status = 'submitted' AND run.shape > shapes.shape)
+    FROM shapes WHERE shapes.shape IS NOT NULL
+)
+SELECT head.rank, head.id, head.shape FROM shapes JOIN runs_run head ON head.id = (
+    SELECT run.id FROM runs_run run
+    WHERE run.queue_id = %(queue)s AND run.status = 'submitted' AND run.shape = shapes.shape
+        AND (run.rank, run.id) > (%(rank)s, %(id)s)
+    ORDER BY run.rank, run.id LIMIT 1
+)
+"""
+
+
+def heads_of_shapes(queue: Queue, after: tuple[int, int]) -> list[tuple[int, int, str]]:
+    """The first waiting run of each shape behind the place `after` (rank, id): its rank, id and shape, unordered.
+
+    A few steps in one index for each shape, however many runs there are of it.
+    """
+    rank, pk = after
+    with connection.cursor() as cursor:
+        cursor.execute(_HEADS, {"queue": queue.pk, "rank": rank, "id": pk})
+        return list(cursor.fetchall())
 
 
 TEXTS = ("config_text", "provenance", "env_secret")

@@ -7,6 +7,8 @@ same transaction it writes the event and shifts that queue's counters, so they c
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -14,6 +16,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
+from dstackweb.runs.history import count_placed
 from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
 from dstackweb.runs.states import (
     ENDED,
@@ -33,6 +36,10 @@ class IllegalTransition(RuntimeError):
     def __init__(self, run: Run, old: str, new: str, what: str = "run") -> None:
         history = list(run.events.order_by("-id").values_list("kind", "data")[:10])
         super().__init__(f"{what} of {run.name} (id {run.pk}): {old} → {new} is no legal move; last events: {history}")
+
+
+class MovedOn(Exception):
+    """Somebody else moved a run first; nothing of this move stays."""
 
 
 def lock_run(run_id: int) -> Run:
@@ -96,38 +103,75 @@ def move_run(
     attempt has begun.
     On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
     """
-    old = RunStatus(run.status)
-    if new not in RUN_MOVES[old]:
-        raise IllegalTransition(run, old, new)
-    fields |= _moments(run, old, new, now)
-    attempt = run.attempt
-    with transaction.atomic():
-        mine = Run.objects.filter(pk=run.pk, status=old, attempt=attempt, queue=run.queue_id)
-        won = mine.update(status=new, version=F("version") + 1, **fields)
-        if not won:
-            return False
-        QueueCount.objects.filter(queue_id=run.queue_id).update(
-            **{old.value: F(old.value) - 1, new.value: F(new.value) + 1, "version": F("version") + 1}
-        )
-        RunEvent.objects.create(
-            run=run,
-            kind=event or new.value,
-            actor=actor,
-            attempt=attempt,
-            data={"from": old.value, **(data or {})},
-            at=now,
-        )
-    run.status = new
-    for name, value in fields.items():
-        setattr(run, name, value)
+    try:
+        with transaction.atomic():
+            move_runs([run], new, now=now, actor=actor, event=event, data=[data or {}], **fields)
+    except MovedOn:
+        return False
     return True
 
 
-def _moments(run: Run, old: RunStatus, new: RunStatus, now: dt.datetime) -> dict[str, Any]:
+def move_runs(
+    runs: Sequence[Run],
+    new: RunStatus,
+    *,
+    now: dt.datetime,
+    data: Sequence[dict[str, Any]],
+    actor: User | None = None,
+    event: str | None = None,
+    **fields: Any,
+) -> None:
+    """Move many runs as `move_run` moves one, all or none, in a handful of statements; `data` has one entry per run.
+
+    Raises MovedOn when somebody else was faster with one of them. Call inside a transaction that the exception leaves,
+    and that has locked the runs' queues when there is more than one run.
+    """
+    alike: dict[tuple[RunStatus, int, int, bool], list[Run]] = defaultdict(list)
+    for run in runs:
+        old = RunStatus(run.status)
+        if new not in RUN_MOVES[old]:
+            raise IllegalTransition(run, old, new)
+        alike[old, run.queue_id, run.attempt, run.started_at is None].append(run)
+    written: dict[int, dict[str, Any]] = {}
+    for (old, queue_id, attempt, unstarted), group in sorted(alike.items()):
+        values = fields | _moments(old, new, now, unstarted=unstarted)
+        keys = [run.pk for run in group]
+        mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)
+        if mine.update(status=new, version=F("version") + 1, **values) != len(keys):
+            raise MovedOn("a run has moved on")
+        written |= dict.fromkeys(keys, values)
+    _count_moves(runs, new)
+    kind, was = event or new.value, {run.pk: RunStatus(run.status).value for run in runs}
+    RunEvent.objects.bulk_create(
+        RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)
+        for run, told in zip(runs, data, strict=True)
+    )
+    if new == RunStatus.PROVISIONING:
+        count_placed(runs, now)
+    for run in runs:
+        run.status = new
+        for name, value in written[run.pk].items():
+            setattr(run, name, value)
+
+
+def _count_moves(runs: Sequence[Run], new: RunStatus) -> None:
+    """Shift the counters of each queue once, in the order in which everybody does."""
+    left: dict[int, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        left[run.queue_id][run.status] += 1
+    for queue_id, olds in sorted(left.items()):
+        QueueCount.objects.filter(queue_id=queue_id).update(
+            version=F("version") + 1,
+            **{old: F(old) - n for old, n in olds.items()},
+            **{new.value: F(new.value) + olds.total()},
+        )
+
+
+def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:
     """The times that a move itself stamps."""
     if new in ENDED:
         return {"ended_at": now, "retry_at": None}
-    if new == RunStatus.RUNNING and run.started_at is None:
+    if new == RunStatus.RUNNING and unstarted:
         return {"started_at": now}
     if new == RunStatus.SUBMITTED:
         return {"queued_at": now}

@@ -11,4 +11,4 @@ class SchedulerConfig(AppConfig):
         from dstackweb.scheduler import tasks
 
         hints.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
-        hints.job_due.connect(tasks.enqueue_look, dispatch_uid="scheduler.look")
+        hints.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")

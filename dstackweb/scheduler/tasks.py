@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -12,10 +13,15 @@ from django.utils.module_loading import import_string
 from django_q.tasks import async_task
 
 from dstackweb.runs import history
-from dstackweb.scheduler import hosting, housekeeping, passes, periodic
+from dstackweb.scheduler import hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
 
 log = logging.getLogger(__name__)
+
+TASKS = 8
+"""Up to so many jobs are looked at by a task each."""
+MAX_LOOKS = 5
+"""Jobs that one task looks at: a start may take 10 s, and django-q kills a task after a minute."""
 
 
 def tick(name: str, task: str, enqueued_at: float, every_s: float, *args: str) -> None:
@@ -33,9 +39,10 @@ def watch() -> None:
     watching.watch()
 
 
-def look_at_job(job_id: str) -> None:
-    """A look at one job, on its host."""
-    hosting.look_at_job(job_id)
+def look_at_jobs(*job_ids: str) -> None:
+    """A look at a few jobs, on their host."""
+    for job_id in job_ids:
+        hosting.look_at_job(job_id)
 
 
 def look_over_host(host: str) -> None:
@@ -60,10 +67,12 @@ def keep_house() -> None:
 
 def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a pass unless one is queued that has not begun."""
-    if passes.request():
+    if pass_claim.request():
         async_task("dstackweb.scheduler.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
 
 
-def enqueue_look(job_id: str, cluster: str, **_signal: Any) -> None:
-    """Ask a job's host to look at it."""
-    async_task("dstackweb.scheduler.tasks.look_at_job", job_id, cluster=cluster)
+def enqueue_looks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:
+    """Ask a host to look at its jobs: few by one task each, so that all its workers start some; many by a handful."""
+    size = min(MAX_LOOKS, -(-len(job_ids) // TASKS))
+    for first in range(0, len(job_ids), size):
+        async_task("dstackweb.scheduler.tasks.look_at_jobs", *job_ids[first : first + size], cluster=cluster)

@@ -34,7 +34,7 @@ from dstackweb.runs import attempts, selectors, services  # noqa: E402
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent  # noqa: E402
 from dstackweb.runs.recount import differences  # noqa: E402
 from dstackweb.runs.states import ACTIVE, ENDED, JOB_ACTIVE, RUN_MOVES, JobStatus, Reason, RunStatus  # noqa: E402
-from dstackweb.scheduler import housekeeping, passes, watch  # noqa: E402
+from dstackweb.scheduler import housekeeping, pass_claim, passes, watch  # noqa: E402
 from tests.factories import join, make_host, make_project, make_user  # noqa: E402
 
 Act = Callable[[random.Random], object]
@@ -87,7 +87,7 @@ def change(rnd: random.Random) -> None:
 
 def place(rnd: random.Random) -> None:
     """Passes; now and then one whose claim is over before it has begun, so that two are at work."""
-    passes.PASS_EXPIRES_S = rnd.choice([30.0, 0.01])
+    pass_claim.EXPIRES_S = rnd.choice([30.0, 0.01])
     passes.run_passes()
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
 import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Backend, Host
 from dstackweb.runs import services
-from dstackweb.runs.models import Job, Run, Verdict
+from dstackweb.runs.models import Job, Queue, Run, Verdict
+from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler import passes
+from dstackweb.scheduler import apply, lines, pass_claim, passes
 from dstackweb.scheduler.models import PassState
 from tests.factories import make_host, make_run, place_all
 
@@ -47,7 +49,7 @@ def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
     make_host()
     make_run(project, member)
     with monkeypatch.context() as patched:
-        patched.setattr(passes, "claim_all", lambda _: 1 / 0)
+        patched.setattr(apply, "claim_all", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             place_all()
     assert place_all() == 1
@@ -56,8 +58,8 @@ def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
 def test_a_claim_that_was_renewed_while_another_looked_is_not_taken_for_one_of_the_future(db: None) -> None:
     now = timezone.now()
     begun()
-    PassState.objects.update(expires_at=now + dt.timedelta(seconds=passes.PASS_EXPIRES_S + 0.1))
-    assert passes._claim(now) is None
+    PassState.objects.update(expires_at=now + dt.timedelta(seconds=pass_claim.EXPIRES_S + 0.1))
+    assert pass_claim.claim(now) is None
 
 
 def test_a_long_walk_keeps_its_claim(project: Project, member: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +103,61 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
 
     def run(self: passes.Pass) -> int:
         counted.append(self.generation)
-        passes.request()
+        pass_claim.request()
         return 0
 
     monkeypatch.setattr(passes.Pass, "run", run)
     monkeypatch.setattr(passes, "WORK_S", 0.05)
     passes.run_passes()
     assert counted
+
+
+@pytest.mark.parametrize("setting", [{"paused": True}, {"max_running": 1}, {"max_gpus_per_user": 0}])
+def test_a_limit_set_while_a_pass_is_at_work_holds_at_once(project: Project, member: User, setting: dict) -> None:
+    make_host()
+    run = make_run(project, member)
+    started = begun()
+    Queue.objects.filter(pk=run.queue_id).update(**setting)
+    assert started.run() == 0
+    assert fresh(run).status == RunStatus.SUBMITTED
+    assert PassState.objects.get().requested
+
+
+def test_a_run_stopped_meanwhile_costs_none_ahead_its_place_and_those_behind_are_looked_at_again(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(cpus=2)
+    first, second, third = (make_run(project, member) for _ in range(3))
+    real, begun_with = apply.write, []
+
+    def write(generation: int, backend: Backend, placements: Sequence[apply.Placement], verdicts: apply.Verdicts):
+        begun_with.append(len(placements))
+        if len(begun_with) == 1:
+            services.stop(Run.objects.select_related("user").get(pk=second.pk), member, "member")
+        real(generation, backend, placements, verdicts)
+
+    monkeypatch.setattr(apply, "write", write)
+    assert place_all() == 2
+    assert [fresh(run).status for run in (first, second, third)] == ["provisioning", "terminated", "provisioning"]
+    assert begun_with == [2, 1, 1, 1]
+    assert list(differences()) == []
+
+
+def test_a_gang_in_a_batch_that_fails_leaves_nothing_behind(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        make_host(name, cpus=2)
+    make_run(project, member)
+    gang = make_run(project, member, nodes=2)
+    views = host_views()
+    Host.objects.filter(name="two").update(draining=True)
+    started = begun()
+    started.hosts = tuple(views)
+    assert started.run() == 1
+    assert fresh(gang).status == RunStatus.SUBMITTED
+    assert Job.objects.count() == 1
+    assert list(differences()) == []
 
 
 def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(project: Project, member: User) -> None:
@@ -119,12 +169,10 @@ def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(pro
     assert why(fresh(broken))[0] == "backend_unavailable"
 
 
-@pytest.mark.parametrize("named", [0, 1000])
 def test_a_run_behind_many_that_fit_nowhere_is_found_batch_by_batch(
-    project: Project, member: User, monkeypatch: pytest.MonkeyPatch, named: int
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "BATCH", 2)
-    monkeypatch.setattr(passes, "MAX_NAMED", named)
+    monkeypatch.setattr(lines, "BATCH", 2)
     make_host()
     for index in range(9):
         make_run(project, member, resources={"cpu": 9 + index // 2})

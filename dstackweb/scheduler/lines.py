@@ -1,0 +1,148 @@
+"""A queue as a pass walks it: its next runs in order, less those whose shape is known to fit nowhere.
+
+The walk starts in the order of ranks. Once a shape is blocked, what is left is merged from the lines of the single
+shapes, so that a run behind a hundred thousand that don't fit is found as fast as the first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Set
+
+from django.db.models import QuerySet
+from pydantic import ValidationError
+
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.selectors import heads_of_shapes, in_order
+from dstackweb.spec.effective import EffectiveSpec
+
+BATCH = 50
+"""Runs read at once."""
+READ = ("queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape",
+        "queued_at", "started_at")  # fmt: skip
+"""The columns of a run that a pass looks at. Its spec is read once for each shape."""
+
+
+class Line:
+    """The waiting runs of one queue. `head` is the next one; `pop` and `block` go on behind it."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.blocked: set[str] = set()
+        self._batch: deque[Run] = deque()
+        self._at: tuple[int, int] | None = None
+        self._over = False
+        self._shapes: _Shapes | None = None
+        self._specs: dict[str, EffectiveSpec | None] = {}
+
+    def head(self) -> Run | None:
+        """The next run to decide on; None at the end of the queue."""
+        while True:
+            while self._batch and self._batch[0].shape in self.blocked:
+                self._batch.popleft()
+            if self._batch:
+                return self._batch[0]
+            if self._over:
+                return None
+            if self._at is not None and self.blocked:
+                self._shapes = self._shapes or _Shapes(self.queue, self._at)
+                return self._shapes.head(self.blocked)
+            self._fetch()
+
+    def pop(self) -> None:
+        """Go on behind the head, which was placed."""
+        if self._batch:
+            self._batch.popleft()
+        elif self._shapes is not None:
+            self._shapes.pop()
+
+    def block(self, shape: str) -> None:
+        """Nothing more of this shape."""
+        self.blocked.add(shape)
+
+    def close(self) -> None:
+        """Nothing more of this queue."""
+        self._batch, self._over = deque(), True
+
+    def spec(self, run: Run) -> EffectiveSpec | None:
+        """What runs of this run's shape ask for; None where an earlier version stored what this one can't read."""
+        if run.shape not in self._specs:
+            self._read_specs([run, *self._batch, *(self._shapes.upcoming() if self._shapes else ())])
+        return self._specs[run.shape]
+
+    def _fetch(self) -> None:
+        found = list(_behind(in_order(self.queue), self._at)[:BATCH])
+        self._over = len(found) < BATCH
+        if found:
+            self._at = found[-1].rank, found[-1].pk
+        self._batch.extend(found)
+
+    def _read_specs(self, runs: Iterable[Run]) -> None:
+        first = {run.shape: run.pk for run in reversed(list(runs)) if run.shape not in self._specs}
+        self._specs |= dict.fromkeys(first)
+        for shape, stored in Run.objects.filter(pk__in=first.values()).values_list("shape", "spec"):
+            self._specs[shape] = _readable(stored)
+
+
+class _Shapes:
+    """What waits behind a place, merged from the lines of the single shapes, each read only as far as it is placed."""
+
+    def __init__(self, queue: Queue, after: tuple[int, int]) -> None:
+        self._queue = queue
+        self._heads = heads_of_shapes(queue, after)
+        heapq.heapify(self._heads)
+        self._read: dict[int, Run | None] = {}
+        self._following: defaultdict[str, deque[Run]] = defaultdict(deque)
+
+    def head(self, blocked: Set[str]) -> Run | None:
+        """The next run of a shape that isn't blocked."""
+        while self._heads:
+            _, pk, shape = self._heads[0]
+            if shape in blocked:
+                heapq.heappop(self._heads)
+                continue
+            if pk not in self._read:
+                self._read_heads(blocked)
+            if (run := self._read[pk]) is not None:
+                return run
+            self.pop()
+        return None
+
+    def pop(self) -> None:
+        """Go on to the next run of the head's shape."""
+        rank, pk, shape = heapq.heappop(self._heads)
+        self._read.pop(pk, None)
+        following = self._following[shape]
+        if not following:
+            following.extend(_behind(in_order(self._queue).filter(shape=shape), (rank, pk))[:BATCH])
+        if following:
+            run = following.popleft()
+            self._read[run.pk] = run
+            heapq.heappush(self._heads, (run.rank, run.pk, shape))
+
+    def upcoming(self) -> Iterable[Run]:
+        """Runs that were read already."""
+        return (run for run in self._read.values() if run is not None)
+
+    def _read_heads(self, blocked: Set[str]) -> None:
+        unread = (head for head in self._heads if head[2] not in blocked and head[1] not in self._read)
+        keys = [pk for _, pk, _ in heapq.nsmallest(BATCH, unread)]
+        # Asked as waiting again: a run may have been stopped or moved since the first question.
+        self._read |= dict.fromkeys(keys)
+        self._read |= {run.pk: run for run in in_order(self._queue).filter(pk__in=keys).only(*READ)}
+
+
+def _behind(waiting: QuerySet[Run], place: tuple[int, int] | None) -> QuerySet[Run]:
+    """Those behind a place (rank, id), with what a pass looks at."""
+    if place is not None:
+        rank, pk = place
+        waiting = waiting.filter(rank__gte=rank).exclude(rank=rank, pk__lte=pk)
+    return waiting.only(*READ)
+
+
+def _readable(stored: object) -> EffectiveSpec | None:
+    try:
+        return EffectiveSpec.model_validate(stored)
+    except ValidationError:
+        return None
