@@ -9,6 +9,7 @@ from ninja import Field, Schema
 
 from dstackweb.backends.contract import Offer
 from dstackweb.runs import selectors
+from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.wording import reason as reason_told
 from dstackweb.scheduler.plan import Plan
@@ -121,6 +122,9 @@ class EventOut(Schema):
         return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
 
 
+RENAMED = ("id", "queue", "user", "next_at")
+
+
 class RunRow(Schema):
     """A run as lists show it."""
 
@@ -137,6 +141,10 @@ class RunRow(Schema):
     submitted_at: dt.datetime
     started_at: dt.datetime | None
     ended_at: dt.datetime | None
+    held_until: dt.datetime | None = Field(description="When a hold that has begun gives back what it keeps")
+    next_at: dt.datetime | None = Field(
+        description="When a pending run enters its queue; of an ended one with a schedule, when it comes round again"
+    )
 
     @staticmethod
     def values(run: Run) -> dict[str, Any]:
@@ -145,7 +153,8 @@ class RunRow(Schema):
             "id": str(run.uid),
             "queue": run.queue.name,
             "user": run.user.get_username(),
-            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "queue", "user")},
+            "next_at": run.retry_at,
+            **{name: getattr(run, name) for name in RunRow.model_fields if name not in RENAMED},
         }
 
     @classmethod
@@ -153,12 +162,28 @@ class RunRow(Schema):
         return cls(**cls.values(run))
 
 
+class HoldOut(Schema):
+    """What a hold keeps, and the lines to type to get there; `here` is the machine that dstackweb itself runs on."""
+
+    host: str
+    address: str
+    here: bool
+    gpus: list[str]
+    lines: list[str]
+
+    @classmethod
+    def of(cls, way: WayIn | None) -> HoldOut | None:
+        return cls(**{name: getattr(way, name) for name in cls.model_fields}) if way else None
+
+
 class RunOut(RunRow):
-    """One run in full. `position` and `reason` are null unless it waits."""
+    """One run in full. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has begun."""
 
     position: int | None
     reason: str | None
     reason_detail: str | None
+    max_duration_s: int | None = Field(description="Its limit, with what people have added")
+    hold: HoldOut | None
     spec: dict[str, Any]
     provenance: dict[str, Any]
     jobs: list[JobOut]
@@ -167,14 +192,17 @@ class RunOut(RunRow):
     @classmethod
     def of(cls, run: Run) -> RunOut:
         reason, data = selectors.why(run)
+        jobs = selectors.jobs_of(run)
         return cls(
             **cls.values(run),
             position=selectors.position(run),
             reason=reason or None,
             reason_detail=reason_told(reason, data).text if reason else None,
+            max_duration_s=run.limit_s,
+            hold=HoldOut.of(way_in(run, jobs)),
             spec=run.spec,
             provenance=run.provenance,
-            jobs=[JobOut.of(job) for job in selectors.jobs_of(run)],
+            jobs=[JobOut.of(job) for job in jobs],
             events=[EventOut.of(event) for event in run.events.select_related("actor")],
         )
 

@@ -91,6 +91,8 @@ def termination(code: str) -> str:
         "failed_to_start_due_to_no_capacity": _("It could not be started on its host in time."),
         "creating_container_error": _("Its container could not be created."),
         "log_quota_exceeded": _("It wrote more log than is allowed."),
+        "hold_ended": _("Held for its time, and given back."),
+        "given_back": _("Given back before its time was over."),
         "terminated_due_to_utilization_policy": _("Stopped by the utilization policy: its GPUs were not used enough."),
     }.get(code, code)
 

@@ -38,6 +38,11 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
         case "retry":
             why = wording.termination(data.get("job_reason", ""))
             return _("%(why)s Waiting to be tried again, with its place in the queue kept.") % {"why": why}
+        case "extended":
+            times = {"by": wording.duration(data.get("by_s")), "total": wording.duration(data.get("total_s"))}
+            return _("%(by)s more: %(total)s in all") % times
+        case "scheduled" | "came_round" | "next_scheduled" | "schedule_waits" | "schedule_ended":
+            return _schedule(kind, data)
         case "requeued":
             return _("back in the queue for the next attempt")
         case "done" | "failed" | "terminated":
@@ -45,6 +50,23 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
         case "start_deadline":
             return _("it did not start in time")
     return None
+
+
+def _schedule(kind: str, data: dict[str, Any]) -> str:
+    """How a run with a schedule comes round. Times are UTC, as cron expressions are."""
+    at = str(data.get("at", ""))[:16].replace("T", " ")
+    match kind:
+        case "scheduled":
+            return _("scheduled for %s UTC, after the run before it had ended") % at
+        case "came_round":
+            return _("its time has come: in the queue")
+        case "next_scheduled":
+            return _("the next one is scheduled for %s UTC") % at
+        case "schedule_ended":
+            return _("its schedule has ended: %s may not submit runs here any more") % str(data.get("user", ""))
+    if data.get("reason") == "draining":
+        return _("the next one waits: its queue takes no new runs")
+    return _("the next one waits: another active run has its name")
 
 
 def _placed(nodes: list[dict[str, Any]]) -> str:
