@@ -12,7 +12,7 @@ import secrets
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import dj_database_url
 import django_stubs_ext
@@ -49,6 +49,7 @@ DSTACKWEB_HOST_NAME = env.text(
 )
 DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", "nobody")
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
+DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")
 DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)
 DSTACKWEB_LOST_AFTER_S = env.seconds("DSTACKWEB_LOST_AFTER_S", 1800)
 DSTACKWEB_HOST_SILENT_S = env.seconds("DSTACKWEB_HOST_SILENT_S", 30)
@@ -60,8 +61,8 @@ DSTACKWEB_RESERVE_FOR_S = env.seconds("DSTACKWEB_RESERVE_FOR_S", 3600)
 DSTACKWEB_LOG_LIMIT_MB = env.integer("DSTACKWEB_LOG_LIMIT_MB", 100, least=1)
 DSTACKWEB_RUN_DIRS_DAYS = env.integer("DSTACKWEB_RUN_DIRS_DAYS", 14, least=1, most=3650)
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
-_DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
-_REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")
+DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
+REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")
 DEBUG = env.boolean("DSTACKWEB_DEBUG")
 
 
@@ -101,11 +102,43 @@ def _secret_key(home: Path) -> str:
     return path.read_text().strip()
 
 
+# A network that is cut says nothing. Each side notices within 30 s: a host goes on as soon as it is back, and the
+# server of the database rolls back what a vanished host was at, which may hold rows that others wait for.
+_CUT_OFF: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+    "options": " ".join(
+        f"-c {name}={value}"
+        for name, value in {
+            "tcp_keepalives_idle": 10,
+            "tcp_keepalives_interval": 5,
+            "tcp_keepalives_count": 3,
+            "tcp_user_timeout": 25_000,
+            "idle_in_transaction_session_timeout": 60_000,
+        }.items()
+    ),
+}
+
+
+def _patient(redis_url: str) -> str:
+    """The URL with time-outs, where it doesn't say its own: a cut connection must not be waited on for ever."""
+    parts = urlsplit(redis_url)
+    given = dict(parse_qsl(parts.query))
+    waits = {"socket_timeout": "10"}
+    if parts.scheme != "unix":
+        waits |= {"socket_connect_timeout": "5", "socket_keepalive": "true"}
+    return urlunsplit(parts._replace(query=urlencode(waits | given)))
+
+
 def _database(home: Path) -> dict[str, Any]:
-    if _DATABASE_URL and not _DATABASE_URL.startswith("sqlite"):
-        return dict(dj_database_url.parse(_DATABASE_URL, conn_max_age=60, conn_health_checks=True))
-    if _DATABASE_URL:
-        database = dict(dj_database_url.parse(_DATABASE_URL))
+    if DATABASE_URL and not DATABASE_URL.startswith("sqlite"):
+        database = dict(dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True))
+        return database | {"OPTIONS": _CUT_OFF | database.get("OPTIONS", {})}
+    if DATABASE_URL:
+        database = dict(dj_database_url.parse(DATABASE_URL))
     else:
         path = home / "db.sqlite3"
         # Jobs run as other users, and SQLite gives its -wal and -shm files the mode of the database.
@@ -122,10 +155,10 @@ def _database(home: Path) -> dict[str, Any]:
 
 
 def _cache(name: str, entries: int) -> dict[str, Any]:
-    if _REDIS_URL:
+    if REDIS_URL:
         return {
             "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": _REDIS_URL,
+            "LOCATION": REDIS_URL,
             "KEY_PREFIX": f"dstackweb:{name}",
             "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
         }
@@ -167,8 +200,8 @@ Q_CLUSTER: dict[str, Any] = {
     "log_level": "WARNING",
     "label": "Task queue",
 }
-if _REDIS_URL:
-    Q_CLUSTER["redis"] = _REDIS_URL
+if REDIS_URL:
+    Q_CLUSTER["redis"] = _patient(REDIS_URL)
 else:
     Q_CLUSTER["orm"] = "default"
 
@@ -257,7 +290,7 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Browsers send a host's cookies to all its ports: two servers on one machine must not sign each other out.
 _suffix = "" if _https else f"_{DSTACKWEB_PORT}"
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
-SESSION_ENGINE = "django.contrib.sessions.backends." + ("cached_db" if _REDIS_URL else "db")
+SESSION_ENGINE = "django.contrib.sessions.backends." + ("cached_db" if REDIS_URL else "db")
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"

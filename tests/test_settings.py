@@ -139,9 +139,21 @@ def test_redis_takes_the_place_of_the_database_for_caches_and_tasks(tmp_path: Pa
 
     assert without["Q_CLUSTER"]["orm"] == "default"
     assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in without["CACHES"].values()} == {"DatabaseCache"}
-    assert redis["Q_CLUSTER"]["redis"] == "redis://127.0.0.1:6379/0"
+    assert redis["Q_CLUSTER"]["redis"].startswith("redis://127.0.0.1:6379/0?")
     assert "orm" not in redis["Q_CLUSTER"]
     assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in redis["CACHES"].values()} == {"RedisCache"}
+
+
+def test_a_connection_that_was_cut_is_given_up_on_each_side(tmp_path: Path) -> None:
+    """Rows that a vanished host has locked, and a host that waits for an answer, must not wait for hours."""
+    urls = {"DATABASE_URL": "postgresql://me@db/name?connect_timeout=3", "REDIS_URL": "redis://r/1?socket_timeout=2"}
+    found = settings(tmp_path, "DATABASES", "Q_CLUSTER", **urls)
+
+    options = found["DATABASES"]["default"]["OPTIONS"]
+    assert (options["connect_timeout"], options["tcp_user_timeout"]) == (3, 25_000)
+    assert "tcp_keepalives_idle=10" in options["options"]
+    assert "idle_in_transaction_session_timeout=60000" in options["options"]
+    assert found["Q_CLUSTER"]["redis"] == "redis://r/1?socket_timeout=2&socket_connect_timeout=5&socket_keepalive=true"
 
 
 @pytest.mark.parametrize("name", ["dstackweb", "host-box"])

@@ -24,11 +24,12 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls about one job. Raises ValueError for plain HTTP to another machine: the token would cross the network."""
+    """Calls about one job. Raises ValueError for plain HTTP to another machine, where the token would cross the
+    network in the open, unless that is `insecure` by decision."""
 
-    def __init__(self, api: str, job: str, token: str, nonce: str) -> None:
+    def __init__(self, api: str, job: str, token: str, nonce: str, *, insecure: bool = False) -> None:
         parts = urlsplit(api)
-        if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+        if parts.scheme != "https" and not insecure and not _is_loopback(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
         self._parts = parts
         self._base = f"{parts.path.rstrip('/')}/api/v1/runner/jobs/{job}"

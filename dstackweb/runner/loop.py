@@ -47,7 +47,9 @@ class Runner:
     def __init__(self, orders: dict[str, Any], state: State) -> None:
         self.orders, self.state = orders, state
         self.job_id: str = orders["job"]
-        self.client = Client(orders["api"], self.job_id, orders["token"], state.nonce())
+        self.client = Client(
+            orders["api"], self.job_id, orders["token"], state.nonce(), insecure=bool(orders.get("insecure"))
+        )
         self.spool = state.path("spool")
         self.spec: dict[str, Any] = {}
         self.end: dict[str, Any] = {}

@@ -59,4 +59,5 @@ def launch_order(launch: LaunchSpec, host: Host) -> dict[str, object]:
         "run_dir": str(local.run_dir(host.runs_dir, UUID(launch.run_uid), launch.node)),
         "user": host.job_user or None,
         "path": local.job_path(),
+        "insecure": settings.DSTACKWEB_INSECURE_HTTP,
     }
