@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
+
+from dstackweb.accounts.models import User
+from dstackweb.spec.labels import check_labels
 
 
 class BackendKind(models.TextChoices):
@@ -48,6 +53,22 @@ class Backend(models.Model):
         return self.name
 
 
+def validate_labels(labels: object) -> None:
+    """Refuse what is no mapping of names to texts."""
+    try:
+        check_labels(labels)
+    except ValueError as error:
+        raise ValidationError(str(error)) from None
+
+
+class HostQuerySet(models.QuerySet["Host"]):
+    """Hosts, of which those that left keep their rows: jobs of the past name them."""
+
+    def joined(self) -> HostQuerySet:
+        """Without those that left."""
+        return self.filter(left_at=None)
+
+
 class Host(models.Model):
     """A machine of the team. What it has is written by the machine itself, what is taken of it by the claims.
 
@@ -60,11 +81,18 @@ class Host(models.Model):
     name = models.CharField(max_length=100, unique=True, validators=[HOST_NAME])
     address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
     cluster = models.CharField(max_length=120, help_text="The django-q2 cluster that works on this machine")
-    labels: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
+    labels: models.JSONField[Any, Any] = models.JSONField(
+        default=dict,
+        blank=True,
+        validators=[validate_labels],
+        help_text='Names with texts that runs can ask for, such as {"region": "eu", "disk": "nvme"}',
+    )
     setup = models.TextField(
         blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches."
     )
     draining = models.BooleanField(default=False, help_text="Takes no new jobs; running ones go on.")
+    leaving = models.BooleanField(default=False, help_text="Leaves as soon as no job holds anything of it")
+    left_at = models.DateTimeField(null=True, blank=True, help_text="It left, and is in no list until it comes back")
 
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
@@ -81,10 +109,17 @@ class Host(models.Model):
     seen_at = models.DateTimeField(null=True)
     watched_beat = models.BigIntegerField(default=0)
     silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
+    offline_since = models.DateTimeField(null=True, help_text="When the watcher noticed its silence")
+
+    objects = HostQuerySet.as_manager()
 
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(isolation__in=Isolation.values), name="host_isolation_known"),
+            # What leaves takes nothing new: the claims look at `draining` alone.
+            models.CheckConstraint(
+                condition=Q(leaving=False, left_at=None) | Q(draining=True), name="host_that_leaves_is_drained"
+            ),
         ]
         ordering = ["name"]
 
@@ -106,7 +141,42 @@ class Gpu(models.Model):
     )
 
     class Meta:
+        verbose_name = "GPU"
         ordering = ["host", "index"]
 
     def __str__(self) -> str:
         return f"{self.host} {self.index}: {self.name}"
+
+
+class HostEvent(models.Model):
+    """Something that happened to a host, or that somebody did to it: a code and its data."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField(default=timezone.now)
+    kind = models.CharField(max_length=20)
+    actor = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["host", "-at"], name="host_events_newest_first")]
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.kind}"
+
+
+class HostInvite(models.Model):
+    """Lets one machine join, once, until it expires. Only the digest of its token is kept."""
+
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    created_by = models.ForeignKey(User, on_delete=models.CASCADE, related_name="host_invites")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+    host_name = models.CharField(max_length=100, blank=True, help_text="The host that joined with it")
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"by {self.created_by} until {self.expires_at:%Y-%m-%d %H:%M} UTC"

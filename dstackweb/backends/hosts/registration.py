@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.backends.hosts.isolation import Arrangement
 from dstackweb.backends.hosts.probe import GpuProbe, Probe
-from dstackweb.backends.models import Backend, BackendKind, Gpu, Host
+from dstackweb.backends.models import Backend, BackendKind, Gpu, Host, HostEvent
 
 EMBEDDED = "hosts"
 """The name of the backend that every deployment has."""
+
+
+class HasLeft(Exception):
+    """People had this host leave: it says nothing more, until it is started again."""
 
 
 def ensure_embedded_backend() -> Backend:
@@ -20,10 +26,20 @@ def ensure_embedded_backend() -> Backend:
     return backend
 
 
-def register(name: str, *, address: str, cluster: str, probe: Probe, arrangement: Arrangement) -> Host:
+def register(
+    name: str,
+    *,
+    address: str,
+    cluster: str,
+    probe: Probe,
+    arrangement: Arrangement,
+    starting: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> Host:
     """Write what a machine is and has, and count it as seen. A host that comes back keeps its row and its GPUs' rows.
 
-    What jobs hold of it, its labels, set-up snippet and draining stay as they are.
+    What jobs hold of it, its set-up snippet, draining and labels stay as they are, but for the `labels` given here.
+    One that had left comes back only when it is `starting`: raises HasLeft otherwise.
     """
     machine = {
         "address": address,
@@ -39,16 +55,38 @@ def register(name: str, *, address: str, cluster: str, probe: Probe, arrangement
         "silent_s": 0.0,
     }
     with transaction.atomic():
-        host, _ = Host.objects.update_or_create(
+        host, created = Host.objects.update_or_create(
             name=name, defaults=machine, create_defaults={**machine, "backend": ensure_embedded_backend()}
         )
+        if host.left_at is not None and not starting:
+            raise HasLeft
+        if starting:
+            _start(host, labels or {})
+        if created or starting:
+            HostEvent.objects.create(host=host, kind="joined" if created else "started", data=_size(probe))
         _write_gpus(host, probe.gpus)
     return host
 
 
+def _start(host: Host, labels: Mapping[str, str]) -> None:
+    """Back from having left, and with the labels of its command line. The row is locked."""
+    if host.left_at is not None:
+        host.left_at, host.leaving, host.draining = None, False, False
+    host.labels = {**host.labels, **labels}
+    host.save(update_fields=["left_at", "leaving", "draining", "labels"])
+
+
+def _size(probe: Probe) -> dict[str, int]:
+    return {"cpus": probe.cpus, "memory_mib": probe.memory_mib, "gpus": len(probe.gpus)}
+
+
 def heartbeat(host: Host) -> bool:
-    """Count one sign of life. False when the host's row is gone, and it must register again."""
-    return bool(Host.objects.filter(pk=host.pk).update(beat=F("beat") + 1, seen_at=timezone.now()))
+    """Count one sign of life. False when the host's row is gone, and it must register again. Raises HasLeft."""
+    if Host.objects.joined().filter(pk=host.pk).update(beat=F("beat") + 1, seen_at=timezone.now()):
+        return True
+    if Host.objects.filter(pk=host.pk).exists():
+        raise HasLeft
+    return False
 
 
 def _write_gpus(host: Host, gpus: tuple[GpuProbe, ...]) -> None:
