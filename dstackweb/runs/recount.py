@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django.db.models import Count, Sum
+from django.db.models.functions import TruncHour
+from django.utils import timezone
 
 from dstackweb.backends.models import Host
-from dstackweb.runs.models import Allocation, Job, QueueCount, Run
+from dstackweb.runs.history import KEPT_DAYS
+from dstackweb.runs.history_math import BUCKETS, hour_of
+from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 
 
@@ -28,6 +33,7 @@ def differences() -> Iterator[Difference]:
     """Everything that disagrees. Consistent only while nothing moves, or inside one snapshot."""
     yield from _queues()
     yield from _hosts()
+    yield from _hours()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
@@ -55,3 +61,27 @@ def _hosts() -> Iterator[Difference]:
             yield Difference(f"host {host.name} CPUs", host.cpus_used, host.cpus_real or 0)
         if host.memory_used_mib != (host.memory_real or 0):
             yield Difference(f"host {host.name} memory (MiB)", host.memory_used_mib, host.memory_real or 0)
+
+
+def _hours() -> Iterator[Difference]:
+    """Placements per hour beside the events that tell of them.
+
+    By project: a run may have changed its queue or priority since, and takes its events with it.
+    """
+    since = hour_of(timezone.now()) - dt.timedelta(days=KEPT_DAYS - 1)
+    hours = QueueHour.objects.filter(hour__gte=since)
+    kept = {
+        (row["queue__project__name"], row["hour"]): row["n"]
+        for row in hours.order_by().values("queue__project__name", "hour").annotate(n=Sum("placed"))
+    }
+    events = RunEvent.objects.filter(kind="provisioning", data__from=RunStatus.SUBMITTED.value, at__gte=since)
+    by_hour = events.order_by().values("run__project__name", begun=TruncHour("at", tzinfo=dt.UTC))
+    counted = {(row["run__project__name"], row["begun"]): row["n"] for row in by_hour.annotate(n=Count("pk"))}
+    for project, hour in sorted(kept.keys() | counted.keys()):
+        was, real = kept.get((project, hour), 0), counted.get((project, hour), 0)
+        if was != real:
+            yield Difference(f"placed in {project} in the hour of {hour:%Y-%m-%d %H:%M} UTC", was, real)
+    for row in hours.select_related("queue__project"):
+        waits = sum(getattr(row, bucket) for bucket in BUCKETS)
+        if waits != row.placed:
+            yield Difference(f"waits counted in {row}", waits, row.placed)
