@@ -158,20 +158,23 @@ def numbers(tally: Tally) -> dict[str, Any]:
     }
 
 
-def series(scope: Queue | Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> History:
-    """The last `days` days up to `now` of a queue or a project: by the hour for a week, else by the days of `zone`."""
-    within = {"queue": scope} if isinstance(scope, Queue) else {"queue__project": scope}
-    rows = _read(QueueHour.objects.filter(**within), days, now, zone)
+def series(queue: Queue, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> History:
+    """The last `days` days of a queue up to `now`: by the hour for a week, else by the days of `zone`."""
+    rows = _read(queue.hours.all(), days, now, zone)
     return _history([row[1:] for row in rows], days, now, zone)
 
 
-def by_queue(project: Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> list[tuple[Queue, History]]:
-    """The same of each queue of a project, by name."""
-    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for queue, *row in _read(QueueHour.objects.filter(queue__project=project), days, now, zone):
-        rows[queue].append(tuple(row))
+def overview(
+    project: Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC
+) -> tuple[History, list[tuple[Queue, History]]]:
+    """The same of all queues of a project together, and of each by name."""
+    rows = _read(QueueHour.objects.filter(queue__project=project), days, now, zone)
+    of_queue: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for queue, *row in rows:
+        of_queue[queue].append(tuple(row))
     queues = Queue.objects.filter(project=project).select_related("project").order_by("name")
-    return [(queue, _history(rows[queue.pk], days, now, zone)) for queue in queues]
+    each = [(queue, _history(of_queue[queue.pk], days, now, zone)) for queue in queues]
+    return _history([row[1:] for row in rows], days, now, zone), each
 
 
 _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)

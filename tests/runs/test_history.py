@@ -224,8 +224,8 @@ def test_a_week_is_told_by_the_hour_with_gaps_left_open(project: Project, member
 def test_a_month_is_told_by_the_days_of_the_readers_zone(project: Project, member: User) -> None:
     late = dt.datetime(2026, 11, 20, 23, 30, tzinfo=dt.UTC)  # half past midnight of the 21st in Berlin
     history.count_placed([waiting(project, member, since=late)], late)
-    assert [t.placed for t in history.series(project, 30, NOW).all][-2:] == [1, 0]
-    berlin = history.series(project, 30, NOW, ZoneInfo("Europe/Berlin"))
+    assert [t.placed for t in history.overview(project, 30, NOW)[0].all][-2:] == [1, 0]
+    berlin = history.overview(project, 30, NOW, ZoneInfo("Europe/Berlin"))[0]
     assert [t.placed for t in berlin.all][-2:] == [0, 1]
     assert berlin.columns()["zone"] == "Europe/Berlin"
 
@@ -236,8 +236,8 @@ def test_what_is_older_or_of_another_project_is_not_told(project: Project, membe
     other = make_project("other")
     history.count_placed([waiting(other, member)], NOW)
     history.count_placed([waiting(project, member)], NOW - dt.timedelta(days=8))
-    assert history.series(project, 7, NOW).empty
-    assert not history.series(project, 30, NOW).empty
+    assert history.overview(project, 7, NOW)[0].empty
+    assert not history.overview(project, 30, NOW)[0].empty
 
 
 def test_a_project_is_told_as_the_sum_of_its_queues(project: Project, member: User) -> None:
@@ -245,12 +245,9 @@ def test_a_project_is_told_as_the_sum_of_its_queues(project: Project, member: Us
     for name in ("default", "night"):
         make_run(project, member, queue=name)
     history.sample_lengths(NOW)
-    whole = history.series(project, 7, NOW).all[-1]
-    assert (whole.placed, whole.length, whole.length_max) == (2, 2, 2)
-    assert [(q.name, told.all[-1].placed) for q, told in history.by_queue(project, 7, NOW)] == [
-        ("default", 1),
-        ("night", 1),
-    ]
+    whole, each = history.overview(project, 7, NOW)
+    assert (whole.all[-1].placed, whole.all[-1].length, whole.all[-1].length_max) == (2, 2, 2)
+    assert [(queue.name, told.all[-1].placed) for queue, told in each] == [("default", 1), ("night", 1)]
 
 
 def test_placements_of_before_are_counted_from_their_events(project: Project, member: User) -> None:
