@@ -14,7 +14,7 @@ import typer
 
 from dstackweb.cli.client import Api
 from dstackweb.cli.errors import TryLater, Unreachable
-from dstackweb.cli.output import DIM, clean, note, paint
+from dstackweb.cli.output import DIM, clean, clock_text, note, paint
 
 ENDED = ("done", "failed", "terminated")
 PAGE_FULL = 1 << 16
@@ -156,10 +156,25 @@ class Follower:
 
 def remark(run: dict[str, Any]) -> str:
     """What there is to say about how a run stands or ended: its message, and its exit code where that isn't in it."""
-    message, code = str(run["status_message"]), run["exit_code"]
+    message, code = _standing(run) or str(run["status_message"]), run["exit_code"]
     if code and str(code) not in message:
         return f"{message}, exit code {code}" if message else f"exit code {code}"
     return message
+
+
+def _standing(run: dict[str, Any]) -> str:
+    """What a hold does, and when what waits for its time goes on; nothing for other runs, or from an older server."""
+    if run.get("held_until"):
+        return f"held until {clock_text(run['held_until'])}"
+    if run.get("next_at"):
+        at = clock_text(run["next_at"])
+        if run["status"] == "pending":
+            return f"starts at {at}" if run["attempt"] == 1 else f"{run['status_message']}; again at {at}".lstrip("; ")
+        return f"{run['status_message']}; comes round at {at}".lstrip("; ")
+    return GIVEN_BACK.get(run["termination_reason"], "")
+
+
+GIVEN_BACK = {"hold_ended": "held for its time, given back", "given_back": "given back before its time"}
 
 
 def status_text(run: dict[str, Any]) -> str:

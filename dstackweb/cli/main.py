@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dstackweb.cli import config
+from dstackweb.cli import config, hold
 from dstackweb.cli.errors import CliError, Refused, UsageError
 from dstackweb.cli.output import Column, age_text, note, show_error, show_json, show_table, warn
 
@@ -146,6 +146,10 @@ def apply(
     raise typer.Exit(submit(_connect(), options))
 
 
+app.command()(hold.hold)
+app.command()(hold.extend)
+
+
 @app.command()
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Ended runs, too.")] = False,
@@ -238,12 +242,16 @@ def stop(
     api = _connect()
     found = api.get(api.in_project("runs", run))
     question = f"{'Kill' if abort else 'Stop'} {found['name']} of {found['user']} ({found['status']})?"
+    if found["spec"].get("schedule"):
+        question += " Its schedule ends with it."
     if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
         note("It goes on.")
         raise typer.Exit(1)
     # By id: between the question and the answer a newer run may have taken the name.
     stopped = api.json(api.send("POST", api.in_project("runs", found["id"], "stop"), json={"abort": abort}))
     typer.echo(f"{stopped['name']}: {stopped['status']}")
+    if found["spec"].get("schedule"):
+        note("Its schedule has ended: submit it again to have it come round.")
 
 
 @app.command()

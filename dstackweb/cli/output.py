@@ -135,6 +135,12 @@ def size_text(size: float) -> str:
     return f"{size:.1f} GB"
 
 
+def clock_text(at: str, now: datetime | None = None) -> str:
+    """An ISO time on the reader's clock: `18:40` today, otherwise with its day: `Nov 6, 02:00`."""
+    then, today = datetime.fromisoformat(at).astimezone(), (now or datetime.now(UTC)).astimezone()
+    return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%b} {then.day}, {then:%H:%M}"
+
+
 def age_text(since: str | None, now: datetime | None = None) -> str:
     """How long ago an ISO time was, in its largest unit: `12s`, `5m`, `3h`, `2d`. Nothing for no time."""
     if not since:
