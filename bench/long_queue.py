@@ -1,57 +1,29 @@
-"""What a long queue costs: passes, a priority change, a position, the first page; with 1k, 10k and 100k waiting runs.
+"""What a long queue costs, with 1k, 10k and 100k waiting runs, on SQLite and on PostgreSQL.
 
-    python bench/long_queue.py [SIZE …]
+    python bench/long_queue.py [sqlite|postgres] [SIZE …]
 
-On SQLite in a folder of its own; on PostgreSQL (a new database, dropped afterwards) too when DATABASE_URL is set.
+Everything in one process, as a web worker or a cluster worker does it; pages through Django's test client, so without
+the network. Milliseconds: the median, and between the least and the most.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from uuid import UUID
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import sides
+
 SIZES = (1_000, 10_000, 100_000)
-SHAPES = 20
-REPEATS = 7
-
-
-def main(sizes: list[str]) -> None:
-    """One process per side, since settings are read once."""
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
-          f"milliseconds, median of {REPEATS} (least–most)\n")  # fmt: skip
-    url = os.environ.pop("DATABASE_URL", "")
-    _measure_apart(sizes, "")
-    if url:
-        _with_new_database(url, lambda fresh: _measure_apart(sizes, fresh))
-
-
-def _measure_apart(sizes: list[str], url: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="dw-bench-") as home:
-        env = {**os.environ, "DSTACKWEB_HOME": home, "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
-               "PYTHONPATH": str(ROOT), "BENCH_HERE": "1"}  # fmt: skip
-        env |= {"DATABASE_URL": url} if url else {}
-        subprocess.run([sys.executable, __file__, *sizes], env=env, check=True)
-
-
-def _with_new_database(url: str, use: Callable[[str], None]) -> None:
-    import psycopg
-
-    name = f"dw_bench_{os.getpid()}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-        try:
-            use(urlsplit(url)._replace(path=f"/{name}").geturl())
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+REPEATS = 9
+MANY = 500
+"""Runs placed at once to see how many a second can be."""
+Row = Callable[[], Callable[[], object]]
+"""Prepares one measurement, and returns what is measured."""
 
 
 def measure(sizes: list[int]) -> None:
@@ -59,110 +31,107 @@ def measure(sizes: list[int]) -> None:
     import django
 
     django.setup()
-    from django.core.management import call_command
     from django.db import connection
     from django.test import Client
 
-    from dstackweb.accounts.services import create_token
-    from dstackweb.runs import selectors, services
-    from dstackweb.runs.models import Queue, QueueCount, Run
+    from bench.filled import BOXES, SHAPES, Filled
+    from dstackweb.runs import attempts, selectors, services
+    from dstackweb.runs.models import Job, Run
+    from dstackweb.runs.states import JobStatus, Reason
+    from dstackweb.scheduler.lines import Line
     from dstackweb.scheduler.passes import run_passes
-    from tests.factories import join, make_host, make_project, make_run, make_user
 
-    call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
-    project = make_project("main")
-    member = join(project, make_user("ada"), "manager")
-    make_host("large", cpus=50 * (REPEATS + 1) * len(sizes), memory_gib=4096)
-    for index in range(8):
-        make_host(f"box-{index}", cpus=64, memory_gib=512, gpus=8, draining=True)
-    queue = services.ensure_queue(project)
-    patterns = [make_run(project, member, resources={"cpu": 1, "gpu": f"H100:{2 + index}"}) for index in range(SHAPES)]
-    token = create_token(member, "bench")[1]
-    web = Client(headers={"Authorization": f"Bearer {token}", "Host": "localhost"})
+    there = Filled(room=(100 * (REPEATS + 1) + 2 * MANY) * len(sizes))
+    browser = Client(headers={"Host": "localhost"})
+    browser.force_login(there.ada)
 
-    def fill(size: int) -> None:
-        """Waiting runs of SHAPES shapes in turn, as if they had been submitted; then what autovacuum would do."""
-        there = QueueCount.objects.get(queue=queue).submitted
-        now = services.now_us()
-        Run.objects.bulk_create(
-            (
-                Run(
-                    project=project, queue=queue, user=member, name=f"bulk-{index}", shape=pattern.shape,
-                    spec=pattern.spec, provenance=pattern.provenance, config_text=pattern.config_text,
-                    seniority_us=now + index, rank=now + index - 50 * queue.step_us,
-                )
-                for index, pattern in ((index, patterns[index % SHAPES]) for index in range(there, size))
-            ),
-            batch_size=2000,
-        )  # fmt: skip
-        QueueCount.objects.filter(queue=queue).update(submitted=size)
-        Queue.objects.filter(pk=queue.pk).update(last_seniority_us=now + size)
-        if connection.vendor == "postgresql":
+    def bare() -> Row:
+        sql, params = selectors.in_order(there.queue).values_list("pk", "rank", "shape")[:50].query.sql_with_params()
+
+        def ask() -> None:
             with connection.cursor() as cursor:
-                cursor.execute("VACUUM ANALYZE")
+                cursor.execute(sql, params)
+                sides.must_be(len(cursor.fetchall()), 50)
 
-    def place_50() -> Callable[[], object]:
-        for _ in range(50):
-            make_run(project, member, role="manager", priority=0)
-        return lambda: _must_be(run_passes(), 50)
+        return lambda: ask
+
+    def pick() -> Callable[[], object]:
+        line = Line(there.queue)
+
+        def take() -> None:
+            for _ in range(50):
+                run = line.head()
+                assert run is not None
+                assert line.spec(run) is not None
+                line.pop()
+
+        return take
+
+    def place_50(priority: int) -> Row:
+        def prepare() -> Callable[[], object]:
+            there.submit(50, priority=priority)
+            return lambda: sides.must_be(run_passes(), 50)
+
+        return prepare
 
     def change_priority() -> Callable[[], object]:
-        run = Run.objects.select_related("queue", "project", "user").filter(queue=queue).order_by("-rank")[100]
-        return lambda: services.set_priority(run, member, "manager", 60 if run.priority == 50 else 50)
-
-    def middle() -> Run:
-        waiting = selectors.in_order(queue).select_related("queue", "project", "user")
-        return waiting[QueueCount.objects.get(queue=queue).submitted // 2]
+        run = there.middle()
+        return lambda: services.set_priority(run, there.ada, "manager", 60 if run.priority == 50 else 50)
 
     def one_position() -> Callable[[], object]:
-        run = middle()
+        run = there.middle()
         return lambda: selectors.position(run)
 
-    def one_run() -> Callable[[], object]:
-        name = middle().name
-        return lambda: _must_be(web.get(f"/api/v1/projects/main/runs/{name}").status_code, 200)
-
     def page() -> Callable[[], object]:
-        return lambda: _must_be(web.get("/api/v1/projects/main/queues/default?limit=50").status_code, 200)
+        return lambda: sides.must_be(browser.get("/p/main/queue/").status_code, 200)
 
-    print(f"{connection.vendor}; {SHAPES} shapes; 9 hosts, 64 GPUs")
-    print(f"{'':40}" + "".join(f"{size:>22,}" for size in sizes))
-    rows: dict[str, Callable[[], Callable[[], object]]] = {
-        "pass that places nothing": lambda: lambda: _must_be(run_passes(), 0),
-        "pass that places 50 at the queue's end": place_50,
+    def placements_a_second() -> str:
+        there.submit(MANY, priority=100)
+        took_ms = sides.timed(lambda: sides.must_be(run_passes(), MANY))
+        return f"{MANY / took_ms * 1000:,.0f}"
+
+    def placed_jobs() -> list[UUID]:
+        waiting = Job.objects.filter(status=JobStatus.PROVISIONING, host__name="large")
+        return list(waiting.values_list("pk", flat=True))
+
+    def runs_a_second() -> str:
+        def live() -> None:
+            there.submit(MANY // 5, priority=100)
+            run_passes()
+            for job in placed_jobs():
+                attempts.claim(job, "nonce", "here")
+                attempts.started(job)
+                attempts.ended(job, Reason.DONE_BY_RUNNER, exit_code=0)
+
+        for job in placed_jobs():
+            attempts.ended(job, Reason.DONE_BY_RUNNER, exit_code=0)
+        return f"{MANY // 5 / sides.timed(live) * 1000:,.0f}"
+
+    rows: dict[str, Row] = {
+        "the bare query for the next 50": bare(),
+        "picking the next 50": pick,
+        "a pass that places 50 at the head": place_50(100),
+        "a pass that places 50 behind all": place_50(0),
+        f"a pass in which {SHAPES} shapes fit nowhere": lambda: lambda: sides.must_be(run_passes(), 0),
         "priority change": change_priority,
         "position of the run in the middle": one_position,
-        "GET runs/{name}, in the middle": one_run,
-        "GET queues/default?limit=50": page,
+        "first queue page": page,
     }
-    table: dict[str, list[str]] = {name: [] for name in rows}
+    found: dict[str, list[str]] = defaultdict(list)
     for size in sizes:
-        fill(size)
-        run_passes()
+        there.fill(size)
         for name, prepare in rows.items():
-            table[name].append(_cell([_timed(prepare()) for _ in range(REPEATS)]))
-    for name, cells in table.items():
-        print(f"{name:40}" + "".join(f"{cell:>22}" for cell in cells))
-    print()
-
-
-def _timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    act()
-    return (time.perf_counter() - began) * 1000
-
-
-def _cell(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
-
-
-def _must_be(found: object, wanted: object) -> None:
-    assert found == wanted, f"{found} instead of {wanted}"
+            found[name].append(sides.measured(prepare, REPEATS))
+        found["first queue page, KB"].append(f"{len(browser.get('/p/main/queue/').content) / 1024:.1f}")
+        found[f"placements a second, {MANY} at once"].append(placements_a_second())
+        found["runs a second, submit to done"].append(runs_a_second())
+        sides.must_be(Run.objects.filter(queue=there.queue, status="submitted").count(), size)
+    heading = f"{sides.database()}; {BOXES} full hosts, {8 * BOXES} GPUs"
+    sides.table(heading, [f"{size:,} waiting" for size in sizes], found)
 
 
 if __name__ == "__main__":
-    if os.environ.get("BENCH_HERE"):
+    if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        main(sys.argv[1:])
+        sides.on_each_side(__file__, sys.argv[1:])

@@ -83,8 +83,8 @@ def redis(folder: Path) -> Server:
     return Server(argv, port, f"redis://127.0.0.1:{port}/0", folder / "redis.log").start()
 
 
-def postgres(folder: Path) -> Server:
-    """A PostgreSQL with an empty database `dstackweb`, fast rather than durable. It doesn't run as root."""
+def postgres(folder: Path, *, durable: bool = False) -> Server:
+    """An empty PostgreSQL, fast rather than `durable` (as a benchmark wants it). It doesn't run as root."""
     folder.mkdir(parents=True, exist_ok=True)
     user = NOBODY if os.geteuid() == 0 else None
     binaries = _postgres_binaries(folder, user)
@@ -96,10 +96,11 @@ def postgres(folder: Path) -> Server:
         [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"],
         check=True, capture_output=True, cwd=folder, user=user, group=user, extra_groups=None if user is None else [],
     )  # fmt: skip
-    options = {
+    options: dict[str, object] = {
         "listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 200,
-        "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
     }  # fmt: skip
+    if not durable:
+        options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
     argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
     return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT).start()

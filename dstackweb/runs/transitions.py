@@ -131,7 +131,8 @@ def move_runs(
         old = RunStatus(run.status)
         if new not in RUN_MOVES[old]:
             raise IllegalTransition(run, old, new)
-        alike[old, run.queue_id, run.attempt, run.started_at is None].append(run)
+        unstarted = new == RunStatus.RUNNING and run.started_at is None
+        alike[old, run.queue_id, run.attempt, unstarted].append(run)
     written: dict[int, dict[str, Any]] = {}
     for (old, queue_id, attempt, unstarted), group in sorted(alike.items()):
         values = fields | _moments(old, new, now, unstarted=unstarted)
@@ -168,10 +169,10 @@ def _count_moves(runs: Sequence[Run], new: RunStatus) -> None:
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:
-    """The times that a move itself stamps."""
+    """The times that a move itself stamps; `unstarted`: it starts for the first time."""
     if new in ENDED:
         return {"ended_at": now, "retry_at": None}
-    if new == RunStatus.RUNNING and unstarted:
+    if unstarted:
         return {"started_at": now}
     if new == RunStatus.SUBMITTED:
         return {"queued_at": now}

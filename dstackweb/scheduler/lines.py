@@ -19,9 +19,12 @@ from dstackweb.spec.effective import EffectiveSpec
 
 BATCH = 50
 """Runs read at once."""
-READ = ("queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape",
-        "queued_at", "started_at")  # fmt: skip
+READ = ("queue", "project", "user", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at")
 """The columns of a run that a pass looks at. Its spec is read once for each shape."""
+MAX_KEPT = 2000
+
+_specs: dict[str, EffectiveSpec] = {}
+"""What shapes ask for, kept from pass to pass: a shape is a hash of all that decides, so this never goes stale."""
 
 
 class Line:
@@ -34,7 +37,7 @@ class Line:
         self._at: tuple[int, int] | None = None
         self._over = False
         self._shapes: _Shapes | None = None
-        self._specs: dict[str, EffectiveSpec | None] = {}
+        self._unreadable: set[str] = set()
 
     def head(self) -> Run | None:
         """The next run to decide on; None at the end of the queue."""
@@ -67,9 +70,9 @@ class Line:
 
     def spec(self, run: Run) -> EffectiveSpec | None:
         """What runs of this run's shape ask for; None where an earlier version stored what this one can't read."""
-        if run.shape not in self._specs:
+        if run.shape not in _specs and run.shape not in self._unreadable:
             self._read_specs([run, *self._batch, *(self._shapes.upcoming() if self._shapes else ())])
-        return self._specs[run.shape]
+        return _specs.get(run.shape)
 
     def _fetch(self) -> None:
         found = list(_behind(in_order(self.queue), self._at)[:BATCH])
@@ -78,11 +81,17 @@ class Line:
             self._at = found[-1].rank, found[-1].pk
         self._batch.extend(found)
 
-    def _read_specs(self, runs: Iterable[Run]) -> None:
-        first = {run.shape: run.pk for run in reversed(list(runs)) if run.shape not in self._specs}
-        self._specs |= dict.fromkeys(first)
+    def _read_specs(self, runs: list[Run]) -> None:
+        if len(_specs) > MAX_KEPT:
+            _specs.clear()
+        first = {run.shape: run.pk for run in reversed(runs) if run.shape not in _specs}
+        self._unreadable |= set(first)
         for shape, stored in Run.objects.filter(pk__in=first.values()).values_list("shape", "spec"):
-            self._specs[shape] = _readable(stored)
+            try:
+                _specs[shape] = EffectiveSpec.model_validate(stored)
+            except ValidationError:
+                continue
+        self._unreadable -= set(_specs)
 
 
 class _Shapes:
@@ -139,10 +148,3 @@ def _behind(waiting: QuerySet[Run], place: tuple[int, int] | None) -> QuerySet[R
         rank, pk = place
         waiting = waiting.filter(rank__gte=rank).exclude(rank=rank, pk__lte=pk)
     return waiting.only(*READ)
-
-
-def _readable(stored: object) -> EffectiveSpec | None:
-    try:
-        return EffectiveSpec.model_validate(stored)
-    except ValidationError:
-        return None

@@ -160,7 +160,10 @@ def test_a_gang_in_a_batch_that_fails_leaves_nothing_behind(
     assert list(differences()) == []
 
 
-def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(project: Project, member: User) -> None:
+def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_specs", {})
     make_host()
     broken, sound = make_run(project, member), make_run(project, member, resources={"cpu": 2})
     Run.objects.filter(pk=broken.pk).update(spec={"type": "no longer known"})
