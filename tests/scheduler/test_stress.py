@@ -13,7 +13,8 @@ from tests.support import REPO
 
 
 def stress(deployment: dict[str, str], seconds: float, seed: int) -> dict:
-    env = deployment | {"DSTACKWEB_START_DEADLINE_S": "0.3", "DSTACKWEB_WATCH_EVERY_S": "0.1"}
+    soon = {"DSTACKWEB_START_DEADLINE_S": "0.3", "DSTACKWEB_WATCH_EVERY_S": "0.1", "DSTACKWEB_RESERVE_AFTER_S": "0.2"}
+    env = deployment | soon
     done = subprocess.run(
         [sys.executable, "-m", "tests.scheduler.stress", str(seconds), str(seed)],
         cwd=REPO, env=env, capture_output=True, text=True, check=False, timeout=seconds + 60,
@@ -35,4 +36,7 @@ def test_three_seconds_of_everything_at_once_break_nothing(deployment: dict[str,
 
 @pytest.mark.slow
 def test_twenty_seconds_of_everything_at_once_break_nothing(deployment: dict[str, str]) -> None:
-    judge(stress(deployment, 20, seed=2))
+    report = stress(deployment, 20, seed=2)
+    judge(report)
+    idle = [name for name, figures in report["acts"].items() if not figures["per_s"]]
+    assert not idle, f"nobody did: {idle}; {report['acts']}"
