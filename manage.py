@@ -3,23 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
-
-def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
-    from django.core.management import execute_from_command_line
-
-    from dstackweb.env import BadSetting
-    from dstackweb.lib.process import die_with_supervisor
-
-    die_with_supervisor()
-    try:
-        execute_from_command_line(sys.argv)
-    except BadSetting as error:
-        sys.exit(f"dstackweb: {error}")
-
+from dstackweb.manage import main
 
 if __name__ == "__main__":
     main()

@@ -135,8 +135,9 @@ def _patient(redis_url: str) -> str:
 
 def _database(home: Path) -> dict[str, Any]:
     if DATABASE_URL and not DATABASE_URL.startswith("sqlite"):
-        database = dict(dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True))
-        return database | {"OPTIONS": _CUT_OFF | database.get("OPTIONS", {})}
+        database: dict[str, Any] = dict(dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True))
+        options: dict[str, Any] = database.pop("OPTIONS", None) or {}
+        return database | {"OPTIONS": _CUT_OFF | options}
     if DATABASE_URL:
         database = dict(dj_database_url.parse(DATABASE_URL))
     else:

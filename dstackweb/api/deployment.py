@@ -1,4 +1,4 @@
-"""What isn't one project's: the caller, the projects they see, limits, hosts, uploads."""
+"""What isn't one project's: the caller, the projects they see, limits, uploads."""
 
 from __future__ import annotations
 
@@ -13,29 +13,20 @@ from dstackweb.api.app import caller, project_of
 from dstackweb.api.schemas import (
     ArchiveOut,
     ErrorOut,
-    GpuOut,
-    HostOut,
-    HostsOut,
     LimitsOut,
     ProjectOut,
     ProjectsOut,
     UserOut,
 )
-from dstackweb.backends.hosts.views import is_online
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import archives
 from dstackweb.runs.models import Archive
-from dstackweb.runs.selectors import hosts_with_holders
 from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
-GPU_FIELDS = ("uuid", "index", "name", "memory_mib", "present", "stranger")
-HOST_FIELDS = (
-    "name", "draining", "isolation", "cpus", "cpus_used", "memory_mib", "memory_used_mib", "labels", "seen_at", "error"
-)  # fmt: skip
 
 
 @router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")
@@ -58,28 +49,6 @@ def projects(request: HttpRequest) -> ProjectsOut:
         roles = {project.pk: Role.ADMIN.value for project in found}
     # A membership may end between the two reads.
     return ProjectsOut(items=[ProjectOut(name=p.name, role=roles[p.pk]) for p in found if p.pk in roles])
-
-
-@router.get("/hosts", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
-def hosts(request: HttpRequest) -> HostsOut:
-    """CPUs, memory and GPUs with their holders. Runs of projects that the caller can't see stay nameless."""
-    seen = {project.pk for project in visible_projects(caller(request))}
-    items = []
-    for host, gpus in hosts_with_holders():
-        items.append(
-            HostOut(
-                online=is_online(host),
-                gpus=[
-                    GpuOut(
-                        run=(run.name if run.project_id in seen else "a run of another project") if run else None,
-                        **{name: getattr(gpu, name) for name in GPU_FIELDS},
-                    )
-                    for gpu, run in gpus
-                ],
-                **{name: getattr(host, name) for name in HOST_FIELDS},
-            )
-        )
-    return HostsOut(items=items)
 
 
 @router.api_operation(

@@ -38,7 +38,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
             runs.labels(row.queue.project.name, row.queue.name, status.value).set(getattr(row, status.value))
     hosts = Gauge("dstackweb_host_online", "Whether a host is heard of", ["host"], registry=registry)
     cpus = Gauge("dstackweb_host_cpus_used", "CPUs that jobs hold", ["host"], registry=registry)
-    for host in Host.objects.all():
+    for host in Host.joined.all():
         hosts.labels(host.name).set(is_online(host))
         cpus.labels(host.name).set(host.cpus_used)
     late = Gauge("dstackweb_periodic_late_seconds", "Time past due of periodic work", ["job"], registry=registry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from dstackweb.api import deployment, holds, ops, queues, runner, runs
+from dstackweb.api import deployment, holds, hosts, ops, queues, runner, runs
 from dstackweb.api.app import api
 
 api.add_router("/projects/{project}/runs", runs.router)
@@ -13,6 +13,7 @@ api.add_router("/projects/{project}/runs", holds.of_runs)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)
 api.add_router("/runner/jobs", runner.router)
+api.add_router("/hosts", hosts.router)
 api.add_router("", deployment.router)
 
 

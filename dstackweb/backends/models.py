@@ -61,12 +61,11 @@ def validate_labels(labels: object) -> None:
         raise ValidationError(str(error)) from None
 
 
-class HostQuerySet(models.QuerySet["Host"]):
-    """Hosts, of which those that left keep their rows: jobs of the past name them."""
+class JoinedHosts(models.Manager["Host"]):
+    """Hosts without those that left, which keep their rows: jobs of the past name them."""
 
-    def joined(self) -> HostQuerySet:
-        """Without those that left."""
-        return self.filter(left_at=None)
+    def get_queryset(self) -> models.QuerySet[Host]:
+        return super().get_queryset().filter(left_at=None)
 
 
 class Host(models.Model):
@@ -111,7 +110,8 @@ class Host(models.Model):
     silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
     offline_since = models.DateTimeField(null=True, help_text="When the watcher noticed its silence")
 
-    objects = HostQuerySet.as_manager()
+    objects = models.Manager()
+    joined = JoinedHosts()
 
     class Meta:
         constraints = [

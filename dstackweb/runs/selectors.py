@@ -223,12 +223,12 @@ def log_part(
 
 
 def hosts_with_holders() -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
-    """Every host by name, each with its GPUs by index and the run that holds each."""
+    """Every host that has not left, by name, each with its GPUs by index and the run that holds each."""
     holders = {
         allocation.gpu_id: allocation.job.run
         for allocation in Allocation.objects.exclude(gpu=None)
         .select_related("job__run__project")
         .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
     }
-    hosts = Host.objects.prefetch_related("gpus").order_by("name")
+    hosts = Host.joined.prefetch_related("gpus").order_by("name")
     return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in hosts]

@@ -12,19 +12,23 @@ from django.utils import timezone
 from django_q.models import OrmQ
 
 from dstackweb.backends.hosts import local
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.runs import history
 from dstackweb.runs.models import Job, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
 
 LOST_TASK_AGE = dt.timedelta(days=1)
+HOST_EVENTS_AGE = dt.timedelta(days=90)
+INVITES_AGE = dt.timedelta(days=7)
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old hours of history, expired sessions, tasks no cluster ever took."""
+    """Verdicts of shapes nobody waits with, old history of queues and hosts, what has expired, tasks nobody took."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), shape=OuterRef("shape"), status=RunStatus.SUBMITTED)
     Verdict.objects.filter(~Exists(waiting)).delete()
     history.prune(timezone.now())
+    HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
+    HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
     SessionStore.clear_expired()
     OrmQ.objects.filter(lock__lt=timezone.now() - LOST_TASK_AGE).delete()
 

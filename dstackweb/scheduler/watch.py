@@ -24,6 +24,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.occurrences import make_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
+from dstackweb.scheduler import host_watch
 from dstackweb.scheduler.models import Watch
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -76,7 +77,8 @@ def watch() -> None:
     """One look at everything that is placed or waits for its time."""
     step = elapsed_since_last_look(time.monotonic(), boot_id())
     _add_silence(step)
-    parts = (_make_occurrences, _requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
+    runs = (_make_occurrences, _requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
+    parts = (*runs, host_watch.note_presence, host_watch.finish_leaving)
     _each(parts, lambda part: part())
 
 

@@ -108,7 +108,7 @@ def _passes() -> Iterable[Check]:
 
 
 def _hosts() -> Iterable[Check]:
-    hosts = list(Host.objects.all())
+    hosts = list(Host.joined.all())
     online = [host for host in hosts if is_online(host)]
     value = _("%(online)d of %(all)d online") % {"online": len(online), "all": len(hosts)}
     hint = "" if hosts else _("Runs can't start before a host is registered.")
@@ -119,8 +119,8 @@ def _hosts() -> Iterable[Check]:
 
 
 def _isolation() -> Iterable[Check]:
-    shared = [host.name for host in Host.objects.filter(isolation="shared")]
-    refusing = [host.name for host in Host.objects.filter(isolation="none")]
+    shared = [host.name for host in Host.joined.filter(isolation="shared")]
+    refusing = [host.name for host in Host.joined.filter(isolation="none")]
     if shared:
         hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's own user and can read its files.")
         advice = _("Only for your own machine.")

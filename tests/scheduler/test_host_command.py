@@ -90,7 +90,7 @@ def children_of(process: subprocess.Popen[bytes]) -> dict[str, int]:
     found = {}
     for child in psutil.Process(process.pid).children():
         words = child.cmdline()
-        found[words[words.index(str(REPO / "manage.py")) + 1]] = child.pid
+        found[words[words.index("dstackweb.manage") + 1]] = child.pid
     return found
 
 

@@ -19,7 +19,7 @@ from dstackweb.spec.labels import check_labels
 
 def find(name: str) -> Host:
     """A host that has not left. Raises NotFound."""
-    host = Host.objects.joined().filter(name=name).first()
+    host = Host.joined.filter(name=name).first()
     if host is None:
         raise NotFound(f"no host is called {name}")
     return host
@@ -29,8 +29,7 @@ def set_draining(host: Host, by: User, draining: bool) -> bool:
     """Let running jobs go on and no new ones come, or take jobs again and stay. False where that was so already."""
     with transaction.atomic():
         changed = (
-            Host.objects.joined()
-            .filter(pk=host.pk)
+            Host.joined.filter(pk=host.pk)
             .exclude(draining=draining, leaving=False)
             .update(draining=draining, leaving=False)
         )
@@ -70,7 +69,7 @@ def leave(host: Host, by: User) -> None:
     if host.cluster == settings.DSTACKWEB_CLUSTERS["control"]:
         raise Conflict(f"{host.name} is the server's own machine and can't leave; drain it to keep jobs away")
     with transaction.atomic():
-        if Host.objects.joined().filter(pk=host.pk, leaving=False).update(leaving=True, draining=True):
+        if Host.joined.filter(pk=host.pk, leaving=False).update(leaving=True, draining=True):
             _record(host, by, "leaving")
     host.refresh_from_db()
 

@@ -82,7 +82,7 @@ def _size(probe: Probe) -> dict[str, int]:
 
 def heartbeat(host: Host) -> bool:
     """Count one sign of life. False when the host's row is gone, and it must register again. Raises HasLeft."""
-    if Host.objects.joined().filter(pk=host.pk).update(beat=F("beat") + 1, seen_at=timezone.now()):
+    if Host.joined.filter(pk=host.pk).update(beat=F("beat") + 1, seen_at=timezone.now()):
         return True
     if Host.objects.filter(pk=host.pk).exists():
         raise HasLeft

@@ -12,7 +12,7 @@ from dstackweb.backends.models import Backend, Gpu, Host
 
 def host_views(backend: Backend | None = None) -> list[HostView]:
     """The hosts of one backend, or of all enabled ones, by name; those that are silent or drained included."""
-    joined = Host.objects.joined()
+    joined = Host.joined.all()
     hosts = joined.filter(backend__enabled=True) if backend is None else joined.filter(backend=backend)
     gpus = _gpus_by_host()
     return [_view(host, gpus[host.pk]) for host in hosts.order_by("name")]

@@ -1,4 +1,9 @@
-"""`manage.py host`: makes this machine one of the deployment's hosts, and says every second that it lives."""
+"""`manage.py host`: makes this machine one of the deployment's hosts, and says every second that it lives.
+
+It needs the deployment's own DATABASE_URL (PostgreSQL), REDIS_URL where there is one, DSTACKWEB_SECRET_KEY and
+DSTACKWEB_PUBLIC_URL: `dstackweb host join` on this machine gets them all. The database and the broker serve its
+cluster, the API at the public URL its jobs.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
@@ -21,9 +26,11 @@ from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
 from dstackweb.backends.hosts.probe import Probe, boot_id, own_address, probe
 from dstackweb.backends.hosts.prober import Prober
-from dstackweb.backends.hosts.registration import heartbeat, register
+from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
 from dstackweb.backends.models import HOST_NAME, Host
 from dstackweb.lib.process import PARENT_VARIABLE
+from dstackweb.scheduler.host_start import NotReady, api_trouble, check, hold_home
+from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +48,13 @@ class Command(BaseCommand):
         parser.add_argument("--name", default=settings.DSTACKWEB_HOST_NAME, help="default: DSTACKWEB_HOST_NAME")
         parser.add_argument("--address", help="where the host's other nodes reach it; default: as the server sees it")
         parser.add_argument(
+            "--label",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="a label that runs can ask for, again for more; those set elsewhere stay",
+        )
+        parser.add_argument(
             "--embedded", action="store_true", help="the server's own machine: its cluster does the host's work too"
         )
 
@@ -54,22 +68,43 @@ class Command(BaseCommand):
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
+        try:
+            labels = dict(read_pair(text) for text in options["label"])
+            lock = None if embedded else hold_home(settings.DSTACKWEB_HOME)
+            if not embedded:
+                check(name)
+        except (NotReady, ValueError) as error:
+            raise CommandError(str(error)) from error
         if namesake_lives(name, stopping.wait):
             raise CommandError(f"another machine called {name} is alive: give this one another --name")
-        presence = Presence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster)
+        presence = Presence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
         children = (
             [] if embedded else [Child(["qcluster"], name, cluster), Child(_ticker(name, cluster), name, cluster)]
         )
-        prober = Prober(lambda: probe(local.is_ours))
+        prober = Prober(_look if embedded else lambda: _look_with_api(name))
         try:
             while not stopping.is_set():
                 for child in children:
                     child.keep()
                 presence.show(prober.current())
                 stopping.wait(BEAT_EVERY_S)
+        except HasLeft:
+            self.stdout.write(f"{name} has left the deployment, as asked; started again, it comes back.")
         finally:
             for child in children:
                 child.stop()
+            if lock is not None:
+                lock.close()
+
+
+def _look() -> Probe:
+    return probe(local.is_ours)
+
+
+def _look_with_api(name: str) -> Probe:
+    """What the machine has; a server whose API it can't use is an error that people should see."""
+    seen, trouble = _look(), api_trouble(name)
+    return replace(seen, error="; ".join(filter(None, [seen.error, trouble])))
 
 
 @dataclass
@@ -79,11 +114,12 @@ class Presence:
     name: str
     address: str
     cluster: str
+    labels: Mapping[str, str] = field(default_factory=dict)
     host: Host | None = None
     written: tuple[Probe, Arrangement] | None = None
 
     def show(self, seen: Probe | None) -> None:
-        """Write what is due. A database that is away or locked comes back; nothing here is urgent."""
+        """Write what is due. A database that is away or locked comes back; nothing here is urgent. Raises HasLeft."""
         if seen is None:
             return
         try:
@@ -97,7 +133,13 @@ class Presence:
         facts = seen, _arrangement()
         if self.host is None or facts != self.written or not heartbeat(self.host):
             self.host = register(
-                self.name, address=self.address, cluster=self.cluster, probe=facts[0], arrangement=facts[1]
+                self.name,
+                address=self.address,
+                cluster=self.cluster,
+                probe=facts[0],
+                arrangement=facts[1],
+                starting=self.host is None,
+                labels=self.labels,
             )
             self.written = facts
 
@@ -124,8 +166,9 @@ class Child:
             PARENT_VARIABLE: str(os.getpid()),
             "DSTACKWEB_HOST_NAME": self.host,
             "Q_CLUSTER_NAME": self.cluster,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")])),
         }
-        self.process = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), *self.command], env=env)
+        self.process = subprocess.Popen([sys.executable, "-m", "dstackweb.manage", *self.command], env=env)
 
     def stop(self) -> None:
         """Let it end its steps, but not for ever: each is safe to cut off."""

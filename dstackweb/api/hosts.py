@@ -1,0 +1,182 @@
+"""The team's own machines: what they have, what deployment admins do with them, and how another one joins."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from ninja import Path, Router, Status
+from ninja.security import HttpBearer
+
+from dstackweb.accounts.access import visible_projects
+from dstackweb.accounts.models import User
+from dstackweb.api.app import caller
+from dstackweb.api.schemas import (
+    ErrorOut,
+    GpuOut,
+    HostInviteOut,
+    HostInvitesOut,
+    HostOut,
+    HostsOut,
+    JoinIn,
+    JoinOut,
+    NewHostInviteOut,
+    PatchHostIn,
+    ReachOut,
+    ReservedOut,
+)
+from dstackweb.backends.hosts import care, joining
+from dstackweb.backends.models import HostInvite
+from dstackweb.lib.errors import Forbidden, NotFound
+from dstackweb.runs.models import Run
+from dstackweb.scheduler.host_list import Kept, Listed, listed
+
+router = Router(tags=["hosts"])
+REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 422: ErrorOut}
+GPU_FIELDS = ("uuid", "index", "name", "memory_mib", "present", "stranger")
+HOST_FIELDS = (
+    "name", "draining", "leaving", "isolation", "address", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
+    "labels", "seen_at", "error",
+)  # fmt: skip
+LISTED_FIELDS = ("online", "gpus_total", "gpus_used", "jobs")
+
+
+class JoinToken(HttpBearer):
+    """`Authorization: Bearer <join token>`."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> HostInvite:
+        return joining.of_token(token)
+
+
+class HostToken(HttpBearer):
+    """`Authorization: Bearer <a host's name, signed with the deployment's secret key>`."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> str:
+        name = joining.host_of_token(token)
+        if name is None:
+            raise Forbidden("this machine has another DSTACKWEB_SECRET_KEY than the server")
+        return name
+
+
+@router.get("", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
+def hosts(request: HttpRequest) -> HostsOut:
+    """CPUs, memory and GPUs with their holders. Runs of projects that the caller can't see stay nameless."""
+    seen = _seen(caller(request))
+    return HostsOut(items=[_host(found, seen) for found in listed()])
+
+
+@router.post(
+    "/invites",
+    response={201: NewHostInviteOut, **REFUSALS},
+    summary="A one-time token with which another machine joins",
+)
+def invite(request: HttpRequest) -> Status[NewHostInviteOut]:
+    """For deployment admins. It works for an hour, and gives its user all that the server can do."""
+    made, token = joining.invite(_admin(request))
+    url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+    command = f"dstackweb host join {url} --token {token}"
+    out = NewHostInviteOut(token=token, command=command, obstacles=joining.elsewhere(url), **_invite(made))
+    return Status(201, out)
+
+
+@router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Join tokens that still work")
+def invites(request: HttpRequest) -> HostInvitesOut:
+    _admin(request)
+    return HostInvitesOut(items=[HostInviteOut(**_invite(row)) for row in joining.open_invites()])
+
+
+@router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Make a join token worthless")
+def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
+    _admin(request)
+    joining.withdraw(invite_id)
+    return Status(204, None)
+
+
+@router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Become a host of the deployment")
+def join(request: HttpRequest, body: JoinIn) -> JoinOut:
+    """Called on the other machine, with a join token. A refusal, or a check, leaves the token as it is."""
+    row = request.auth  # type: ignore[attr-defined]
+    machine = joining.Machine(**body.model_dump(exclude={"check"}))
+    environment = None if body.check else joining.join(row, machine)
+    return JoinOut(
+        name=machine.name,
+        api_url=settings.DSTACKWEB_API_URL,
+        expires_at=row.expires_at,
+        reach=[ReachOut(**asdict(there)) for there in joining.services()],
+        obstacles=joining.obstacles(machine) if body.check else [],
+        environment=environment,
+    )
+
+
+@router.get("/hello", auth=HostToken(), response={200: dict[str, str], 403: ErrorOut}, include_in_schema=False)
+def hello(request: HttpRequest) -> dict[str, str]:
+    """Whether a host has the right server and the right key."""
+    return {"host": request.auth}  # type: ignore[attr-defined]
+
+
+@router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
+def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
+    """For deployment admins. `draining: false` also calls off that it leaves."""
+    who = _admin(request)
+    host = care.find(name)
+    if body.labels is not None:
+        care.set_labels(host, who, body.labels)
+    if body.draining is not None:
+        care.set_draining(host, who, body.draining)
+    return _one(name, who)
+
+
+@router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Have a host leave")
+def leave(request: HttpRequest, name: Path[str]) -> HostOut:
+    """For deployment admins. It takes no new jobs, and is gone from the lists once it holds nothing."""
+    who = _admin(request)
+    care.leave(care.find(name), who)
+    return _one(name, who)
+
+
+def _admin(request: HttpRequest) -> User:
+    found = caller(request)
+    if not found.is_superuser:
+        raise Forbidden("only admins of the deployment look after its hosts")
+    return found
+
+
+def _one(name: str, who: User) -> HostOut:
+    found = next((found for found in listed() if found.host.name == name), None)
+    if found is None:
+        raise NotFound(f"no host is called {name}")
+    return _host(found, _seen(who))
+
+
+def _seen(who: User) -> set[int]:
+    return {project.pk for project in visible_projects(who)}
+
+
+def _host(found: Listed, seen: set[int]) -> HostOut:
+    def name_of(run: Run) -> str:
+        return run.name if run.project_id in seen else "a run of another project"
+
+    return HostOut(
+        gpus=[
+            GpuOut(run=name_of(run) if run else None, **{name: getattr(gpu, name) for name in GPU_FIELDS})
+            for gpu, run in found.gpus
+        ],
+        reserved=_reserved(found.kept, name_of(found.kept.run)) if found.kept else None,
+        **{name: getattr(found.host, name) for name in HOST_FIELDS},
+        **{name: getattr(found, name) for name in LISTED_FIELDS},
+    )
+
+
+def _reserved(kept: Kept, name: str) -> ReservedOut:
+    return ReservedOut(run=name, cpus=kept.cpus, memory_mib=kept.memory_mib, gpus=sorted(kept.gpus))
+
+
+def _invite(row: HostInvite) -> dict[str, Any]:
+    return {
+        "id": row.pk,
+        "created_by": row.created_by.get_username(),
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+    }
