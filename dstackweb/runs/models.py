@@ -175,6 +175,7 @@ class Run(models.Model):
             models.Index(
                 "queue", "status", "shape", "rank", "id", condition=Q(status="submitted"), name="run_queue_shape_order"
             ),
+            models.Index("queue", "status", "seniority_us", condition=Q(status="submitted"), name="run_queue_oldest"),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),
             models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),
             models.Index("project", "status", F("id").desc(), name="run_newest_of_status"),
@@ -286,10 +287,26 @@ class RunEvent(models.Model):
         return f"{self.kind} of {self.run}"
 
 
+class QueueEvent(models.Model):
+    """What somebody changed about a queue itself: `data` has `{setting: [old, new]}`."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField(default=timezone.now)
+    actor = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.data)} of {self.queue}"
+
+
 class Move(models.Model):
     """One reorder or priority change, with what it changed, so that it can be undone for a moment.
 
-    `changes` has one `[run id, [seniority_us, priority] before, [seniority_us, priority] after]` per run changed.
+    `changes` has one `[run id, [seniority_us, priority] before, [seniority_us, priority] after, moved before]` per run
+    changed. The last is `[moved_at, moved_by id]` of a run that was moved itself, null for one that only gave way.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="moves")

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.runs import ordering, schedule
 from dstackweb.runs.models import Run
-from dstackweb.runs.services import hold_queue
+from dstackweb.runs.queues import hold_queue
 from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
 from dstackweb.runs.transitions import entered, lock_run, record
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +16,21 @@ from django.utils import timezone
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
-from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import hints, ordering
+from dstackweb.runs import hints, ordering, queues
 from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.edits import check_priority, matches, may_change, stale
+from dstackweb.runs.edits import etag as etag
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
 from dstackweb.runs.names import random_name
+from dstackweb.runs.queues import advance, hold_queue, refuse_draining
+from dstackweb.runs.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
+from dstackweb.runs.transitions import entered, lock_run, move_run, record
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.secrets import secret_names
 
@@ -88,7 +91,9 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         raise Invalid.at(
             "queue", msg=f"no queue is called {spec.queue!r}; there is: {known}", line=run_file.line("queue")
         )
-    _check_priority(project, role, spec.priority, line=run_file.line("priority"))
+    if queue is not None:
+        refuse_draining(queue)
+    check_priority(project, role, spec.priority, line=run_file.line("priority"))
     missing = sorted(secret_names(spec.env) - set(project_secret_names(project)))
     if missing:
         msg = f"the project has no secret called {missing[0]!r}; an admin sets it on the secrets page"
@@ -107,18 +112,6 @@ def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
         raise Invalid.at("profile", msg=error.errors[0]["msg"], line=run_file.line("profile")) from None
 
 
-def _check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:
-    """Refuse what the caller may not ask for, rather than clamp it."""
-    if not ordering.PRIORITY_MIN <= priority <= ordering.PRIORITY_MAX:
-        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {priority}", line=line)
-    if priority > project.member_max_priority and not allows(role, "manager"):
-        msg = (
-            f"members may ask for a priority of up to {project.member_max_priority} here; "
-            f"a manager can raise it to {priority}"
-        )
-        raise Invalid.at("priority", msg=msg, line=line)
-
-
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run, bool]:
@@ -135,6 +128,7 @@ def submit(
     try:
         with transaction.atomic():
             queue = advance(prepared.queue.pk)
+            refuse_draining(queue)
             due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
             seniority = seniority_us(due) if due else queue.last_seniority_us
             run = Run.objects.create(
@@ -198,71 +192,36 @@ def _masked_values(run_file: RunFile, submission: Submission) -> dict[str, str]:
     return {name: submission.env[name] for name in run_file.masked_env if name in submission.env}
 
 
-def now_us() -> int:
-    """Microseconds since the epoch."""
-    return time.time_ns() // 1000
-
-
-def advance(queue_id: int) -> Queue:
-    """Take the next seniority of a queue, behind its row. Call first in a transaction."""
-    candidate = Value(now_us(), output_field=BigIntegerField())
-    Queue.objects.filter(pk=queue_id).update(
-        last_seniority_us=Greatest(F("last_seniority_us") + ordering.MIN_GAP_US, candidate)
-    )
-    return Queue.objects.select_related("project").get(pk=queue_id)
-
-
-def hold_queue(queue_id: int) -> Queue:
-    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction."""
-    Queue.objects.filter(pk=queue_id).update(last_seniority_us=F("last_seniority_us"))
-    return Queue.objects.get(pk=queue_id)
-
-
-def etag(run: Run) -> str:
-    """Covers only what people edit, so that it goes stale only when a person changed something."""
-    text = f"{run.pk}:{run.priority}:{run.queue_id}:{run.seniority_us}"
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
 def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
     """Change a run's priority (R24). While it waits, its place changes with it; while it runs it is recorded.
 
     Raises Stale when `if_match` isn't the run's etag any more or it has left the queue it was read in, Conflict once
     it has ended.
     """
-    _may_change(run, user, role)
-    _check_priority(run.project, role, priority)
-    with transaction.atomic():
-        queue = hold_queue(run.queue_id)
-        fresh = lock_run(run.pk)
-        if fresh.queue_id != queue.pk or not _matches(if_match, fresh):
-            raise _stale(fresh)
-        if fresh.status in ENDED:
-            raise Conflict(f"run {fresh.name} has already ended ({fresh.status}); its priority no longer matters")
-        if fresh.priority != priority:
-            Run.objects.filter(pk=fresh.pk).update(
-                priority=priority, rank=ordering.rank(fresh.seniority_us, priority, queue.step_us)
-            )
-            record(fresh, "priority", {"from": fresh.priority, "to": priority}, actor=user)
-            touch(queue.pk)
-            hints.want_pass()
+    set_priorities([run], user, role, priority, None if if_match is None else {run.pk: if_match})
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
 def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None = None) -> Run:
     """Move a waiting run to another queue of its project, at the place its seniority gives it there."""
-    _may_change(run, user, role)
+    may_change(run, user, role)
     target = Queue.objects.filter(project=run.project, name=name).first()
     if target is None:
         raise Invalid.at("queue", msg=f"no queue is called {name!r} in this project")
     with transaction.atomic():
         held = {queue_id: hold_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
         fresh = lock_run(run.pk)
-        if fresh.queue_id not in held or not _matches(if_match, fresh):
-            raise _stale(fresh)
+        if fresh.queue_id not in held or not matches(if_match, fresh):
+            raise stale(fresh)
         if fresh.status not in WAITING:
             raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs change their queue")
         if fresh.queue_id != target.pk:
+            refuse_draining(held[target.pk])
+            Queue.objects.filter(pk=target.pk).update(  # what is submitted from now on stands behind it
+                last_seniority_us=Greatest(
+                    F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
+                )
+            )
             Run.objects.filter(pk=fresh.pk).update(
                 queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
             )
@@ -275,36 +234,12 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
-def _matches(if_match: str | None, run: Run) -> bool:
-    """Whether an `If-Match` names the run as it is. A proxy that compresses answers makes their tags weak (`W/"…"`)."""
-    return if_match is None or if_match.removeprefix("W/").strip('"') in ("*", etag(run))
-
-
-def _stale(run: Run) -> Stale:
-    event = run.events.filter(kind__in=("priority", "queue")).select_related("actor").last()
-    who = event.actor.get_username() if event and event.actor else "somebody"
-    return Stale(
-        f"run {run.name} was changed by {who} since you looked: its priority is {run.priority} in queue "
-        f"{run.queue.name} now. Nothing of yours was applied; look and try again.",
-        priority=run.priority,
-        queue=run.queue.name,
-        etag=etag(run),
-    )
-
-
-def _may_change(run: Run, user: User, role: str) -> None:
-    """Members change their own runs, managers any."""
-    if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):
-        return
-    raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can change it")
-
-
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
     """Stop a run: TERM and the run's `stop_duration`, or at once with `abort`. Repeating it is harmless.
 
     Raises Conflict once it has ended, Forbidden for another member's run.
     """
-    _may_change(run, user, role)
+    may_change(run, user, role)
     now = timezone.now()
     reason = Reason.ABORTED_BY_USER if abort else Reason.STOPPED_BY_USER
     job_reason = Reason.ABORTED_BY_USER if abort else Reason.TERMINATED_BY_USER
@@ -331,11 +266,4 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
 
 def set_paused(queue: Queue, user: User, role: str, paused: bool) -> Queue:
     """Pause or resume a queue: nothing leaves a paused one, running runs go on. Managers only."""
-    if not allows(role, "manager"):
-        raise Forbidden("only managers pause and resume queues")
-    with transaction.atomic():
-        Queue.objects.filter(pk=queue.pk).update(paused=paused)
-        touch(queue.pk)
-        hints.want_pass()
-    queue.refresh_from_db()
-    return queue
+    return queues.change(queue, user, role, paused=paused)

@@ -11,7 +11,8 @@ from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs import ordering
 from dstackweb.runs.selectors import position_at
-from dstackweb.runs.services import Prepared, Submission, now_us, prepare
+from dstackweb.runs.queues import now_us
+from dstackweb.runs.services import Prepared, Submission, prepare
 from dstackweb.scheduler.placement import Waits, is_named, place
 
 

@@ -1,0 +1,297 @@
+"""What a move of waiting runs would do, read from the queue as it is. Nothing here writes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db.models import Exists, OuterRef, QuerySet
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
+from dstackweb.runs import selectors
+from dstackweb.runs.edits import may_change
+from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs.moves import NUDGE_US, AbovePriority, Change, Place, Terms, plan_move, plan_permutation
+from dstackweb.runs.states import PLACED, RunStatus
+
+AT_MOST = 1000
+"""Runs that are moved at once."""
+SHOWN = 3
+"""Runs that a preview names of those whose position changes with a move."""
+FIRST, LAST = (-(2**63), 0), (2**63 - 1, 2**63 - 1)
+"""Places (rank, id) ahead of every run, and behind."""
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to: `before` or `after` the run `anchor`, or the `top` or `bottom` of the queue."""
+
+    where: Literal["before", "after", "top", "bottom"]
+    anchor: Run | None = None
+
+
+@dataclass(frozen=True)
+class RunChange:
+    """What becomes of a run. Positions count from 1, and are None where they were not looked up."""
+
+    run: Run
+    priority_before: int
+    priority_after: int
+    position_before: int | None
+    position_after: int | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a move does: to the runs moved (none where they stand there already), and to those that it moves along.
+
+    `slips` has the nearest few of `slips_total`. `exact` says that the runs stand where they were put; a member's may
+    come to the nearest of their own places instead.
+    """
+
+    changes: list[RunChange]
+    slips: list[RunChange]
+    slips_total: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """A preview, with what is written to make it so."""
+
+    preview: Preview
+    written: list[Change]
+
+
+NOTHING = Reordering(Preview([], [], 0, True), [])
+
+
+def reordering(queue: Queue, run_ids: Sequence[int], user: User, role: str, target: Target, now_us: int) -> Reordering:
+    """What moving these runs to `target` at this time (µs) changes. They keep their order among each other.
+
+    Raises NotFound, Forbidden, Invalid; Conflict for a run that has no place in the queue, Stale for one that is in
+    another queue now.
+    """
+    runs = _movable(queue, run_ids, user, role)
+    moved = sorted((place_of(run) for run in runs.values()), key=lambda place: place.key)
+    cut = _cut(queue, target, runs)
+    waiting = selectors.in_order(queue)
+    oldest = waiting.order_by("seniority_us").values_list("seniority_us", flat=True)[:1]
+    newest = max(now_us, queue.last_seniority_us)
+    terms = Terms(queue.step_us, min(oldest, default=newest), newest)
+    if allows(role, "manager"):
+        return _anywhere(queue, moved, cut, terms, runs)
+    return _among_own(queue, moved, cut, terms, runs, user)
+
+
+def place_of(run: Run) -> Place:
+    """A run as the order sees it."""
+    return Place(run.pk, run.rank, run.seniority_us, run.priority)
+
+
+def by_id(ids: Iterable[int]) -> dict[int, Run]:
+    """Runs with what their changes are told with."""
+    runs = selectors.without_texts(Run.objects.filter(pk__in=list(ids)))
+    return {run.pk: run for run in runs.select_related("queue", "project", "user")}
+
+
+def _movable(queue: Queue, run_ids: Sequence[int], user: User, role: str) -> dict[int, Run]:
+    if not run_ids:
+        raise Invalid.at("runs", msg="name at least one run to move")
+    if len(run_ids) > AT_MOST:
+        raise Invalid.at("runs", msg=f"at most {AT_MOST} runs are moved at once, not {len(run_ids)}")
+    runs = by_id(run_ids)
+    if len(runs) < len(set(run_ids)):
+        raise NotFound("one of these runs is not there any more; nothing was moved")
+    for run in runs.values():
+        may_change(run, user, role)
+        if run.queue_id != queue.pk:
+            raise Stale(f"run {run.name} is in queue {run.queue.name} now; nothing was moved", queue=run.queue.name)
+        check_waits(run)
+    return runs
+
+
+def check_waits(run: Run) -> None:
+    """Raises Conflict for a run that has no place in its queue, and says why."""
+    if run.status == RunStatus.SUBMITTED:
+        return
+    if run.status == RunStatus.PENDING:
+        told = "is pending: it enters the queue at its time and has no position until then"
+    elif run.status in PLACED:
+        told = f"has left the queue: it is {run.status}"
+    else:
+        told = f"has already ended ({run.status})"
+    raise Conflict(f"run {run.name} {told}. Nothing was moved.", run=run.name, status=run.status)
+
+
+def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
+    """The place that the target is: runs before it are in front of the gap, the others behind."""
+    if target.where in ("top", "bottom"):
+        return FIRST if target.where == "top" else LAST
+    if target.anchor is None:
+        raise Invalid.at(target.where, msg=f"name the run to move {target.where}")
+    if target.anchor.pk in moved:
+        raise Invalid.at(target.where, msg=f"run {target.anchor.name} can't be moved next to itself")
+    anchor = by_id([target.anchor.pk]).get(target.anchor.pk)
+    if anchor is None or anchor.queue_id != queue.pk:
+        raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
+    check_waits(anchor)
+    return (anchor.rank, anchor.pk) if target.where == "before" else (anchor.rank, anchor.pk + 1)
+
+
+def _ahead_of(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+    return waiting.filter(rank__lte=cut[0]).exclude(rank=cut[0], pk__gte=cut[1])
+
+
+def _from(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+    return waiting.filter(rank__gte=cut[0]).exclude(rank=cut[0], pk__lt=cut[1])
+
+
+def _places(runs: QuerySet[Run]) -> list[Place]:
+    return [Place(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
+
+
+def _walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[Place]:
+    """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
+    waiting, size = selectors.in_order(queue), SHOWN + 1
+    while True:
+        runs = _ahead_of(waiting, cut).order_by("-rank", "-id") if up else _from(waiting, cut)
+        found = _places(runs[:size])
+        yield from (place for place in found if place.id not in skip)
+        if len(found) < size:
+            return
+        cut = found[-1].key if up else (found[-1].rank, found[-1].id + 1)
+        size = min(size * 8, 5000)
+
+
+def runs_ahead(queue: Queue, cuts: Iterable[Key]) -> dict[Key, int]:
+    """How many waiting runs there are ahead of each place."""
+    waiting, counted, found, since = selectors.in_order(queue), 0, {}, FIRST
+    for cut in sorted(set(cuts)):
+        if cut == LAST:
+            counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
+        elif cut != FIRST:
+            counted += _ahead_of(_from(waiting, since) if since != FIRST else waiting, cut).count()
+        found[cut], since = counted, cut
+    return found
+
+
+def _anywhere(queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: dict[int, Run]) -> Reordering:
+    """A manager's move: the runs stand exactly where they were put."""
+    front, nearest_ahead = itertools.tee(_walk(queue, cut, True, runs))
+    back, nearest_behind = itertools.tee(_walk(queue, cut, False, runs))
+    written = plan_move(moved, front, back, terms)
+    if not written:
+        return NOTHING
+    ahead = runs_ahead(queue, [cut, *(place.key for place in moved)])
+    others_ahead = [ahead[place.key] - index for index, place in enumerate(moved)]
+    gap = ahead[cut] - sum(place.key < cut for place in moved)
+    back_by, forward_by = max(0, max(others_ahead) - gap), max(0, gap - min(others_ahead))
+    slipping = zip(nearest_behind, range(gap, gap + min(back_by, SHOWN)), strict=False)
+    rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, SHOWN), -1), strict=False)
+    places = {place.id: (place.priority, index) for place, index in (*slipping, *rising)}
+    along = by_id(list(places)[:SHOWN])
+    slips = [
+        RunChange(
+            along[pk],
+            priority,
+            priority,
+            index + 1 + sum(others <= index for others in others_ahead),
+            index + 1 + (len(moved) if index >= gap else 0),
+        )
+        for pk, (priority, index) in places.items()
+        if pk in along
+    ]
+    now = {change.id: change.priority for change in written}
+    changes = [
+        RunChange(
+            runs[place.id],
+            place.priority,
+            now.get(place.id, place.priority),
+            ahead[place.key] + 1,
+            gap + index + 1,
+        )
+        for index, place in enumerate(moved)
+    ]
+    return Reordering(Preview(changes, slips, back_by + forward_by, True), written)
+
+
+def _among_own(
+    queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: dict[int, Run], user: User
+) -> Reordering:
+    """A member's move: their runs change places among each other, and everybody else stays."""
+    first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
+    slots = _places(_from(_ahead_of(selectors.in_order(queue).filter(user=user), (last[0], last[1] + 1)), first))
+    staying = [place for place in slots if place.id not in runs]
+    index = sum(place.key < cut for place in staying)
+    order = [*staying[:index], *moved, *staying[index:]]
+    ahead = runs_ahead(queue, [cut, *(place.key for place in moved)])
+    gap = ahead[cut] - sum(place.key < cut for place in moved)
+    if order == slots:
+        if all(ahead[place.key] == gap + number for number, place in enumerate(moved)):
+            return NOTHING
+        names = ", ".join(runs[place.id].name for place in moved[:SHOWN])
+        raise Forbidden(
+            f"only other members' runs stand between {names} and that place, and only a manager moves a run past them. "
+            "Nothing was moved."
+        )
+    try:
+        written = plan_permutation(slots, order, _near(queue, slots, user), terms, queue.project.member_max_priority)
+    except AbovePriority as above:
+        name = by_id([above.run_id])[above.run_id].name
+        raise Forbidden(
+            f"run {name} would need priority {above.priority} there; members may ask for up to "
+            f"{queue.project.member_max_priority} here. Nothing was moved."
+        ) from None
+    return _told(queue, slots, order, written, runs, gap)
+
+
+def _near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
+    """The runs beside these that a rank could collide with: hardly ever any."""
+    waiting = selectors.in_order(queue)
+    close = waiting.filter(rank__gte=OuterRef("rank") - NUDGE_US, rank__lte=OuterRef("rank") + NUDGE_US)
+    own = waiting.filter(user=user, rank__gte=slots[0].rank, rank__lte=slots[-1].rank)
+    ranks = set(own.filter(Exists(close.exclude(user=user))).values_list("rank", flat=True))
+    mine = {slot.id for slot in slots}
+    found: dict[int, Place] = {}
+    for rank in ranks | {slots[0].rank, slots[-1].rank}:
+        beside = _places(waiting.filter(rank__gte=rank - NUDGE_US, rank__lte=rank + NUDGE_US))
+        found |= {place.id: place for place in beside if place.id not in mine}
+    return list(found.values())
+
+
+def _told(
+    queue: Queue, slots: list[Place], order: list[Place], written: list[Change], moved: dict[int, Run], gap: int
+) -> Reordering:
+    """A permutation in words: every place in it keeps its position."""
+    slot_of = {slot.id: number for number, slot in enumerate(slots)}
+    now = {change.id: change.priority for change in written}
+    at = {place.id: number for number, place in enumerate(order)}
+    along = [place for place in order if place.id not in moved and slot_of[place.id] != at[place.id]]
+    # Those that lose a place first; of either the ones nearest to the target.
+    losing = [place for place in along if at[place.id] > slot_of[place.id]]
+    gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
+    named = (losing + gaining)[:SHOWN]
+    shown = [place for place in order if place.id in moved] + named
+    keys = {slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])}
+    position = {key: count + 1 for key, count in runs_ahead(queue, keys).items()}
+    found = moved | by_id(place.id for place in named)
+    told = [
+        RunChange(
+            found[place.id],
+            place.priority,
+            now.get(place.id, place.priority),
+            position[slots[slot_of[place.id]].key],
+            position[slots[at[place.id]].key],
+        )
+        for place in shown
+    ]
+    changes, slips = told[: len(moved)], told[len(moved) :]
+    exact = all(change.position_after == gap + number + 1 for number, change in enumerate(changes))
+    return Reordering(Preview(changes, slips, len(along), exact), written)

@@ -1,0 +1,279 @@
+"""Moving waiting runs by hand: what it would do, doing it, taking it back (DESIGN 5, reorder).
+
+All of it happens behind the queue's row, so that the order that a plan was made for is the order it is written to.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
+from dstackweb.runs import hints, ordering
+from dstackweb.runs.edits import check_priority, matches, may_change, stale
+from dstackweb.runs.line import Preview, RunChange, Target, by_id, check_waits, reordering, runs_ahead
+from dstackweb.runs.models import Move, Queue, Run, RunEvent
+from dstackweb.runs.moves import Change
+from dstackweb.runs.queues import hold_queue, now_us
+from dstackweb.runs.states import ENDED, WAITING, RunStatus
+from dstackweb.runs.transitions import touch
+
+__all__ = ["UNDO_S", "Moved", "Preview", "RunChange", "Target", "move", "preview", "set_priorities", "undo", "undoable"]
+
+UNDO_S = 10
+"""How long people are offered to take a move back."""
+UNDO_GRACE_S = 3
+"""What the answer to that offer may take on its way."""
+CHUNK = 5000
+CHANGED = ("seniority_us", "priority", "moved_at", "moved_by", "attempt")
+
+
+@dataclass(frozen=True)
+class Moved(Preview):
+    """What a move did, and the number to take it back by: None where there is nothing to take back."""
+
+    move_id: int | None
+
+
+def preview(runs: Sequence[Run], user: User, role: str, target: Target) -> Preview:
+    """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
+    queue = _queue_of(runs)
+    return reordering(queue, [run.pk for run in runs], user, role, target, now_us()).preview
+
+
+def move(
+    runs: Sequence[Run], user: User, role: str, target: Target, if_match: Mapping[int, str] | None = None
+) -> Moved:
+    """Put waiting runs of one queue where `target` says; they keep their order among each other (R24).
+
+    A manager's stand exactly there. A member's change places with the member's other runs, so that nobody else's
+    position changes. All or nothing; `if_match` has the etags of runs as they were seen, by id.
+    Raises Stale with what changed, Conflict for a run that doesn't wait, Forbidden, Invalid, NotFound.
+    """
+    with transaction.atomic():
+        queue = hold_queue(_queue_of(runs).pk)
+        _check_seen(runs, if_match)
+        plan = reordering(queue, [run.pk for run in runs], user, role, target, now_us())
+        told = plan.preview
+        if not plan.written:
+            return Moved(told.changes, told.slips, told.slips_total, told.exact, None)
+        at = timezone.now()
+        moved = {change.run.pk for change in told.changes}
+        before = _locked(queue, moved | {change.id for change in plan.written}, (RunStatus.SUBMITTED,))
+        if left := moved - before.keys():
+            check_waits(Run.objects.get(pk=min(left)))
+        written = [change for change in plan.written if change.id in before]
+        _write(queue, written)
+        Run.objects.filter(pk__in=moved).update(moved_at=at, moved_by=user, version=F("version") + 1)
+        _record_moves(told.changes, target, user, at)
+        _record_priorities([change for change in written if change.id not in moved], before, user, at)
+        made = _remember(queue, user, at, written, before, moved)
+        touch(queue.pk)
+        hints.want_pass()
+    return Moved(told.changes, told.slips, told.slips_total, told.exact, made.pk)
+
+
+def set_priorities(
+    runs: Sequence[Run], user: User, role: str, priority: int, if_match: Mapping[int, str] | None = None
+) -> Moved:
+    """Give runs of one queue this priority, all or none (R24). One that waits changes its place with it.
+
+    For a placed run it is recorded, and holds if it comes back to the queue. Positions are not looked up.
+    Raises Stale with what changed, Conflict for a run that has ended, Forbidden, Invalid, NotFound.
+    """
+    for run in runs:
+        may_change(run, user, role)
+        check_priority(run.project, role, priority)
+    with transaction.atomic():
+        queue = hold_queue(_queue_of(runs).pk)
+        before = _locked(queue, {run.pk for run in runs}, list(RunStatus))
+        fresh = _check_seen(runs, if_match)
+        for run in fresh:
+            if run.status in ENDED:
+                raise Conflict(f"run {run.name} has already ended ({run.status}); its priority no longer matters")
+        at = timezone.now()
+        changed = [run for run in fresh if run.priority != priority]
+        if not changed:
+            return Moved([], [], 0, True, None)
+        written = [Change(run.pk, run.seniority_us, priority) for run in changed]
+        _write(queue, written)
+        _record_priorities(written, before, user, at)
+        waiting = {run.pk for run in changed if run.status in WAITING}
+        made = _remember(queue, user, at, [change for change in written if change.id in waiting], before, set())
+        touch(queue.pk)
+        hints.want_pass()
+    changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
+    return Moved(changes, [], 0, True, made.pk if waiting else None)
+
+
+def undoable(queue: Queue, user: User) -> Move | None:
+    """The member's latest move in this queue that can still be taken back."""
+    since = timezone.now() - dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S)
+    return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
+
+
+def undo(move_id: int, user: User, role: str) -> Moved:
+    """Take a move back, by who made it and within UNDO_S: every run stands as before, and looks as if never moved.
+
+    Raises Stale where one of them has changed since or left the queue, Conflict when it is too late or was done
+    before, Forbidden, NotFound.
+    """
+    found = Move.objects.filter(pk=move_id).first()
+    if found is None:
+        raise NotFound("this move is not there any more: it can't be taken back")
+    if found.user_id != user.pk or not allows(role, "member"):
+        raise Forbidden("only who moved a run can take the move back")
+    with transaction.atomic():
+        queue = hold_queue(found.queue_id)
+        found.refresh_from_db()
+        at = timezone.now()
+        if found.undone_at is not None:
+            raise Conflict("this move has been taken back already")
+        if at - found.at > dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S):
+            raise Conflict(f"a move can be taken back for {UNDO_S} seconds; this one is older. Nothing was changed.")
+        told = _take_back(queue, found.changes, user, at)
+        Move.objects.filter(pk=found.pk).update(undone_at=at)
+        touch(queue.pk)
+        hints.want_pass()
+    return Moved(told, [], 0, True, None)
+
+
+def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
+    before = _locked(queue, {pk for pk, *_states in changes}, WAITING)
+    for pk, _was, became, _moved in changes:
+        if pk not in before:
+            raise _gone(pk)
+        if [before[pk].seniority_us, before[pk].priority] != became:
+            raise stale(Run.objects.select_related("queue").get(pk=pk))
+    moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
+    told = by_id(moved or (pk for pk, *_states in changes))
+    position_before = _positions(queue, told)
+    back = [Change(pk, *was) for pk, was, _became, _moved in changes]
+    _write(queue, back)
+    for pk, (moved_at, moved_by) in moved.items():
+        when = dt.datetime.fromisoformat(moved_at) if moved_at else None
+        Run.objects.filter(pk=pk).update(moved_at=when, moved_by=moved_by)
+    position_after = _positions(queue, told)
+    now = {change.id: change.priority for change in back}
+    undone = [
+        RunChange(run, run.priority, now[pk], position_before.get(pk), position_after.get(pk))
+        for pk, run in told.items()
+    ]
+    RunEvent.objects.bulk_create(
+        _event(change, "move_undone", user, at, {}) for change in undone if change.run.pk in moved
+    )
+    _record_priorities([change for change in back if change.id not in moved], before, user, at)
+    return undone
+
+
+def _queue_of(runs: Sequence[Run]) -> Queue:
+    """The one queue of these runs as they were read."""
+    if not runs:
+        raise Invalid.at("runs", msg="name at least one run")
+    if len({run.queue_id for run in runs}) > 1:
+        raise Invalid.at("runs", msg="these runs are not all in one queue")
+    return runs[0].queue
+
+
+def _check_seen(runs: Sequence[Run], if_match: Mapping[int, str] | None) -> list[Run]:
+    """The runs as they are, in the order given. Raises Stale for one that is not as its editor saw it."""
+    now = by_id(run.pk for run in runs)
+    for run in runs:
+        if run.pk not in now:
+            raise NotFound(f"run {run.name} is not there any more; nothing was changed")
+        fresh = now[run.pk]
+        if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
+            raise stale(fresh)
+    return [now[run.pk] for run in runs]
+
+
+def _locked(queue: Queue, ids: Iterable[int], statuses: Sequence[RunStatus]) -> dict[int, Run]:
+    """Lock those of the runs that are in the queue with one of these statuses, by id, and read what is changed."""
+    found: dict[int, Run] = {}
+    keys = sorted(ids)
+    for start in range(0, len(keys), CHUNK):
+        runs = Run.objects.filter(pk__in=keys[start : start + CHUNK], queue=queue, status__in=statuses)
+        for run in runs.select_for_update().order_by("pk").only(*CHANGED):
+            found[run.pk] = run
+    return found
+
+
+def _write(queue: Queue, changes: Sequence[Change]) -> None:
+    """Write seniority, priority and the rank that follows. The runs are locked."""
+    step = queue.step_us
+    rows = [
+        (change.seniority_us, change.priority, ordering.rank(change.seniority_us, change.priority, step), change.id)
+        for change in sorted(changes, key=lambda change: change.id)
+    ]
+    sql = "UPDATE runs_run SET seniority_us = %s, priority = %s, rank = %s, version = version + 1 WHERE id = %s"
+    with connection.cursor() as cursor:
+        cursor.executemany(sql, rows)
+
+
+def _record_moves(changes: Iterable[RunChange], target: Target, user: User, at: dt.datetime) -> None:
+    where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
+    RunEvent.objects.bulk_create(_event(change, "moved", user, at, where) for change in changes)
+
+
+def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
+    """An event for each run whose priority became another."""
+    RunEvent.objects.bulk_create(
+        RunEvent(
+            run=run,
+            kind="priority",
+            actor=user,
+            attempt=run.attempt,
+            at=at,
+            data={"from": run.priority, "to": change.priority},
+        )
+        for change in changes
+        if (run := before[change.id]).priority != change.priority
+    )
+
+
+def _event(change: RunChange, kind: str, user: User, at: dt.datetime, more: dict[str, Any]) -> RunEvent:
+    data = {
+        "from": change.position_before,
+        "to": change.position_after,
+        "priority": [change.priority_before, change.priority_after],
+    }
+    return RunEvent(run=change.run, kind=kind, actor=user, attempt=change.run.attempt, at=at, data=data | more)
+
+
+def _remember(
+    queue: Queue, user: User, at: dt.datetime, written: Iterable[Change], before: Mapping[int, Run], moved: set[int]
+) -> Move:
+    """Keep what was written, for undo. A run that was moved and yet keeps its rank is in it, too."""
+    became = {change.id: [change.seniority_us, change.priority] for change in written}
+    changes = []
+    for pk in sorted(became.keys() | moved):
+        run = before[pk]
+        was = [run.seniority_us, run.priority]
+        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if pk in moved else None
+        changes.append([pk, was, became.get(pk, was), stamp])
+    return Move.objects.create(queue=queue, user=user, at=at, changes=changes)
+
+
+def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int]:
+    """The positions of those that have one."""
+    waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
+    keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
+    ahead = runs_ahead(queue, keys.values())
+    return {pk: ahead[key] + 1 for pk, key in keys.items()}
+
+
+def _gone(pk: int) -> Stale:
+    """A run that was moved and is in the queue no more."""
+    run = Run.objects.select_related("queue").filter(pk=pk).first()
+    if run is None:
+        return Stale("a run of this move is not there any more; nothing was taken back")
+    told = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"
+    return Stale(f"run {run.name} {told} now; nothing was taken back", run=run.name, status=run.status)
