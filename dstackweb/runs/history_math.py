@@ -27,6 +27,7 @@ BUCKETS = (
 )
 """The columns of `QueueHour` that count waits up to each bound, above the one before."""
 
+HOUR = dt.timedelta(hours=1)
 HOURLY_UP_TO_DAYS = 7
 """So many days are shown by the hour, more by the day."""
 
@@ -52,15 +53,17 @@ def hour_of(at: dt.datetime) -> dt.datetime:
 
 
 def steps(days: int, now: dt.datetime, zone: dt.tzinfo) -> list[dt.datetime]:
-    """The beginnings (UTC) of the spans that the last `days` days are shown in; the last holds `now`.
+    """The beginnings (UTC) of the spans in which the last `days` days of `zone` are shown; the last one holds `now`.
 
-    Up to HOURLY_UP_TO_DAYS they are hours, else the days of `zone`, of which some have 23 or 25 hours.
+    Up to HOURLY_UP_TO_DAYS they are hours, else days, of which some have 23 or 25 hours.
     """
-    if days <= HOURLY_UP_TO_DAYS:
-        last = hour_of(now)
-        return [last - dt.timedelta(hours=back) for back in reversed(range(days * 24))]
     today = now.astimezone(zone).date()
-    return [midnight(today - dt.timedelta(days=back), zone) for back in reversed(range(days))]
+    dates = [today - dt.timedelta(days=back) for back in reversed(range(days))]
+    if days > HOURLY_UP_TO_DAYS:
+        return [midnight(date, zone) for date in dates]
+    begins, last = midnight(dates[0], zone), hour_of(now)
+    hours = ((last - hour_of(begins)) // HOUR) + 1
+    return [at for back in reversed(range(hours)) if (at := last - back * HOUR) >= begins] or [last]
 
 
 def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from dstackweb.web import account_urls, place_views, queue_views, run_views, submit_views
+from dstackweb.web import account_urls, history_views, place_views, queue_views, run_views, submit_views
 from dstackweb.web.home import favicon, home
 
 pages = [
     path("queue/", queue_views.queue_page, name="queue"),
     path("queues/<str:queue>/", queue_views.queue_page, name="queue"),
     path("queues/<str:queue>/pause/", queue_views.set_paused, name="pause"),
+    path("queues/<str:queue>/history/", history_views.queue_history, name="queue_history"),
+    path("history/", history_views.project_history, name="history"),
     path("runs/", run_views.runs_page, name="runs"),
     path("runs/<str:run>/", run_views.run_page, name="run"),
     path("runs/<str:run>/log/", run_views.log, name="log"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import random
 
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs import attempts, logs, services
-from dstackweb.runs.models import Run
+from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
+from dstackweb.runs.models import QueueHour, Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 PASSWORD = "correct horse battery"
@@ -85,4 +88,31 @@ def build() -> tuple[Project, User]:
     place_all()
     for hours, run in enumerate(Run.objects.filter(status="submitted").order_by("-id"), start=1):
         Run.objects.filter(pk=run.pk).update(submitted_at=now - dt.timedelta(hours=hours * 3, minutes=7))
+    past(project, now)
     return project, mia
+
+
+def past(project: Project, now: dt.datetime) -> None:
+    """A month of two queues: busy afternoons, quiet nights, high priorities that hardly wait, a day off."""
+    rnd, rows = random.Random(7), []
+    for name, busy in (("default", 1.0), ("night", 0.4)):
+        queue = services.ensure_queue(project, name)
+        for back in range(1, 30 * 24):
+            at = hour_of(now) - dt.timedelta(hours=back)
+            if 200 < back < 222:
+                continue
+            day = math.sin((at.hour - 6) / 24 * 2 * math.pi) * (0.3 if at.weekday() > 4 else 1)
+            load = busy * (0.15 + max(0.0, day))
+            for band, (share, typical_s) in enumerate(((0.5, 9 * 3600), (1.0, 4 * 3600), (5.0, 2400), (1.2, 300))):
+                placed = int(rnd.expovariate(1 / (4 * load * share)))
+                waits = [int(rnd.lognormvariate(math.log(typical_s * (0.3 + load)), 0.7)) for _ in range(placed)]
+                length = int(12 * load * share * rnd.uniform(0.5, 1.2))
+                row = QueueHour(
+                    queue=queue, band=band, hour=at, placed=placed, wait_s=sum(waits),
+                    wait_max_s=max(waits, default=0), length=length, length_max=length + rnd.randrange(4),
+                )  # fmt: skip
+                for waited in waits:
+                    bucket = BUCKETS[bucket_of(waited)]
+                    setattr(row, bucket, getattr(row, bucket) + 1)
+                rows.append(row)
+    QueueHour.objects.bulk_create(rows)

@@ -1,0 +1,230 @@
+// The history's two charts. The numbers lie in <script type="application/json" id="history-data">, which a poll renews;
+// what stands still (canvases, readouts, the reader's choice of bands) is left out of its morph.
+import { durationText } from "./times.js";
+
+const locale = document.documentElement.lang || undefined;
+const MARKS_S = [0, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 30 * 86400, 90 * 86400];
+const DASHES = [[2, 3], [8, 3, 2, 3], [7, 3], []]; // as in charts.css
+const DAY_S = 86400;
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric" });
+const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
+
+/** Per chart: the line, the shade's upper edge, how values are marked, and one band's numbers of one span in words. */
+const KINDS = {
+  wait: {
+    line: "wait_median_s",
+    edge: "wait_p90_s",
+    scale: { distr: 4, asinh: 60, range: (_u, _min, max) => [0, MARKS_S.find((mark) => mark >= Math.max(max, 300)) ?? max] },
+    splits: (u) => MARKS_S.filter((mark) => mark <= u.scales.y.max),
+    filter: (_u, splits) => splits, // uPlot's own drops what is no power of ten
+    mark: (seconds) => (seconds ? durationText(seconds).replace(" h 00", " h") : "0"),
+    tell: (band, i, words) =>
+      band.placed[i]
+        ? words.wait
+            .replace("%(median)s", durationText(band.wait_median_s[i]))
+            .replace("%(p90)s", durationText(band.wait_p90_s[i]))
+            .replace("%(n)s", band.placed[i])
+        : words.none,
+  },
+  length: {
+    line: "length",
+    edge: "length_max",
+    scale: { range: (_u, _min, max) => [0, Math.max(4, max * 1.1)] },
+    splits: undefined,
+    filter: undefined,
+    mark: (runs) => (Number.isInteger(runs) ? runs.toLocaleString(locale) : ""),
+    tell: (band, i, words) =>
+      band.length[i] === null
+        ? words.unknown
+        : words.length
+            .replace("%(n)s", band.length[i].toLocaleString(locale))
+            .replace("%(most)s", band.length_max[i].toLocaleString(locale)),
+  },
+};
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colour = (band, alpha = 1) => `color-mix(in srgb, ${css(`--dw-band-${band}`)} ${alpha * 100}%, transparent)`;
+const hidden = new Set(); // bands that the reader switched off
+const charts = new Map(); // kind → uPlot
+let data = null;
+let seconds = []; // the spans' beginnings, since the epoch
+
+const root = () => document.querySelector("[data-history]");
+const last = () => seconds.length - 1;
+
+function read() {
+  const source = document.getElementById("history-data");
+  if (!source || source.textContent === data?.text) return false;
+  data = { ...JSON.parse(source.textContent), text: source.textContent };
+  seconds = data.times.map((at) => Date.parse(at) / 1000);
+  return true;
+}
+
+/** uPlot's columns: time, then per band the edge above and the line below it. */
+const columns = (kind) => [seconds, ...data.bands.flatMap((band) => [band[KINDS[kind].edge], band[KINDS[kind].line]])];
+
+/** The places whose neighbours on both sides are missing: a line would not show them. */
+function lonely(values) {
+  const has = (i) => values[i] !== null && values[i] !== undefined;
+  return values.flatMap((_value, i) => (has(i) && !has(i - 1) && !has(i + 1) ? [i] : []));
+}
+
+function series(kind) {
+  const scale = "y";
+  const shown = (band) => !hidden.has(band);
+  return data.bands.flatMap((_band, band) => [
+    { scale, show: shown(band), width: 0, points: { show: false } },
+    {
+      scale,
+      show: shown(band),
+      width: 2,
+      dash: DASHES[band],
+      stroke: () => colour(band),
+      points: {
+        show: true,
+        size: 5,
+        fill: () => colour(band),
+        filter: (u, index) => lonely(u.data[index]),
+      },
+    },
+  ]);
+}
+
+/** A lonely point's shade would have no width: a thin bar says the same. */
+function bars(u) {
+  const { ctx } = u;
+  ctx.save();
+  ctx.lineWidth = 2 * devicePixelRatio;
+  data.bands.forEach((_band, band) => {
+    if (hidden.has(band)) return;
+    ctx.strokeStyle = colour(band, 0.4);
+    const [edge, line] = [u.data[2 * band + 1], u.data[2 * band + 2]];
+    for (const i of lonely(line)) {
+      const x = u.valToPos(seconds[i], "x", true);
+      ctx.beginPath();
+      ctx.moveTo(x, u.valToPos(line[i], "y", true));
+      ctx.lineTo(x, u.valToPos(edge[i], "y", true));
+      ctx.stroke();
+    }
+  });
+  ctx.restore();
+}
+
+function timeMarks(u, splits) {
+  const dates = splits.map((at) => new Date(at * 1000));
+  return dates.map((date) => (date.getHours() || date.getMinutes() ? clock : day).format(date));
+}
+
+function options(kind, element) {
+  const { scale, splits, filter, mark } = KINDS[kind];
+  const axis = {
+    stroke: () => css("--dw-chart-text"),
+    grid: { stroke: () => css("--dw-chart-grid"), width: 1 },
+    ticks: { show: false },
+    font: `12px ${getComputedStyle(document.body).fontFamily}`,
+  };
+  return {
+    width: element.clientWidth,
+    height: element.clientHeight,
+    legend: { show: false },
+    cursor: { y: false, drag: { setScale: false, x: false, y: false }, sync: { key: "history", setSeries: false }, points: { size: 8 } },
+    scales: { x: { time: true }, y: scale },
+    axes: [
+      { ...axis, size: 30, space: 64, values: timeMarks, incrs: [3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S] },
+      { ...axis, size: kind === "wait" ? 60 : 48, splits, filter, values: (_u, values) => values.map(mark) },
+    ],
+    series: [{}, ...series(kind)],
+    bands: data.bands.map((_band, band) => ({ series: [2 * band + 1, 2 * band + 2], fill: () => colour(band, 0.16) })),
+    hooks: { draw: [bars], setCursor: [(u) => tell(kind, u.cursor.idx ?? last())] },
+  };
+}
+
+const spanText = (i) => {
+  const at = new Date(seconds[i] * 1000);
+  if (data.step === "day") return weekday.format(at);
+  return `${weekday.format(at)} ${clock.format(at)}–${clock.format(new Date(at.getTime() + 3600e3))}`;
+};
+
+/** The numbers of one span beside their bands: for the pointer, the keyboard and a screen reader alike. */
+function tell(kind, index) {
+  const i = Math.min(Math.max(index, 0), last());
+  const words = root().dataset;
+  const said = [];
+  const items = data.bands.flatMap((band, number) => {
+    if (hidden.has(number)) return [];
+    const name = `${band.low}–${band.high}`;
+    const text = KINDS[kind].tell(band, i, words);
+    said.unshift(`${name}: ${text}`);
+    const item = document.createElement("li");
+    const key = document.querySelector(`[data-band="${number}"] svg`).cloneNode(true);
+    const label = document.createElement("b");
+    label.textContent = name;
+    item.append(key, label, text);
+    return [item];
+  });
+  document.querySelector(`[data-read="${kind}"]`).replaceChildren(...items.reverse());
+  document.querySelector(`[data-at="${kind}"]`).textContent = spanText(i);
+  const slider = document.querySelector(`[data-chart="${kind}"]`);
+  slider.setAttribute("aria-valuemax", last());
+  slider.setAttribute("aria-valuenow", i);
+  slider.setAttribute("aria-valuetext", `${spanText(i)}. ${said.join("; ")}`);
+}
+
+function point(u, index) {
+  const i = Math.min(Math.max(index, 0), last());
+  u.setCursor({ left: u.valToPos(seconds[i], "x"), top: u.over.clientHeight / 2 });
+}
+
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageUp: 24, PageDown: -24, Home: -Infinity, End: Infinity };
+
+function onKey(event, u) {
+  const step = event.key === "Escape" ? 0 : STEPS[event.key];
+  if (step === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  if (event.key === "Escape") u.setCursor({ left: -10, top: -10 });
+  else point(u, (u.cursor.idx ?? last()) + step);
+}
+
+function draw() {
+  for (const element of document.querySelectorAll("[data-chart]")) {
+    const kind = element.dataset.chart;
+    const old = charts.get(kind);
+    if (old && element.contains(old.root)) {
+      old.setData(columns(kind));
+    } else {
+      const u = new window.uPlot(options(kind, element), columns(kind), element);
+      charts.set(kind, u);
+      element.addEventListener("keydown", (event) => onKey(event, charts.get(kind)));
+      new ResizeObserver(() => element.clientWidth && u.setSize({ width: element.clientWidth, height: element.clientHeight })).observe(element);
+    }
+    tell(kind, charts.get(kind).cursor.idx ?? last());
+  }
+}
+
+function toggle(button) {
+  const band = Number(button.dataset.band);
+  const show = hidden.delete(band);
+  if (!show) hidden.add(band);
+  button.setAttribute("aria-pressed", String(show));
+  for (const [kind, u] of charts) {
+    u.setSeries(2 * band + 1, { show });
+    u.setSeries(2 * band + 2, { show });
+    tell(kind, u.cursor.idx ?? last());
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-band]");
+  if (button) toggle(button);
+});
+document.addEventListener("htmx:after:swap", () => read() && draw());
+new MutationObserver(() => charts.forEach((u) => u.redraw(false))).observe(document.documentElement, {
+  attributes: true,
+  attributeFilter: ["data-bs-theme"],
+});
+
+if (read()) draw();
+// The first visit with this browser was told in UTC: now that the zone is known, once more.
+if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone)
+  addEventListener("load", () => document.getElementById("history").dispatchEvent(new CustomEvent("poll")));
