@@ -218,6 +218,7 @@ class Job(models.Model):
     host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
     region = models.CharField(max_length=60, blank=True)
     instance_type = models.CharField(max_length=120, blank=True)
+    is_spot = models.BooleanField(default=False, help_text="The cloud may take the machine back at any time")
     price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
@@ -246,7 +247,11 @@ class Job(models.Model):
             models.UniqueConstraint(fields=["run", "attempt", "node"], name="job_node_once_in_attempt"),
             models.CheckConstraint(condition=Q(status__in=_values(JobStatus)), name="job_status_known"),
         ]
-        indexes = [models.Index("status", name="job_by_status")]
+        indexes = [
+            models.Index("status", name="job_by_status"),
+            # What a month has cost is asked before each paid placement, and few jobs have a price.
+            models.Index("ended_at", condition=Q(price__gt=0), name="job_priced_by_end"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.run} attempt {self.attempt} node {self.node}"

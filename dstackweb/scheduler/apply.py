@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.utils import timezone
 
+from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Backend, Host
 from dstackweb.runs import hints
@@ -18,8 +19,12 @@ from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import MovedOn, move_runs, touch
+from dstackweb.scheduler import reserving
+from dstackweb.scheduler.market import HOSTS
+from dstackweb.scheduler.offers import Bought
 from dstackweb.scheduler.pass_claim import keep
-from dstackweb.scheduler.placement import Waits
+from dstackweb.scheduler.placement import Placed, Waits
+from dstackweb.scheduler.reserving import Change
 
 LIMITS = ("paused", "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 """What a decision read of its queue, and what must be so still when it is written."""
@@ -35,39 +40,41 @@ STALE = (Changed, MovedOn, Taken)
 
 @dataclass(frozen=True)
 class Placement:
-    """A run of a queue (as the pass read it), and a place for each of its nodes."""
+    """A run of a queue (as the pass read it), and a place for each of its nodes: on hosts, or on offers."""
 
     run: Run
     queue: Queue
-    fits: tuple[Fit, ...]
+    where: Placed | Bought
 
 
 Verdicts = Mapping[tuple[Queue, str], Waits | None]
 """Why a queue's runs of a shape wait from now on; None: they don't any more."""
 
 
-def write(generation: int, backend: Backend, placements: Sequence[Placement], verdicts: Verdicts) -> None:
-    """Write all of it. Raises one of STALE, or Outdated when a newer pass has begun, having written nothing.
+def write(
+    generation: int,
+    backends: Mapping[str, Backend],
+    placements: Sequence[Placement],
+    verdicts: Verdicts,
+    change: Change | None = None,
+) -> None:
+    """Write all of it, with what becomes of the reservation; `backends` by name.
 
+    Raises one of STALE, or Outdated when a newer pass has begun, having written nothing.
     Rows are locked in the order in which everybody does: pass, queues, runs, queue counters, hosts.
     """
     now = timezone.now()
     with transaction.atomic():
         keep(generation)
         _hold({one.queue for one in placements} | {queue for queue, _ in verdicts})
+        seen = reserving.write(change, now) if change else set()
         # Copies: the runs stay as they were read, for another try, should all of this roll back.
         runs = [copy(one.run) for one in placements]
         move_runs(runs, RunStatus.PROVISIONING, now=now, data=[{"nodes": _nodes(one)} for one in placements])
         _tell(verdicts, now)
-        for queue_id in sorted({queue.pk for queue, _ in verdicts} - {run.queue_id for run in runs}):
+        for queue_id in sorted(({queue.pk for queue, _ in verdicts} | seen) - {run.queue_id for run in runs}):
             touch(queue_id)
-        _claim(
-            [
-                (_job(run, node, fit, backend, now), fit)
-                for run, one in zip(runs, placements, strict=True)
-                for node, fit in enumerate(one.fits)
-            ]
-        )
+        _make_jobs(zip(runs, placements, strict=True), backends, now)
 
 
 def _hold(queues: Iterable[Queue]) -> None:
@@ -84,30 +91,62 @@ def _guard(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _nodes(one: Placement) -> list[dict[str, object]]:
-    return [{"node": node, "host": fit.host_name, "gpus": len(fit.gpu_uuids)} for node, fit in enumerate(one.fits)]
+    """Where the nodes went, for the event."""
+    if isinstance(one.where, Placed):
+        return [
+            {"node": node, "host": fit.host_name, "gpus": len(fit.gpu_uuids)} for node, fit in enumerate(one.where.fits)
+        ]
+    return [
+        {
+            "node": node,
+            "backend": offer.backend,
+            "region": offer.region,
+            "instance_type": offer.instance_type,
+            "spot": offer.spot,
+            "price": str(offer.price),
+            "gpus": offer.gpu_count,
+        }
+        for node, offer in enumerate(one.where.offers)
+    ]
 
 
-def _job(run: Run, node: int, fit: Fit, backend: Backend, now: dt.datetime) -> Job:
-    return Job(
-        run=run,
-        attempt=run.attempt,
-        node=node,
-        backend=backend,
-        host_id=fit.host_id,
-        cpus=fit.cpus,
-        memory_mib=fit.memory_mib,
-        gpus=list(fit.gpu_uuids),
-        placed_at=now,
-    )
+def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
+    """The nodes' jobs; those on hosts claim what they take there."""
+    jobs: list[Job] = []
+    claims: list[tuple[Job, Claim]] = []
+    for run, one in placed:
+        made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
+        jobs += made
+        if isinstance(one.where, Placed):
+            claims += [
+                (_on_host(job, fit, backends), _claim(fit)) for job, fit in zip(made, one.where.fits, strict=True)
+            ]
+        else:
+            for job, offer in zip(made, one.where.offers, strict=True):
+                _on_offer(job, offer, backends)
+    Job.objects.bulk_create(jobs)
+    claim_all(claims)
+    hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
+    for job, claim in claims:
+        job.host = hosts[claim.host_id]
+    hints.want_look(jobs)
 
 
-def _claim(jobs: Sequence[tuple[Job, Fit]]) -> None:
-    Job.objects.bulk_create(job for job, _ in jobs)
-    claim_all([(job, Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)) for job, fit in jobs])
-    hosts = Host.objects.in_bulk({fit.host_id for _, fit in jobs})
-    for job, fit in jobs:
-        job.host = hosts[fit.host_id]
-    hints.want_look(job for job, _ in jobs)
+def _on_host(job: Job, fit: Fit, backends: Mapping[str, Backend]) -> Job:
+    job.backend, job.host_id = backends[HOSTS], fit.host_id
+    job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
+    return job
+
+
+def _claim(fit: Fit) -> Claim:
+    return Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)
+
+
+def _on_offer(job: Job, offer: Offer, backends: Mapping[str, Backend]) -> None:
+    """The whole of what is offered is the job's."""
+    job.backend, job.region, job.instance_type = backends[offer.backend], offer.region, offer.instance_type
+    job.price, job.is_spot = offer.price, offer.spot
+    job.cpus, job.memory_mib = offer.cpus, offer.memory_mib
 
 
 def _tell(verdicts: Verdicts, now: dt.datetime) -> None:

@@ -24,8 +24,10 @@ INVITES_AGE = dt.timedelta(days=7)
 
 def keep_house() -> None:
     """Verdicts of shapes nobody waits with, old history of queues and hosts, what has expired, tasks nobody took."""
-    waiting = Run.objects.filter(queue=OuterRef("queue"), shape=OuterRef("shape"), status=RunStatus.SUBMITTED)
-    Verdict.objects.filter(~Exists(waiting)).delete()
+    waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
+    # The shape "" stands for the whole queue.
+    Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
+    Verdict.objects.filter(~Exists(waiting), shape="").delete()
     history.prune(timezone.now())
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()

@@ -15,16 +15,20 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
-from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs.models import Allocation, Queue, Run, Verdict
-from dstackweb.scheduler import apply, pass_claim
+from dstackweb.scheduler import apply, loading, pass_claim, reserving
 from dstackweb.scheduler.apply import STALE, Placement
 from dstackweb.scheduler.lines import Line
+from dstackweb.scheduler.market import HOSTS, Market
 from dstackweb.scheduler.pass_claim import Outdated
-from dstackweb.scheduler.placement import Waits, place
+from dstackweb.scheduler.placement import Placed, Waits
+from dstackweb.scheduler.reservation import Reserved
+from dstackweb.scheduler.reserving import Change, Stored
 
 log = logging.getLogger(__name__)
 
+ALL_SHAPES = ""
+"""The shape of a verdict that holds for a whole queue."""
 RENEW_EVERY_S = 2.0
 WRITE_EVERY_S = 0.1
 """A placement waits this long at most for others to be written with."""
@@ -66,10 +70,14 @@ class Pass:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.hosts = tuple(host_views())
+        self.before = reserving.stored()
+        self.why = self.before.lapsed if self.before else ""
         self.lines = [Line(queue) for queue in _open_queues()]
+        market = Market()
+        self.backends = {HOSTS: ensure_embedded_backend(), **market.backends}
+        reserved = self.before.reserved if self.before else None
+        self.capacity = loading.capacity([line.queue for line in self.lines], market, timezone.now(), reserved)
         self.held = _held_by_project()
-        self.backend = ensure_embedded_backend()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)
             for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
@@ -81,13 +89,14 @@ class Pass:
     def run(self) -> int:
         """Place what fits; returns how many runs that were."""
         try:
+            self._judge_reserved()
             for line, run in self._next():
                 self._decide(line, run)
                 if self._write_is_due():
                     self._write()
                 if self.written + len(self.placements) >= MAX_PLACED:
                     break
-            if self.placements or self.verdicts:
+            if self.placements or self.verdicts or self._change().is_needed:
                 self._write()
         except Outdated:
             log.warning("pass %s was overtaken by a newer one after placing %s runs", self.generation, self.written)
@@ -100,10 +109,23 @@ class Pass:
     def _next(self) -> Iterator[tuple[Line, Run]]:
         """The next head of a queue, weighted fair between projects (ranks of queues are never compared)."""
         while True:
-            heads = [(line, run) for line in self.lines if (run := line.head()) is not None]
+            heads = [(line, run) for line in self.lines if (run := self._head(line)) is not None]
             if not heads:
                 return
             yield min(heads, key=lambda head: self._turn(*head))
+
+    def _head(self, line: Line) -> Run | None:
+        """The next run of a queue, unless a limit holds up all of it."""
+        run = line.head()
+        if run is None:
+            return None
+        waits = self.capacity.closed(line.queue.pk)
+        if waits is None:
+            self._tell_no_more(line.queue, ALL_SHAPES)
+            return run
+        self._tell(line.queue, ALL_SHAPES, waits)
+        line.close()
+        return None
 
     def _turn(self, line: Line, run: Run) -> tuple[float, int]:
         """Who goes first: the project that holds the least per weight, then the earlier submit."""
@@ -114,27 +136,66 @@ class Pass:
 
     def _decide(self, line: Line, run: Run) -> None:
         """Find a place for one run, or note why its shape waits."""
-        # A spec that an earlier version stored and this one can't read holds up nobody else.
         spec = line.spec(run)
-        outcome = place(spec, self.hosts) if spec else Waits("backend_unavailable", {"code": "unreadable"})
-        key = line.queue.pk, run.shape
+        if spec is None:
+            # What an earlier version stored and this one can't read holds up nobody else.
+            self._skip(line, run, Waits("backend_unavailable", {"code": "unreadable"}))
+            return
+        waiting = loading.waiting(run, line.queue, spec)
+        outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Waits):
-            line.block(run.shape)
-            if self.known.get(key) != (outcome.reason, outcome.data):
-                self.known[key] = outcome.reason, outcome.data
-                self.verdicts[line.queue, run.shape] = outcome
+            self._skip(line, run, outcome)
+            if made := self.capacity.would_reserve(waiting, outcome):
+                self._keep(made, why="outranked")
             return
         line.pop()
-        self.placements.append(Placement(run, line.queue, outcome.fits))
-        if self.known.pop(key, None) is not None:
-            # A verdict ends with its reason, in the transaction that places its shape. The next run is decided anew.
-            self.verdicts[line.queue, run.shape] = None
-        self.hosts = outcome.hosts
-        gpus, cpus = self.held[line.queue.project_id]
-        self.held[line.queue.project_id] = (
-            gpus + sum(len(fit.gpu_uuids) for fit in outcome.fits),
-            cpus + sum(fit.cpus for fit in outcome.fits),
-        )
+        self.placements.append(Placement(run, line.queue, outcome))
+        # A verdict ends with its reason, in the transaction that places its shape. The next run is decided anew.
+        self._tell_no_more(line.queue, run.shape)
+        if self._holds_for(run.pk):
+            self._keep(None, why="placed")
+        self.capacity.take(waiting, outcome)
+        if isinstance(outcome, Placed):
+            gpus, cpus = self.held[line.queue.project_id]
+            self.held[line.queue.project_id] = (
+                gpus + sum(len(fit.gpu_uuids) for fit in outcome.fits),
+                cpus + sum(fit.cpus for fit in outcome.fits),
+            )
+
+    def _skip(self, line: Line, run: Run, waits: Waits) -> None:
+        line.block(run.shape)
+        self._tell(line.queue, run.shape, waits)
+
+    def _tell(self, queue: Queue, shape: str, waits: Waits) -> None:
+        """Note a verdict, where it isn't known."""
+        if self.known.get((queue.pk, shape)) != (waits.reason, waits.data):
+            self.known[queue.pk, shape] = waits.reason, waits.data
+            self.verdicts[queue, shape] = waits
+
+    def _tell_no_more(self, queue: Queue, shape: str) -> None:
+        if self.known.pop((queue.pk, shape), None) is not None:
+            self.verdicts[queue, shape] = None
+
+    def _judge_reserved(self) -> None:
+        """Go on with the reservation, or end it."""
+        if self.capacity.reserved is not None:
+            judged = self.capacity.judged(self.capacity.reserved)
+            if isinstance(judged, str):
+                self._keep(None, why=judged)
+            else:
+                self.capacity.keep(judged)
+
+    def _holds_for(self, run_id: int) -> bool:
+        return self.capacity.reserved is not None and self.capacity.reserved.run.id == run_id
+
+    def _keep(self, reserved: Reserved | None, why: str) -> None:
+        """Reserve this from now on; `why` the one before ends, if it is still that of the row."""
+        if self.before is not None and self._holds_for(self.before.run_id):
+            self.why = why
+        self.capacity.keep(reserved)
+
+    def _change(self) -> Change:
+        return Change(self.before, self.capacity.reserved, self.why)
 
     def _write_is_due(self) -> bool:
         waited = time.monotonic() - self.written_at
@@ -145,18 +206,22 @@ class Pass:
 
         When something is no longer as it was read, all up to that placement is written, and one of STALE raised.
         """
-        placements, verdicts = self.placements, self.verdicts
+        placements, verdicts, change = self.placements, self.verdicts, self._change()
         self.placements, self.verdicts = [], {}
         try:
-            apply.write(self.generation, self.backend, placements, verdicts)
+            apply.write(self.generation, self.backends, placements, verdicts, change if change.is_needed else None)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
-                apply.write(self.generation, self.backend, [one], ended)
+                was_kept = self.before is not None and self.before.run_id == one.run.pk
+                ends = Change(self.before, None, "placed") if was_kept else None
+                apply.write(self.generation, self.backends, [one], ended, ends)
                 self.written += 1
             raise
         self.written += len(placements)
         self.written_at = time.monotonic()
+        after = change.after
+        self.before = Stored(after.run.id, after.run.queue_id, after) if after else None
 
 
 def _open_queues() -> list[Queue]:

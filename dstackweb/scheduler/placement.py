@@ -5,6 +5,7 @@ The caller loads hosts into `HostView`s and applies what comes back; nothing her
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +16,34 @@ from dstackweb.spec.effective import EffectiveSpec
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A waiting run as decisions see it. In its queue it stands at (`rank`, `id`)."""
+
+    id: int
+    name: str
+    project_id: int
+    project: str
+    queue_id: int
+    user_id: int
+    rank: int
+    queued_at: dt.datetime
+    spec: EffectiveSpec
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in its queue."""
+        return self.rank, self.id
+
+
+@dataclass(frozen=True)
 class Placed:
     """A place for every node, in node order. `hosts` is the capacity that is left."""
 
     fits: tuple[Fit, ...]
     hosts: tuple[HostView, ...]
+
+    def __len__(self) -> int:
+        return len(self.fits)
 
 
 @dataclass(frozen=True)
@@ -34,7 +58,7 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     """A place for all nodes of a run at once, or the most permanent reason why there is none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
-    allowed = [host for host in hosts if is_named(spec, host) and (not spec.image or host.isolation == "container")]
+    allowed = [host for host in hosts if may_use(spec, host)]
     if hosts and not allowed:
         return Waits("impossible", _no_such_place(spec, hosts))
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
@@ -42,6 +66,16 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
     if len(fits) < spec.nodes:
         return _waits(spec, capable, allowed, placed=len(fits))
     return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
+
+
+def gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
+    """A place for each node for as long as there is one; fewer than `spec.nodes` when they don't all fit at once."""
+    return _gang(spec, hosts)[0]
+
+
+def may_use(spec: EffectiveSpec, host: HostView) -> bool:
+    """Whether the run may go to this host at all, once there is room."""
+    return is_named(spec, host) and (not spec.image or host.isolation == "container")
 
 
 def is_named(spec: EffectiveSpec, host: HostView) -> bool:
@@ -90,8 +124,6 @@ def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], di
 
 def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Waits | None:
     """What no amount of waiting on the team's own machines would cure."""
-    if spec.backends and "hosts" not in spec.backends:
-        return Waits("backend_unavailable", {"code": "no_such_backend", "backends": sorted(spec.backends)})
     if spec.spot_policy == "spot":
         return Waits("impossible", {"code": "no_spot_on_hosts"})
     if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
@@ -119,4 +151,4 @@ def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[Hos
 
 def _would_do(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
     """Whether these hosts could hold all nodes with nothing else on them."""
-    return len(_gang(spec, [host.emptied() for host in hosts])[0]) == spec.nodes
+    return len(gang(spec, [host.emptied() for host in hosts])) == spec.nodes

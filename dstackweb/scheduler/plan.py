@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import host_offers
-from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs import ordering
+from dstackweb.runs.models import Queue
 from dstackweb.runs.selectors import position_at
-from dstackweb.runs.queues import now_us
 from dstackweb.runs.services import Prepared, Submission, prepare
-from dstackweb.scheduler.placement import Waits, is_named, place
+from dstackweb.scheduler import loading, offers
+from dstackweb.scheduler.capacity import Capacity, may_use_hosts, most_permanent
+from dstackweb.scheduler.market import Market
+from dstackweb.scheduler.placement import Waiting, Waits, is_named
+from dstackweb.scheduler.reserving import stored
 
 
 @dataclass(frozen=True)
@@ -27,21 +34,44 @@ class Plan:
 
     @property
     def impossible(self) -> bool:
-        """No registered host could ever fit it."""
+        """Nothing that is set up could ever give it."""
         return self.waits is not None and self.waits.reason == "impossible"
 
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
     """Plan a submission. Raises what `services.prepare` raises."""
     prepared = prepare(project, user, role, submission)
-    spec, queue = prepared.effective.spec, prepared.queue
-    hosts = host_views()
-    outcome = place(spec, hosts)
-    seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
+    spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
+    seniority = ordering.next_seniority(time.time_ns() // 1000, queue.last_seniority_us)
     rank = ordering.rank(seniority, spec.priority, queue.step_us)
-    return Plan(
-        prepared=prepared,
-        offers=host_offers([host for host in hosts if is_named(spec, host)], spec.requirements, image=spec.image),
-        position=position_at(queue, rank, None),
-        waits=outcome if isinstance(outcome, Waits) else None,
+    run = Waiting(
+        id=sys.maxsize,
+        name=spec.name or "",
+        project_id=project.pk,
+        project=project.name,
+        queue_id=queue.pk,
+        user_id=user.pk,
+        rank=rank,
+        queued_at=now,
+        spec=spec,
     )
+    kept = stored()
+    capacity = loading.capacity([queue], Market(), now, kept.reserved if kept else None)
+    return Plan(prepared, _offers(run, capacity), position_at(queue, rank, None), _waits(run, queue, capacity))
+
+
+def _waits(run: Waiting, queue: Queue, capacity: Capacity) -> Waits | None:
+    """What would hold it up now, wherever it stands in the queue."""
+    outcome = capacity.decide(run)
+    found = [Waits("queue_paused")] if queue.paused else []
+    if isinstance(outcome, Waits):
+        found.append(outcome)
+    return most_permanent(found) if found else None
+
+
+def _offers(run: Waiting, capacity: Capacity) -> list[Offer]:
+    """The hosts that the run may go to as offers, then those of other backends, the cheapest first."""
+    spec = run.spec
+    hosts = [host for host in capacity.hosts if is_named(spec, host)] if may_use_hosts(spec) else []
+    found = host_offers(hosts, spec.requirements, image=spec.image)
+    return found + offers.wanted(spec, capacity.ask(spec))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.backends.models import Backend, Host
+from dstackweb.backends.models import Host
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler import apply, lines, pass_claim, passes
+from dstackweb.scheduler import apply, lines, loading, pass_claim, passes
 from dstackweb.scheduler.models import PassState
 from tests.factories import make_host, make_run, place_all
 
@@ -90,7 +91,7 @@ def test_a_host_that_drains_after_the_look_costs_the_first_run_no_place(
     first, second, third = (make_run(project, member) for _ in range(3))
     views = [host_views()]
     Host.objects.filter(name="tight").update(draining=True)
-    monkeypatch.setattr(passes, "host_views", lambda: views.pop() if views else host_views())
+    monkeypatch.setattr(loading, "host_views", lambda: views.pop() if views else host_views())
     assert place_all() == 2
     assert [fresh(run).status for run in (first, second, third)] == ["provisioning", "provisioning", "submitted"]
 
@@ -130,11 +131,11 @@ def test_a_run_stopped_meanwhile_costs_none_ahead_its_place_and_those_behind_are
     first, second, third = (make_run(project, member) for _ in range(3))
     real, begun_with = apply.write, []
 
-    def write(generation: int, backend: Backend, placements: Sequence[apply.Placement], verdicts: apply.Verdicts):
+    def write(generation: int, backends: Any, placements: Sequence[apply.Placement], *more: Any) -> None:
         begun_with.append(len(placements))
         if len(begun_with) == 1:
             services.stop(Run.objects.select_related("user").get(pk=second.pk), member, "member")
-        real(generation, backend, placements, verdicts)
+        real(generation, backends, placements, *more)
 
     monkeypatch.setattr(apply, "write", write)
     assert place_all() == 2

@@ -12,7 +12,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import queue_rows, why
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler import passes
+from dstackweb.scheduler import capacity, passes
 from dstackweb.scheduler.models import PassState
 from tests.factories import make_host, make_project, make_run, place_all
 
@@ -125,8 +125,8 @@ def test_ten_runs_of_one_shape_are_decided_once(
     for _ in range(10):
         make_run(project, member, resources={"cpu": 9})
     decided: list[object] = []
-    real = passes.place
-    monkeypatch.setattr(passes, "place", lambda spec, hosts: decided.append(spec) or real(spec, hosts))
+    real = capacity.place
+    monkeypatch.setattr(capacity, "place", lambda spec, hosts: decided.append(spec) or real(spec, hosts))
     place_all()
     assert len(decided) == 1
 

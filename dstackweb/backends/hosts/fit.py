@@ -91,7 +91,7 @@ def fit(host: HostView, needs: Requirements) -> Fit | Miss:
         return Miss("offline")
     if host.draining:
         return Miss("draining")
-    gpus = _choose([gpu for gpu in _matching(host, needs) if gpu.free], needs.gpu_count_min)
+    gpus = _choose([gpu for gpu in gpus_matching(host, needs) if gpu.free], needs.gpu_count_min)
     if gpus is None or host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
         return Miss("busy", _numbers(host, needs))
     return Fit(
@@ -110,7 +110,7 @@ def could_ever_fit(host: HostView, needs: Requirements) -> bool:
     return (
         host.cpus >= needs.cpu_min
         and host.memory_mib >= needs.memory_min_mib
-        and len(_matching(host, needs)) >= needs.gpu_count_min
+        and len(gpus_matching(host, needs)) >= needs.gpu_count_min
     )
 
 
@@ -157,7 +157,7 @@ def host_offers(
 
 
 def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: str, image: str | None) -> Offer:
-    gpus = _matching(host, needs) or host.gpus
+    gpus = gpus_matching(host, needs) or host.gpus
     detail: dict[str, Any]
     if image is not None and host.isolation != "container":
         availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
@@ -188,7 +188,7 @@ def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: st
     )
 
 
-def _matching(host: HostView, needs: Requirements) -> list[GpuView]:
+def gpus_matching(host: HostView, needs: Requirements) -> list[GpuView]:
     """The host's GPUs that are of the kind asked for, free or not; none where no GPU is needed."""
     if needs.gpu_count_min == 0:
         return []
@@ -219,7 +219,7 @@ def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
 
 def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
     """What the host lacks for the needs, and of just that what is needed, free and there in all."""
-    gpus = _matching(host, needs)
+    gpus = gpus_matching(host, needs)
     free = sum(gpu.free for gpu in gpus)
     short: list[str] = []
     numbers: dict[str, Any] = {"short": short}
@@ -247,7 +247,7 @@ def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
 
 def _distance(host: HostView, needs: Requirements) -> tuple[int, int, int, int, int]:
     """How far a host is from taking the job: first what it will never have, then what it lacks now."""
-    gpus = _matching(host, needs)
+    gpus = gpus_matching(host, needs)
     never = (
         max(0, needs.gpu_count_min - len(gpus)) + max(0, needs.cpu_min - host.cpus),
         max(0, needs.memory_min_mib - host.memory_mib),

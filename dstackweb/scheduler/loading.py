@@ -1,0 +1,94 @@
+"""Reading what decisions look at from rows, in a few queries however many runs wait."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+
+from django.conf import settings
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.spend import spent
+from dstackweb.runs.states import JOB_ACTIVE, PLACED
+from dstackweb.scheduler.capacity import Budget, Capacity, Rules
+from dstackweb.scheduler.limits import Limits, Tally
+from dstackweb.scheduler.market import Market
+from dstackweb.scheduler.placement import Waiting
+from dstackweb.scheduler.reservation import Holder, Reserved, latest_end
+from dstackweb.spec.effective import EffectiveSpec
+
+
+def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved: Reserved | None = None) -> Capacity:
+    """All there is to give to runs of these queues, with what is reserved of it."""
+    # Holders before hosts: what ends between the two questions is then free, rather than held by nobody.
+    known = holders(now) if reserved else None
+    limits = {queue.pk: limits_of(queue) for queue in queues}
+    return Capacity(
+        now=now,
+        rules=Rules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
+        hosts=tuple(host_views()),
+        limits=limits,
+        tally=_tally([queue_id for queue_id, each in limits.items() if each != Limits()]),
+        ask=market.ask,
+        budget=lambda project_id: budget(project_id, now),
+        read_holders=lambda: holders(now) if known is None else known,
+        reserved=reserved,
+    )
+
+
+def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
+    """A run of a queue (read with its project) as decisions see it."""
+    return Waiting(
+        id=run.pk,
+        name=run.name,
+        project_id=queue.project_id,
+        project=queue.project.name,
+        queue_id=queue.pk,
+        user_id=run.user_id,
+        rank=run.rank,
+        queued_at=run.queued_at,
+        spec=spec,
+    )
+
+
+def limits_of(queue: Queue) -> Limits:
+    """The limits of a queue as it was read."""
+    return Limits(queue.max_running, queue.max_gpus, queue.max_running_per_user, queue.max_gpus_per_user)
+
+
+def budget(project_id: int, now: dt.datetime) -> Budget | None:
+    """What a project may spend this month, and what it has; None without a budget."""
+    limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
+    return None if limit is None else Budget(limit, spent(project_id, now))
+
+
+def holders(now: dt.datetime) -> list[Holder]:
+    """What each active job holds of its host, and by when it is gone at the latest."""
+    rows = Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(
+        "run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at",
+        "run__extended_s", "run__spec__max_duration_s", "run__spec__stop_duration_s",
+    )  # fmt: skip
+    return [
+        Holder(
+            job=(run_id, node),
+            host_id=host_id,
+            cpus=cpus,
+            memory_mib=memory_mib,
+            gpus=frozenset(gpus),
+            since=placed_at,
+            ends_at=latest_end(started_at or now, None if limit_s is None else limit_s + extended_s, stop_s or 0, now),
+        )
+        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at, extended_s, limit_s, stop_s in rows
+    ]
+
+
+def _tally(queue_ids: Sequence[int]) -> Tally:
+    """What the placed runs of these queues ask for."""
+    if not queue_ids:
+        return Tally()
+    rows = Run.objects.filter(queue__in=queue_ids, status__in=PLACED).values_list(
+        "queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min"
+    )
+    return Tally.of((queue_id, user_id, (nodes or 1) * (gpus or 0)) for queue_id, user_id, nodes, gpus in rows)

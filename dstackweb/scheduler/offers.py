@@ -1,0 +1,135 @@
+"""Which offers of other backends a run may take, and which of them it takes: pure (DESIGN 5).
+
+The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.scheduler.placement import Waits
+from dstackweb.spec.effective import EffectiveSpec
+
+Key = tuple[str, str, str, bool]
+"""What an offer is, whoever asked for it: backend, region, instance type, spot."""
+
+NOT_NOW = {
+    Availability.NO_QUOTA: "no_quota",
+    Availability.NOT_AVAILABLE: "not_available",
+    Availability.BUSY: "busy",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the backends that a run may use have answered.
+
+    `failed` has for each backend without an answer the code of why: `no_such_backend`, `not_served`, `failed`.
+    """
+
+    offers: tuple[Offer, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nobody to ask."""
+        return not self.offers and not self.failed
+
+
+@dataclass(frozen=True)
+class Bought:
+    """An offer for every node, in node order."""
+
+    offers: tuple[Offer, ...]
+
+    def __len__(self) -> int:
+        return len(self.offers)
+
+    @property
+    def price(self) -> Decimal:
+        """USD per hour of all nodes."""
+        return sum((offer.price for offer in self.offers), Decimal(0))
+
+
+def key(offer: Offer) -> Key:
+    """What tells one offer from another."""
+    return offer.backend, offer.region, offer.instance_type, offer.spot
+
+
+def refusal(spec: EffectiveSpec, offer: Offer) -> str | None:
+    """Why the run never takes this offer, whether it is to be had or not; None when it may."""
+    named = spec.backends is not None and offer.backend in spec.backends
+    if offer.price > 0 and not named:
+        return "not_named"
+    if spec.labels:
+        return "has_no_labels"
+    if spec.regions is not None and offer.region not in spec.regions:
+        return "other_region"
+    if spec.instance_types is not None and offer.instance_type not in spec.instance_types:
+        return "other_instance_type"
+    if spec.spot_policy == "on-demand" and offer.spot:
+        return "is_spot"
+    if spec.spot_policy == "spot" and not offer.spot:
+        return "is_on_demand"
+    if spec.max_price is not None and offer.price > Decimal(str(spec.max_price)):
+        return "too_expensive"
+    return None
+
+
+def room(offer: Offer, used: Mapping[Key, int], most: int) -> int:
+    """How many nodes it can take now, up to `most`. Unknown is not zero."""
+    if offer.availability in NOT_NOW:
+        return 0
+    fits = offer.detail.get("fits")
+    return most if fits is None else max(0, min(most, int(fits) - used.get(key(offer), 0)))
+
+
+def wanted(spec: EffectiveSpec, asked: Asked) -> list[Offer]:
+    """Those that the run may take, the cheapest first, also where they are not to be had now."""
+    return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_cheapest)
+
+
+def choose(spec: EffectiveSpec, asked: Asked, used: Mapping[Key, int]) -> Bought | Waits:
+    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes given away before."""
+    found = wanted(spec, asked)
+    places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    for offer in found:
+        nodes = places[offer.backend, offer.region]
+        nodes += [offer] * room(offer, used, spec.nodes - len(nodes))
+    whole = [Bought(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
+    if whole:
+        return min(whole, key=lambda bought: (bought.price, [_cheapest(offer) for offer in bought.offers]))
+    return _waits(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
+
+
+def _cheapest(offer: Offer) -> tuple[Decimal, str, str, str, bool]:
+    return offer.price, offer.backend, offer.region, offer.instance_type, offer.spot
+
+
+def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: int) -> Waits:
+    """The reason that is cured first: any backend that answers, or any offer that comes free, would do."""
+    data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
+    if any(offer.availability != Availability.NO_QUOTA for offer in found):
+        return Waits("waiting_for_capacity", {"code": "offers", **data})
+    if asked.failed:
+        return _failed(asked.failed)
+    if found:
+        return Waits("no_quota", {**data, "backends": _names(found)})
+    refused = Counter(why for offer in asked.offers if (why := refusal(spec, offer)))
+    return Waits("impossible", {"code": "no_offer", "refused": dict(sorted(refused.items()))})
+
+
+def _failed(failed: Mapping[str, str]) -> Waits:
+    """One code for all: what may come back by itself is named before what an admin must set up."""
+    order = ("failed", "not_served", "no_such_backend")
+    code = min(failed.values(), key=order.index)
+    return Waits("backend_unavailable", {"code": code, "backends": sorted(n for n, c in failed.items() if c == code)})
+
+
+def _names(offers: Iterable[Offer]) -> list[str]:
+    return sorted({offer.backend for offer in offers})
