@@ -115,16 +115,25 @@ def plan_permutation(
     planned: list[Place] = []
     for slots, left, right in _blocks(own, others):
         runs = order[len(planned) : len(planned) + len(slots)]
-        windows = [(slot.rank - NUDGE_US, slot.rank + NUDGE_US) for slot in slots]
+        windows = [_slot(run, slot.rank, terms, most) for run, slot in zip(runs, slots, strict=True)]
         ranks = _fit(runs, windows, [slot.rank for slot in slots], left, right, gap=0)
         if ranks is None:
             raise _no_room()
         for run, rank in zip(runs, ranks, strict=True):
             priority = terms.priority_for(rank, run.priority, max(most, run.priority))
-            if priority is None:
-                raise AbovePriority(run.id, terms.priorities(rank, rank)[0])
+            assert priority is not None, "a rank in the window has a priority"
             planned.append(terms.put(run, rank, priority))
     return _changes(planned, own)
+
+
+def _slot(run: Place, rank: int, terms: Terms, most: int) -> tuple[int, int]:
+    """The ranks around that of a slot that `run` may have with the priority that it needs there."""
+    priority = terms.priority_for(rank, run.priority, max(most, run.priority))
+    if priority is None:
+        least, highest = terms.priorities(rank, rank)
+        raise AbovePriority(run.id, least) if least <= highest else _no_room()
+    low, high = terms.window(priority)
+    return max(low, rank - NUDGE_US), min(high, rank + NUDGE_US)
 
 
 def _no_room() -> Conflict:
