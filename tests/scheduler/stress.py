@@ -33,6 +33,7 @@ from dstackweb.runs.states import ENDED  # noqa: E402
 from dstackweb.scheduler.models import PassState  # noqa: E402
 from tests.factories import join, make_host, make_project, make_user  # noqa: E402
 from tests.scheduler import stress_acts as acts  # noqa: E402
+from tests.scheduler import stress_moves as moves  # noqa: E402
 from tests.scheduler.stress_judges import end_all, judge, judge_after_a_pass  # noqa: E402
 from tests.scheduler.stress_referee import Reader, install  # noqa: E402
 
@@ -47,9 +48,9 @@ def processes() -> list[Mix]:
     """Who is at work."""
     people: Mix = [
         (6, acts.prioritise), (3, acts.prioritise_stale), (3, acts.change_queue), (2, acts.stop), (2, acts.hold),
-        (2, acts.extend),
+        (2, acts.extend), (8, moves.move), (4, moves.undo), (3, moves.prioritise_many),
     ]  # fmt: skip
-    managers: Mix = [(1, acts.pause), (4, acts.prioritise)]
+    managers: Mix = [(1, moves.pause_or_drain), (3, moves.rank_anew), (6, moves.limit), (4, moves.move)]
     submitter: Mix = [(1, acts.submit)]
     return [
         submitter, submitter, people, people, managers, [(1, acts.place)], [(1, acts.place)], [(1, acts.look)],
@@ -97,6 +98,7 @@ def work(mix: Mix, seconds: float, seed: int, begin: float, answers: Any) -> Non
             counts["done"] += 1
         except REFUSALS:
             counts["refused"] += 1
+            time.sleep(0.005)  # who finds nothing to do leaves the processor to others
         except Exception:
             errors.append(traceback.format_exc())
         counts["seconds"] += time.monotonic() - now
