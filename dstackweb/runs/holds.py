@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
@@ -45,12 +45,12 @@ class Wanted:
 
 def hold(project: Project, user: User, role: str, wanted: Wanted, idempotency_key: str = "") -> Run:
     """Put a hold in its queue, where it waits like any run. Raises what `services.submit` raises."""
-    seconds = _seconds(wanted.duration)
-    if seconds > MEMBER_MAX_S and not allows(role, "manager"):
-        raise _too_long(seconds)
+    time = parse_time(wanted.duration)
+    if time > MEMBER_MAX_S and not allows(role, "manager"):
+        raise _too_long(time)
     if not (wanted.gpu or wanted.cpu):
         raise Invalid.at("gpu", msg="say what to hold: `gpu`, such as 1 or A100:2, or `cpu`")
-    submission = services.Submission(config(wanted, seconds), hold=True)
+    submission = services.Submission(config(wanted, time), hold=True)
     run, _made = services.submit(project, user, role, submission, idempotency_key)
     return run
 
@@ -117,6 +117,19 @@ def way_in(run: Run, jobs: Sequence[Job]) -> WayIn | None:
     return None
 
 
+class Held(NamedTuple):
+    """Who holds something, and until when."""
+
+    user: str
+    until: dt.datetime | None
+
+
+def held(run_ids: Iterable[int]) -> dict[int, Held]:
+    """Those of the runs that are holds, for lists that load no specs."""
+    found = Run.objects.filter(pk__in=set(run_ids), spec__hold=True).select_related("user")
+    return {run.pk: Held(run.user.get_username(), run.held_until) for run in found}
+
+
 def is_here(address: str) -> bool:
     """Whether a host's address is that of the machine which dstackweb runs on: no other could be reached there."""
     try:
@@ -133,7 +146,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     """
     if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
         raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can give it more time")
-    more = _seconds(duration)
+    more = parse_time(duration)
     with transaction.atomic():
         fresh = lock_run(run.pk)
         total = _lengthened(fresh, more)
@@ -164,15 +177,15 @@ def _lengthened(run: Run, more: int) -> int:
     return run.limit_s + more
 
 
-def _seconds(duration: str) -> int:
-    """A time that was asked for. Raises Invalid."""
+def parse_time(duration: str) -> int:
+    """A time that was asked for, such as `3h`. Raises Invalid."""
     try:
-        seconds = parse_duration(duration)
+        found = parse_duration(duration)
     except ValueError as error:
         raise Invalid.at("for", msg=f"`for` should be a duration such as 3h: {error}") from None
-    if seconds < 1:
+    if found < 1:
         raise Invalid.at("for", msg="`for` should be a duration such as 3h, not none at all")
-    return seconds
+    return found
 
 
 def _too_long(seconds: int) -> Invalid:

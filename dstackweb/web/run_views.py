@@ -14,7 +14,7 @@ from dstackweb.runs import logs, selectors, services, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web import lists, run_words
+from dstackweb.web import hold_views, lists, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
 
 PER_PAGE = 50
@@ -77,6 +77,7 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
     reason, data = selectors.why(run)
     return {
         "run": run,
+        **hold_views.of_run(run, jobs),
         "jobs": [run_words.JobLine.of(job) for job in jobs],
         "attempts": len({job.attempt for job in jobs}),
         "steps": run_words.steps(run, jobs),

@@ -133,7 +133,11 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
     rows = []
     for key in sorted(values, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
         source = provenance.get(key, {})
-        if key in ELSEWHERE or (key not in ALWAYS and source.get("source", "default") == "default"):
+        if (
+            key in ELSEWHERE
+            or (spec.hold and key == "commands")
+            or (key not in ALWAYS and source.get("source", "default") == "default")
+        ):
             continue
         origin = _("changed since") if key in changed else _origin(source)
         rows.append(Setting(key, text(values[key]), origin, code=key == "commands" or isinstance(values[key], dict)))
@@ -166,7 +170,11 @@ def text(value: Any) -> str:
 
 def _origin(source: dict[str, Any]) -> str:
     """Where a value came from, in words."""
+    if source.get("notifies"):
+        return _("%s; a hold only notifies") % _origin({**source, "notifies": False})
     match source.get("source"):
+        case "hold":
+            return _("the hold")
         case "run_file" if source.get("line"):
             return _("run file, line %d") % int(source["line"])
         case "run_file":

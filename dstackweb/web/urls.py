@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from dstackweb.web import account_urls, history_views, place_views, queue_views, run_views, submit_views
+from dstackweb.web import account_urls, history_views, hold_views, place_views, queue_views, run_views, submit_views
 from dstackweb.web.home import favicon, home
 
 pages = [
@@ -18,6 +18,8 @@ pages = [
     path("runs/<str:run>/log/", run_views.log, name="log"),
     path("runs/<str:run>/stop/", run_views.stop, name="stop"),
     path("runs/<str:run>/priority/", queue_views.set_priority, name="priority"),
+    path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
+    path("hold/", hold_views.hold_page, name="hold"),
     path("submit/", submit_views.submit_page, name="submit"),
     path("submit/plan/", submit_views.plan_page, name="plan"),
     path("hosts/", place_views.hosts_page, name="hosts"),
