@@ -9,6 +9,7 @@ from django.core.management import call_command
 from bench import sides
 from dstackweb.runs import services
 from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs.queues import now_us
 from dstackweb.scheduler.passes import run_passes
 from tests.factories import join, make_host, make_project, make_run, make_user
 
@@ -39,7 +40,7 @@ class Filled:
     def fill(self, size: int) -> None:
         """Waiting runs up to `size`, of each shape in turn, as if they had been submitted; then a pass."""
         there = QueueCount.objects.get(queue=self.queue).submitted
-        now = services.now_us()
+        now = now_us()
         Run.objects.bulk_create(
             (
                 Run(

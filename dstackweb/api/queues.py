@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, QueryEx, Router
 
-from dstackweb.api.app import caller, project_of
+from dstackweb.api.app import caller, project_of, ready
 from dstackweb.api.schemas import ErrorOut, PatchQueueIn, QueueItem, QueueOut
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue
@@ -21,11 +21,11 @@ def detail(
     name: str,
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
     cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
-) -> QueueOut:
+) -> HttpResponse:
     """Who waits, in which place and why; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
-    return _page(queue, limit, cursor)
+    return ready(request, _page(queue, limit, cursor))
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Pause or resume a queue")
@@ -37,11 +37,11 @@ def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueue
 
 
 def _page(queue: Queue, limit: int, offset: int) -> QueueOut:
-    rows = selectors.queue_rows(queue, limit + 1, offset)
-    return QueueOut(
+    lines = selectors.queue_lines(queue, limit + 1, offset)
+    return QueueOut.model_construct(
         name=queue.name,
         paused=queue.paused,
         ageing_minutes=queue.ageing_minutes,
-        items=[QueueItem.of(row) for row in rows[:limit]],
-        next=str(offset + limit) if len(rows) > limit else None,
+        items=QueueItem.listed(lines[:limit]),
+        next=str(offset + limit) if len(lines) > limit else None,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from ninja import Header, HeaderEx, P, Path, QueryEx, Router, Status
 
-from dstackweb.api.app import caller, project_of
+from dstackweb.api.app import caller, project_of, ready
 from dstackweb.api.schemas import (
+    ROW_COLUMNS,
     ErrorOut,
     PatchRunIn,
     PlanOut,
@@ -60,11 +61,12 @@ def index(
     q: str = "",
     limit: QueryEx[int, P(ge=1, le=500)] = 50,
     cursor: int | None = None,
-) -> RunsOut:
+) -> HttpResponse:
     """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)
-    runs, following = selectors.runs_page(found, statuses=status or (), user=user, text=q, before=cursor, limit=limit)
-    return RunsOut(items=[RunRow.of(run) for run in runs], next=str(following) if following else None)
+    ids, following = selectors.newest_page(found, statuses=status or (), user=user, text=q, before=cursor, limit=limit)
+    items = [RunRow.listed(row) for row in selectors.columns_of(ids, *ROW_COLUMNS)]
+    return ready(request, RunsOut.model_construct(items=items, next=str(following) if following else None))
 
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")

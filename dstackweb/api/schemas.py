@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ninja import Field, Schema
@@ -122,7 +123,8 @@ class EventOut(Schema):
         return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
 
 
-RENAMED = ("id", "queue", "user", "next_at")
+RENAMED = {"id": "uid", "queue": "queue__name", "user": "user__username", "next_at": "retry_at"}
+"""Where the fields of a run come from whose names are others."""
 
 
 class RunRow(Schema):
@@ -158,8 +160,15 @@ class RunRow(Schema):
         }
 
     @classmethod
-    def of(cls, run: Run) -> RunRow:
-        return cls(**cls.values(run))
+    def listed(cls, row: dict[str, Any]) -> RunRow:
+        """Of the columns that lists read."""
+        values = {name: row[column] for name, column in FROM.items()}
+        return cls.model_construct(**values | {"id": str(row["uid"])})
+
+
+FROM = {name: RENAMED.get(name, name) for name in RunRow.model_fields}
+ROW_COLUMNS = tuple(set(FROM.values()) - {"held_until", "status"})
+"""What `selectors.columns_of` is asked for."""
 
 
 class HoldOut(Schema):
@@ -225,18 +234,26 @@ class QueueItem(Schema):
     reason_detail: str
 
     @classmethod
-    def of(cls, row: selectors.QueueRow) -> QueueItem:
-        run = row.run
-        return cls(
-            name=run.name,
-            id=str(run.uid),
-            position=row.position,
-            priority=run.priority,
-            user=run.user.get_username(),
-            submitted_at=run.submitted_at,
-            reason=row.reason,
-            reason_detail=reason_told(row.reason, row.reason_data).text,
-        )
+    def listed(cls, lines: Sequence[selectors.QueueLine]) -> list[QueueItem]:
+        """A page of the queue. Those that wait for the same share their words."""
+        told: dict[int, str] = {}
+        items = []
+        for line in lines:
+            if (words := told.get(id(line.reason_data))) is None:
+                words = told[id(line.reason_data)] = reason_told(line.reason, line.reason_data).text
+            items.append(
+                cls.model_construct(
+                    name=line.name,
+                    id=str(line.uid),
+                    position=line.position,
+                    priority=line.priority,
+                    user=line.user,
+                    submitted_at=line.submitted_at,
+                    reason=line.reason,
+                    reason_detail=words,
+                )
+            )
+        return items
 
 
 class QueueOut(Schema):

@@ -36,7 +36,7 @@ def _list(request: PageRequest) -> dict[str, Any]:
     chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
     mine = request.GET.get("mine") == "yes"
     before = lists.number(request.GET.get("before")) or None
-    runs, following = selectors.runs_page(
+    found, following = selectors.newest_page(
         request.project,
         statuses=SHOWN.get(chosen, ()),
         user=request.user.username if mine else "",
@@ -46,7 +46,7 @@ def _list(request: PageRequest) -> dict[str, Any]:
     )
     counts = selectors.counts(request.project)
     return {
-        "lines": [lists.RunLine.of(run) for run in runs],
+        "lines": [lists.RunLine.of(run) for run in selectors.runs_called(found)],
         "following": following,
         "before": before,
         "chosen": chosen,

@@ -30,8 +30,8 @@ def test_a_list_of_several_statuses_is_the_newest_of_all_of_them_page_by_page(pr
         Run.objects.filter(pk=runs[index].pk).update(status=status)
     seen, before = [], None
     while True:
-        page, before = selectors.runs_page(project, statuses=["failed", "done", "done"], before=before, limit=2)
-        seen += page
+        page, before = selectors.newest_page(project, statuses=["failed", "done", "done"], before=before, limit=2)
+        seen += selectors.runs_called(page)
         if before is None:
             break
     assert seen == [runs[5], runs[4], runs[2], runs[1], runs[0]]
@@ -40,8 +40,8 @@ def test_a_list_of_several_statuses_is_the_newest_of_all_of_them_page_by_page(pr
 def test_lists_leave_run_files_in_the_database(project: Project, member: User) -> None:
     make_run(project, member)
     lists = [
-        selectors.runs_page(project)[0],
-        selectors.runs_page(project, statuses=["submitted"])[0],
+        selectors.runs_called(selectors.newest_page(project)[0]),
+        selectors.newest(Run.objects.filter(project=project), 5, ["submitted"]),
         [row.run for row in selectors.queue_rows(services.ensure_queue(project))],
     ]
     for (run,) in lists:
@@ -59,8 +59,12 @@ def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: P
         "requeue": lambda: attempts.requeue_due(timezone.now()),
         "pass": place_all,
         "position": lambda: selectors.position(waiting),
-        "active": lambda: selectors.runs_page(project, statuses=ACTIVE),
+        "active": lambda: selectors.newest(Run.objects.filter(project=project), 50, ACTIVE),
+        "page": lambda: selectors.columns_of(
+            selectors.newest_page(project, statuses=ACTIVE)[0], "name", "user__username"
+        ),
         "queue": lambda: selectors.queue_rows(services.ensure_queue(project)),
+        "queue lines": lambda: selectors.queue_lines(services.ensure_queue(project), 50),
         "run": lambda: selectors.find_run(project, run.name),
     }
     for what, ask in asked.items():

@@ -1,0 +1,49 @@
+"""Lists are made straight of columns, unchecked on their way out: they say what a run's own answer says."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.api.schemas import QueueOut, RunsOut
+from dstackweb.runs import holds
+from dstackweb.runs.models import Run
+from tests.api.conftest import Api
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def runs(project: Project, member: User) -> list[Run]:
+    """One of each kind: started, a hold that has begun, waiting for two reasons, and ended."""
+    make_host(gpus=2)
+    running, hold = make_run(project, member), holds.hold(project, member, "member", holds.Wanted("2h", gpu="1"))
+    place_all()
+    for run in (running, hold):
+        start(placed_job(run))
+    waiting = [make_run(project, member, resources=resources) for resources in ({"cpu": 9}, {"gpu": 2})]
+    place_all()
+    ended = make_run(project, member)
+    Run.objects.filter(pk=ended.pk).update(status="failed", exit_code=3, ended_at=timezone.now(), status_message="oh")
+    return [running, hold, *waiting, ended]
+
+
+def test_runs_are_listed_as_each_of_them_answers(runs: list[Run], api: Api) -> None:
+    answer = api("GET", "projects/main/runs").json()
+    RunsOut.model_validate(answer, extra="forbid")
+    assert [item["name"] for item in answer["items"]] == [run.name for run in reversed(runs)]
+    for item in answer["items"]:
+        alone = api("GET", f"projects/main/runs/{item['id']}").json()
+        assert item == {key: alone[key] for key in item}
+    assert sum(item["held_until"] is not None for item in answer["items"]) == 1
+
+
+def test_the_queue_is_listed_as_each_of_its_runs_answers(runs: list[Run], api: Api) -> None:
+    answer = api("GET", "projects/main/queues/default").json()
+    QueueOut.model_validate(answer, extra="forbid")
+    assert [item["reason"] for item in answer["items"]] == ["impossible", "waiting_for_capacity"]
+    for item in answer["items"]:
+        alone = api("GET", f"projects/main/runs/{item['id']}").json()
+        assert item == {key: alone[key] for key in item}
