@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -56,8 +57,7 @@ def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
     """
     if not allows(role, "manager"):
         raise Forbidden("only managers change a queue's settings, pause it or resume it")
-    if unknown := set(settings) - set(SETTINGS):
-        raise Invalid.at(min(unknown), msg=f"a queue has no setting called {min(unknown)!r}")
+    _check_names(settings)
     with transaction.atomic():
         held = hold_queue(queue.pk)
         data = {name: [getattr(held, name), value] for name, value in settings.items() if getattr(held, name) != value}
@@ -74,23 +74,31 @@ def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
     return held
 
 
-def create(project: Project, user: User, role: str, name: str) -> Queue:
-    """Make a queue, with the settings that every queue begins with. Managers only.
+def create(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
+    """Make a queue; SETTINGS that are not given are as every queue begins. Managers only.
 
     Raises Forbidden, Invalid for a name that is none, Conflict where it is taken.
     """
     if not allows(role, "manager"):
         raise Forbidden("only managers make queues")
-    queue = Queue(project=project, name=name)
+    _check_names(settings)
+    queue = Queue(project=project, name=name, **settings)
     _check(queue)
     try:
         with transaction.atomic():
             queue.save(force_insert=True)
             QueueCount.objects.create(queue=queue)
-            QueueEvent.objects.create(queue=queue, actor=user, data={"name": [None, name]})
+            QueueEvent.objects.create(
+                queue=queue, actor=user, data={key: [None, value] for key, value in {"name": name, **settings}.items()}
+            )
     except IntegrityError:
         raise Conflict(f"a queue called {name!r} is there already") from None
     return queue
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    if unknown := settings.keys() - set(SETTINGS):
+        raise Invalid.at(min(unknown), msg=f"a queue has no setting called {min(unknown)!r}")
 
 
 def _check(queue: Queue) -> None:

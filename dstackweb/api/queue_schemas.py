@@ -1,0 +1,133 @@
+"""The shapes of what is asked of queues and answered: settings, moves, and taking them back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from ninja import Field, Schema
+
+from dstackweb.runs import reorder
+from dstackweb.runs.models import MAX_LIMIT, Queue
+
+Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
+
+
+class PatchQueueIn(Schema):
+    """What managers edit of a queue; what is left out stays. A limit of null is none, of 0 lets nothing start."""
+
+    model_config = {"extra": "forbid"}
+
+    paused: bool = Field(False, description="Nothing leaves it; what runs goes on", strict=True)
+    draining: bool = Field(False, description="It takes no new runs; what waits still starts", strict=True)
+    ageing_minutes: int | None = Field(None, strict=True, description="Waiting for a point of priority; null: strict")
+    max_running: Limit | None = None
+    max_gpus: Limit | None = None
+    max_running_per_user: Limit | None = None
+    max_gpus_per_user: Limit | None = None
+
+
+class NewQueueIn(PatchQueueIn):
+    """A queue to be made; its settings may be given at once."""
+
+    name: str
+
+
+class QueueRow(Schema):
+    """A queue as lists show it: its settings, and how many of its runs wait and run."""
+
+    name: str
+    paused: bool
+    draining: bool
+    ageing_minutes: int | None
+    max_running: int | None
+    max_gpus: int | None
+    max_running_per_user: int | None
+    max_gpus_per_user: int | None
+    pending: int
+    submitted: int
+    provisioning: int
+    running: int
+    terminating: int
+
+    @staticmethod
+    def values(queue: Queue) -> dict[str, Any]:
+        """The fields of a row."""
+        fields = QueueRow.model_fields
+        return {name: getattr(queue.count if name in COUNTS else queue, name) for name in fields}
+
+    @classmethod
+    def of(cls, queue: Queue) -> QueueRow:
+        return cls(**cls.values(queue))
+
+
+COUNTS = ("pending", "submitted", "provisioning", "running", "terminating")
+
+
+class QueuesOut(Schema):
+    items: list[QueueRow]
+    next: str | None = None
+
+
+class MoveIn(Schema):
+    """Which runs (`run` or `runs`, names or ids), and one of `before`, `after`, `top` and `bottom`."""
+
+    model_config = {"extra": "forbid"}
+
+    run: str | None = None
+    runs: list[str] | None = Field(None, description="They keep their order among each other", max_length=1000)
+    before: str | None = Field(None, description="The run to stand right ahead of")
+    after: str | None = Field(None, description="The run to stand right behind")
+    top: Literal[True] | None = None
+    bottom: Literal[True] | None = None
+    dry_run: bool = Field(False, description="Say what it would do, and change nothing")
+
+
+class RunChangeOut(Schema):
+    """What becomes of a run. Positions count from 1; null where the run has none."""
+
+    run: str
+    id: str
+    user: str
+    priority_before: int
+    priority_after: int
+    position_before: int | None
+    position_after: int | None
+
+    @classmethod
+    def of(cls, change: reorder.RunChange) -> RunChangeOut:
+        own = {name: getattr(change, name) for name in cls.model_fields if name.startswith(("priority", "position"))}
+        return cls(run=change.run.name, id=str(change.run.uid), user=change.run.user.get_username(), **own)
+
+
+class MoveOut(Schema):
+    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` others that change their position.
+
+    `exact` is false where a member's run came to the nearest of their own places instead. `move` is what `undo` takes,
+    for `undo_s` seconds; null for a preview, and where nothing changed.
+    """
+
+    changes: list[RunChangeOut]
+    slips: list[RunChangeOut]
+    slips_total: int
+    exact: bool
+    move: int | None
+    undo_s: int
+
+    @classmethod
+    def of(cls, told: reorder.Preview) -> MoveOut:
+        return cls(
+            changes=[RunChangeOut.of(change) for change in told.changes],
+            slips=[RunChangeOut.of(change) for change in told.slips],
+            slips_total=told.slips_total,
+            exact=told.exact,
+            move=told.move_id if isinstance(told, reorder.Moved) else None,
+            undo_s=reorder.UNDO_S,
+        )
+
+
+class UndoIn(Schema):
+    """`move`: the number that the move was answered with. Without it, the caller's latest in this queue."""
+
+    model_config = {"extra": "forbid"}
+
+    move: int | None = None
