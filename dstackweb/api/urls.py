@@ -5,13 +5,15 @@ from __future__ import annotations
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from dstackweb.api import deployment, holds, hosts, moves, ops, queues, runner, runs
+from dstackweb.api import deployment, history, holds, hosts, moves, ops, queues, runner, runs
 from dstackweb.api.app import api
 
 api.add_router("/projects/{project}/runs", runs.router)
 api.add_router("/projects/{project}/runs", holds.of_runs)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)
+api.add_router("/projects/{project}/queues", history.of_queues)
+api.add_router("/projects/{project}/history", history.router)
 api.add_router("/projects/{project}/queues", moves.router)
 api.add_router("/runner/jobs", runner.router)
 api.add_router("/hosts", hosts.router)

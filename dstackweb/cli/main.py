@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dstackweb.cli import config, hold, hosts
+from dstackweb.cli import config, history, hold, hosts
 from dstackweb.cli.errors import CliError, Refused, UsageError
 from dstackweb.cli.output import Column, age_text, note, show_error, show_json, show_table, warn
 
@@ -148,6 +148,7 @@ def apply(
 
 app.command()(hold.hold)
 app.command()(hold.extend)
+app.command()(history.history)
 app.add_typer(hosts.app, name="host")
 
 

@@ -21,7 +21,6 @@ from dstackweb.accounts.models import Project
 from dstackweb.runs.history_math import (
     BANDS,
     BUCKETS,
-    HOURLY_UP_TO_DAYS,
     Tally,
     band_limits,
     band_of,
@@ -101,24 +100,37 @@ def prune(now: dt.datetime) -> None:
 
 
 @dataclass(frozen=True)
+class View:
+    """What is asked for: the last `days` days of `zone` up to `now`, by the hour or by the day."""
+
+    now: dt.datetime
+    days: int
+    hourly: bool
+    zone: dt.tzinfo = dt.UTC
+
+    @property
+    def times(self) -> list[dt.datetime]:
+        """The beginnings (UTC) of the spans."""
+        return steps(self.days, self.now, self.zone, hourly=self.hourly)
+
+    def midnight(self, days_ago: int = 0) -> dt.datetime:
+        """When today began, or the day so many before it, in UTC."""
+        return midnight(self.now.astimezone(self.zone).date() - dt.timedelta(days=days_ago), self.zone)
+
+
+@dataclass(frozen=True)
 class History:
     """The past of a queue, or of all queues of a project, in spans that begin at `times` (UTC).
 
     `bands[b][i]` is what happened in band b within span i, `all[i]` in all bands; the last span is not over yet.
-    `today` is when the day of `zone` began that the last span is in.
+    `today` is when the day of the zone began that the last span is in.
     """
 
-    days: int
-    zone: dt.tzinfo
+    view: View
     today: dt.datetime
     times: list[dt.datetime]
     bands: list[list[Tally]]
     all: list[Tally]
-
-    @property
-    def step(self) -> str:
-        """How long a span is: `hour` or `day`."""
-        return "hour" if self.days <= HOURLY_UP_TO_DAYS else "day"
 
     @property
     def empty(self) -> bool:
@@ -132,18 +144,21 @@ class History:
     def columns(self) -> dict[str, Any]:
         """As the API and the charts have it: one list per number, with null where there is none to tell."""
         return {
-            "days": self.days,
-            "step": self.step,
-            "zone": str(self.zone),
+            "days": self.view.days,
+            "step": "hour" if self.view.hourly else "day",
+            "zone": str(self.view.zone),
             "times": [at.isoformat().replace("+00:00", "Z") for at in self.times],
-            "bands": [_columns(band, tallies) for band, tallies in enumerate(self.bands)],
+            "bands": [
+                dict(zip(("low", "high"), band_limits(band), strict=True)) | columns(tallies)
+                for band, tallies in enumerate(self.bands)
+            ],
         }
 
 
-def _columns(band: int, tallies: list[Tally]) -> dict[str, Any]:
-    low, high = band_limits(band)
+def columns(tallies: list[Tally]) -> dict[str, list[Any]]:
+    """One list per number of `numbers`."""
     told = [numbers(tally) for tally in tallies]
-    return {"low": low, "high": high, **{name: [each[name] for each in told] for name in told[0]}}
+    return {name: [each[name] for each in told] for name in told[0]}
 
 
 def numbers(tally: Tally) -> dict[str, Any]:
@@ -158,40 +173,36 @@ def numbers(tally: Tally) -> dict[str, Any]:
     }
 
 
-def series(queue: Queue, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC) -> History:
-    """The last `days` days of a queue up to `now`: by the hour for a week, else by the days of `zone`."""
-    rows = _read(queue.hours.all(), days, now, zone)
-    return _history([row[1:] for row in rows], days, now, zone)
+def series(queue: Queue, view: View) -> History:
+    """The past of a queue."""
+    return _history([row[1:] for row in _read(queue.hours.all(), view)], view)
 
 
-def overview(
-    project: Project, days: int, now: dt.datetime, zone: dt.tzinfo = dt.UTC
-) -> tuple[History, list[tuple[Queue, History]]]:
-    """The same of all queues of a project together, and of each by name."""
-    rows = _read(QueueHour.objects.filter(queue__project=project), days, now, zone)
+def overview(project: Project, view: View) -> tuple[History, list[tuple[Queue, History]]]:
+    """The past of all queues of a project together, and of each by name."""
+    rows = _read(QueueHour.objects.filter(queue__project=project), view)
     of_queue: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for queue, *row in rows:
         of_queue[queue].append(tuple(row))
     queues = Queue.objects.filter(project=project).select_related("project").order_by("name")
-    each = [(queue, _history(of_queue[queue.pk], days, now, zone)) for queue in queues]
-    return _history([row[1:] for row in rows], days, now, zone), each
+    each = [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
+    return _history([row[1:] for row in rows], view), each
 
 
 _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
 
 
-def _read(rows: QuerySet[QueueHour], days: int, now: dt.datetime, zone: dt.tzinfo) -> list[tuple[Any, ...]]:
-    first = steps(days, now, zone)[0]
-    return list(rows.filter(hour__gte=first, hour__lte=now).values_list(*_COLUMNS))
+def _read(rows: QuerySet[QueueHour], view: View) -> list[tuple[Any, ...]]:
+    return list(rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS))
 
 
-def _history(rows: Iterable[tuple[Any, ...]], days: int, now: dt.datetime, zone: dt.tzinfo) -> History:
+def _history(rows: Iterable[tuple[Any, ...]], view: View) -> History:
     hours: dict[dt.datetime, list[list[Tally]]] = defaultdict(lambda: [[] for _ in range(BANDS)])
     for hour, band, placed, wait_s, longest_s, length, length_max, *counts in rows:
         sampled = length is not None
         tally = Tally(placed, wait_s, longest_s, tuple(counts), length or 0, int(sampled), length_max)
         hours[hour][band].append(tally)
-    times = steps(days, now, zone)
+    times = view.times
     spans: list[list[list[Tally]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
     for hour, bands in hours.items():
         index = bisect_right(times, hour) - 1
@@ -199,5 +210,4 @@ def _history(rows: Iterable[tuple[Any, ...]], days: int, now: dt.datetime, zone:
         for line, tally in zip(spans, [*queues_together, together(queues_together)], strict=True):
             line[index].append(tally)
     *of_bands, of_all = [[total(parts) for parts in line] for line in spans]
-    today = midnight(now.astimezone(zone).date(), zone)
-    return History(days=days, zone=zone, today=today, times=times, bands=of_bands, all=of_all)
+    return History(view=view, today=view.midnight(), times=times, bands=of_bands, all=of_all)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from zoneinfo import ZoneInfo
 
 BANDS = 4
 """A band is a quarter of the priorities: 0–24, 25–49, 50–74, 75–100."""
@@ -28,8 +29,6 @@ BUCKETS = (
 """The columns of `QueueHour` that count waits up to each bound, above the one before."""
 
 HOUR = dt.timedelta(hours=1)
-HOURLY_UP_TO_DAYS = 7
-"""So many days are shown by the hour, more by the day."""
 
 
 def band_of(priority: int) -> int:
@@ -52,18 +51,26 @@ def hour_of(at: dt.datetime) -> dt.datetime:
     return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def steps(days: int, now: dt.datetime, zone: dt.tzinfo) -> list[dt.datetime]:
+def steps(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:
     """The beginnings (UTC) of the spans in which the last `days` days of `zone` are shown; the last one holds `now`.
 
-    Up to HOURLY_UP_TO_DAYS they are hours, else days, of which some have 23 or 25 hours.
+    They are hours or days, of which some have 23 or 25 hours.
     """
     today = now.astimezone(zone).date()
     dates = [today - dt.timedelta(days=back) for back in reversed(range(days))]
-    if days > HOURLY_UP_TO_DAYS:
+    if not hourly:
         return [midnight(date, zone) for date in dates]
     begins, last = midnight(dates[0], zone), hour_of(now)
     hours = ((last - hour_of(begins)) // HOUR) + 1
     return [at for back in reversed(range(hours)) if (at := last - back * HOUR) >= begins] or [last]
+
+
+def zone_called(name: str) -> dt.tzinfo:
+    """The time zone of this IANA name; "" is UTC. ValueError for a name that this machine doesn't know."""
+    try:
+        return ZoneInfo(name or "UTC")
+    except (KeyError, OSError) as error:  # nobody's name, a folder's
+        raise ValueError(f"no time zone is called {name[:60]!r}") from error
 
 
 def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:

@@ -6,14 +6,13 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from dstackweb.runs import history, selectors, services
-from dstackweb.runs.history import History
-from dstackweb.runs.history_math import BANDS, Tally, band_limits, midnight
+from dstackweb.runs.history import History, View
+from dstackweb.runs.history_math import BANDS, Tally, band_limits, zone_called
 from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.web.pages import PageRequest, polled, project_page
 
@@ -28,9 +27,9 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
     default = queue == "default"  # which every project has, even before its first run
     found = services.ensure_queue(request.project) if default else selectors.find_queue(request.project, queue)
 
-    def read(view: Asked) -> dict[str, Any]:
-        told = history.series(found, view.days, view.now, view.zone)
-        return {"queue": found, **_told(told, view), "waiting": QueueCount.objects.get(queue=found).submitted}
+    def read(asked: Asked) -> dict[str, Any]:
+        told = history.series(found, asked.view)
+        return {"queue": found, **_told(told, asked), "waiting": QueueCount.objects.get(queue=found).submitted}
 
     return _page(request, read)
 
@@ -39,11 +38,11 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
 def project_history(request: PageRequest) -> HttpResponse:
     """The past of all queues of the project together, and of each."""
 
-    def read(view: Asked) -> dict[str, Any]:
-        told, each = history.overview(request.project, view.days, view.now, view.zone)
+    def read(asked: Asked) -> dict[str, Any]:
+        told, each = history.overview(request.project, asked.view)
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
         lines = [QueueLine.of(queue, of_queue, waiting.get(queue.pk, 0)) for queue, of_queue in each]
-        return {"lines": lines, **_told(told, view), "waiting": sum(waiting.values())}
+        return {"lines": lines, **_told(told, asked), "waiting": sum(waiting.values())}
 
     return _page(request, read)
 
@@ -52,49 +51,43 @@ def project_history(request: PageRequest) -> HttpResponse:
 class Asked:
     """What the reader asked for, and where they are."""
 
-    days: int
+    view: View
     as_table: bool
-    zone: dt.tzinfo
-    now: dt.datetime
 
     @classmethod
     def of(cls, request: HttpRequest) -> Asked:
         """From the query string, and the zone that times.js keeps in a cookie."""
-        days = 30 if request.GET.get("days") == "30" else 7
-        return cls(days, request.GET.get("as") == "table", _zone(request.COOKIES.get("zone", "")), timezone.now())
-
-
-def _zone(name: str) -> dt.tzinfo:
-    """The zone of this name; UTC for one that this machine doesn't know."""
-    try:
-        return ZoneInfo(name or "UTC")
-    except (ValueError, KeyError, OSError):  # no name, an unknown one, a folder's
-        return ZoneInfo("UTC")
+        month = request.GET.get("days") == "30"
+        try:
+            zone = zone_called(request.COOKIES.get("zone", ""))
+        except ValueError:
+            zone = zone_called("UTC")
+        return cls(View(timezone.now(), 30 if month else 7, not month, zone), request.GET.get("as") == "table")
 
 
 def _page(request: PageRequest, read: Callable[[Asked], dict[str, Any]]) -> HttpResponse:
-    view = Asked.of(request)
-    slot = int(view.now.timestamp()) // POLL_S
-    version = f"{selectors.list_version(request.project)}-{slot}-{view.zone}"
+    asked = Asked.of(request)
+    slot = int(asked.view.now.timestamp()) // POLL_S
+    version = f"{selectors.list_version(request.project)}-{slot}-{asked.view.zone}"
 
     def context() -> dict[str, Any]:
         queues = list(Queue.objects.filter(project=request.project))
-        return {"view": view, "days_offered": DAYS, "queues": queues, "poll_s": POLL_S, **read(view)}
+        values = {"view": asked.view, "as_table": asked.as_table, "days_offered": DAYS, "poll_s": POLL_S}
+        return {"queues": queues, **values, **read(asked)}
 
     return polled(request, "web/history.html", "web/history_body.html", version, context)
 
 
-def _told(told: History, view: Asked) -> dict[str, Any]:
-    week = midnight(view.now.astimezone(view.zone).date() - dt.timedelta(days=6), view.zone)
+def _told(told: History, asked: Asked) -> dict[str, Any]:
     return {
         "history": told,
         "empty": told.empty,
         "today": told.since(told.today),
-        "week": told.since(week),
+        "week": told.since(asked.view.midnight(6)),
         "whole": told.since(told.times[0]),
         "bands": [BandLine.of(told, band) for band in reversed(range(BANDS))],
         "columns": told.columns(),
-        "spans": _spans(told) if view.as_table else [],
+        "spans": _spans(told) if asked.as_table else [],
     }
 
 
@@ -159,7 +152,7 @@ class Span:
 def _spans(told: History) -> list[Span]:
     """Whatever happened, newest first."""
     return [
-        Span(at, f"{at.astimezone(told.zone):%Y-%m-%d}", band_name(band), tally)
+        Span(at, f"{at.astimezone(told.view.zone):%Y-%m-%d}", band_name(band), tally)
         for at, *bands in reversed(list(zip(told.times, *told.bands, strict=True)))
         for band, tally in reversed(list(enumerate(bands)))
         if tally.placed or tally.length_max

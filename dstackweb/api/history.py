@@ -1,0 +1,133 @@
+"""The past: how long runs waited and how many stood in line."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any, Literal
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, P, Path, QueryEx, Router, Schema
+
+from dstackweb.api.app import project_of
+from dstackweb.api.schemas import ErrorOut
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import history, selectors, services
+from dstackweb.runs.history import KEPT_DAYS, History, View
+from dstackweb.runs.history_math import zone_called
+
+router = Router(tags=["history"])
+of_queues = Router(tags=["history"])
+REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+HOURLY_DAYS = 31
+"""More days are not told by the hour."""
+
+Days = QueryEx[int, P(ge=1, le=KEPT_DAYS, description="How many days of the zone, today included")]
+Step = QueryEx[
+    Literal["hour", "day"] | None, P(description=f"Up to a week `hour`, else `day`; `hour` for {HOURLY_DAYS} at most")
+]
+Zone = QueryEx[str, P(description="The IANA name of the zone whose days are meant", examples=["Europe/Berlin"])]
+
+
+class SpanOut(Schema):
+    """What happened in some span: waits in seconds, lengths in runs; null where there is nothing to tell.
+
+    The median and the 90th percentile are estimated from counts per range of waits (up to 1, 5 and 15 minutes, 1, 4
+    and 12 hours, 1 day, longer), so that each lies in the range of the true one.
+    """
+
+    placed: int
+    wait_median_s: int | None
+    wait_p90_s: int | None
+    wait_max_s: int | None
+    length: float | None
+    length_max: int | None
+
+
+class ColumnsOut(Schema):
+    """The numbers of a span, one list each, with one entry per time."""
+
+    placed: list[int]
+    wait_median_s: list[int | None]
+    wait_p90_s: list[int | None]
+    wait_max_s: list[int | None]
+    length: list[float | None]
+    length_max: list[int | None]
+
+
+class BandOut(ColumnsOut):
+    """One quarter of the priorities."""
+
+    low: int
+    high: int
+    total: SpanOut
+
+
+class HistoryOut(Schema):
+    """Spans that begin at `times`; the last one is not over yet."""
+
+    days: int
+    step: Literal["hour", "day"]
+    zone: str
+    times: list[dt.datetime]
+    bands: Annotated[list[BandOut], Field(description="From the lowest priorities to the highest")]
+    all: ColumnsOut
+    today: SpanOut
+    total: SpanOut
+
+
+class QueueTotal(Schema):
+    queue: str
+    total: SpanOut
+
+
+class QueueHistoryOut(HistoryOut):
+    queue: str
+
+
+class ProjectHistoryOut(HistoryOut):
+    queues: list[QueueTotal]
+
+
+@of_queues.get("/{name}/history", response={200: QueueHistoryOut, **REFUSALS}, summary="What was in one queue")
+def of_queue(
+    request: HttpRequest, project: Path[str], name: str, days: Days = 7, step: Step = None, tz: Zone = "UTC"
+) -> QueueHistoryOut:
+    """Wait times and lengths of the line per priority band."""
+    found, _role = project_of(request, project)
+    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    told = history.series(queue, _view(days, step, tz))
+    return QueueHistoryOut(queue=queue.name, **_values(told))
+
+
+@router.get("", response={200: ProjectHistoryOut, **REFUSALS}, summary="What was in all queues of the project")
+def of_project(
+    request: HttpRequest, project: Path[str], days: Days = 7, step: Step = None, tz: Zone = "UTC"
+) -> ProjectHistoryOut:
+    """The same of all queues together, with the sums of each."""
+    found, _role = project_of(request, project)
+    told, each = history.overview(found, _view(days, step, tz))
+    queues = [QueueTotal(queue=queue.name, total=_total(of_queue)) for queue, of_queue in each]
+    return ProjectHistoryOut(queues=queues, **_values(told))
+
+
+def _view(days: int, step: str | None, tz: str) -> View:
+    try:
+        zone = zone_called(tz)
+    except ValueError as error:
+        raise Invalid.at("tz", msg=str(error)) from None
+    if step == "hour" and days > HOURLY_DAYS:
+        raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days are told by the hour")
+    return View(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
+
+
+def _values(told: History) -> dict[str, Any]:
+    columns = told.columns()
+    for band, numbers in enumerate(columns["bands"]):
+        numbers["total"] = history.numbers(told.since(told.times[0], band))
+    today = history.numbers(told.since(told.today))
+    return {**columns, "all": history.columns(told.all), "today": today, "total": _total(told)}
+
+
+def _total(told: History) -> SpanOut:
+    return SpanOut(**history.numbers(told.since(told.times[0])))

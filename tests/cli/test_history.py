@@ -1,0 +1,86 @@
+"""`dstackweb history`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.cli.history import BAR, bar, local_zone, wait_text
+from dstackweb.runs import history, services
+from dstackweb.runs.models import Run
+from tests.cli.conftest import Cli
+
+
+def placed(project: Project, user: User, *waits: int, days_ago: int = 0, queue: str = "default") -> None:
+    """Runs that started so many days ago after waiting so many seconds."""
+    at, found = timezone.now() - dt.timedelta(days=days_ago), services.ensure_queue(project, queue)
+    runs = [Run(queue=found, user=user, queued_at=at - dt.timedelta(seconds=waited)) for waited in waits]
+    history.count_placed(runs, at)
+
+
+def test_each_day_is_a_line_with_a_bar_and_each_band_has_its_sum(cli: Cli, project: Project, ada: User) -> None:
+    placed(project, ada, 7300)
+    placed(project, ada, 3650, days_ago=2)
+    history.sample_lengths(timezone.now())
+    days, bands = cli.ok("history", "default", TZ="UTC").strip().split("\n\n")
+    lines = days.splitlines()
+    assert lines[0].split() == ["DAY", "STARTED", "MEDIAN", "WAIT", "9", "OF", "10", "LONGEST", "IN", "LINE"]
+    assert len(lines) == 8
+    assert lines[-1].split()[3:] == ["1", "2h01", "2h01", "2h01", "0", "(≤0)", "█" * BAR]
+    assert lines[-3].split()[3:] == ["1", "1h00", "1h00", "1h00", "█" * (BAR // 2)]
+    assert [line.split()[:2] for line in bands.splitlines()[1:]] == [
+        ["75–100", "0"], ["50–74", "2"], ["25–49", "0"], ["0–24", "0"],
+    ]  # fmt: skip
+
+
+def test_without_a_queue_all_of_them_are_told(cli: Cli, project: Project, ada: User) -> None:
+    placed(project, ada, 5)
+    placed(project, ada, 5, 5, queue="night")
+    queues = cli.ok("history", "--days", "30").strip().split("\n\n")[2]
+    assert [line.split()[:2] for line in queues.splitlines()[1:]] == [["default", "1"], ["night", "2"]]
+
+
+def test_nothing_is_said_to_be_nothing_and_scripts_get_all(cli: Cli) -> None:
+    assert "Nothing waited in any queue in the last 7 days." in cli("history").stderr
+    assert json.loads(cli.ok("history", "--json", "--days", "3"))["total"]["placed"] == 0
+    refused = cli("history", "none")
+    assert (refused.exit_code, "no queue is called 'none'" in refused.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3660, "1h01"),
+        (86400, "1d 0h"),
+        (190_000, "2d 4h"),
+    ],
+)
+def test_waits_are_told_in_their_two_largest_units(seconds: int | None, text: str) -> None:
+    assert wait_text(seconds) == text
+
+
+def test_a_bar_is_as_long_as_its_share_and_never_quite_gone() -> None:
+    assert bar(10, 10) == "█" * BAR
+    assert bar(5, 10) == "█" * (BAR // 2)
+    assert bar(0.001, 10) == "▏"
+    assert bar(0, 10) == bar(None, 10) == bar(0, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("tz", "zone"),
+    [("Asia/Tokyo", "Asia/Tokyo"), (":Asia/Tokyo", "Asia/Tokyo"), ("CET-1CEST", "UTC"), ("../etc/passwd", "UTC")],
+)
+def test_the_machines_zone_is_that_of_tz_where_it_has_a_name(
+    tz: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", tz)
+    assert local_zone() == zone
