@@ -5,11 +5,12 @@ from __future__ import annotations
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from dstackweb.api import deployment, history, holds, hosts, moves, ops, queues, runner, runs
+from dstackweb.api import decisions, deployment, history, holds, hosts, moves, ops, queues, runner, runs
 from dstackweb.api.app import api
 
 api.add_router("/projects/{project}/runs", runs.router)
 api.add_router("/projects/{project}/runs", holds.of_runs)
+api.add_router("/projects/{project}/runs", decisions.router)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)
 api.add_router("/projects/{project}/queues", history.of_queues)

@@ -6,10 +6,14 @@ that a newer server's event is still told.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop as _later
 from django.utils.translation import ngettext
 
 from dstackweb.backends.contract import Offer
@@ -119,22 +123,134 @@ def reason(code: str, data: dict[str, Any]) -> Told:
         case "queue_paused":
             return Told(_("paused"), _("the queue is paused; a manager resumes it"), "info")
         case "waiting_for_capacity":
-            return Told(_("capacity"), _shortfall(data))
+            return Told(_("capacity"), _no_offer_free(data) if data.get("code") == "offers" else _shortfall(data))
         case "impossible":
             return Told(_("impossible"), _impossible(data), "bad")
         case "backend_unavailable":
             return Told(_("unavailable"), _unavailable(data), "bad")
         case "no_quota":
-            return Told(_("quota"), _("the cloud account's quota is used up"), "wait")
+            where = ", ".join(data.get("backends", ()))
+            return Told(_("quota"), _("the quota for it is used up at %s") % where, "wait")
         case "budget_limit":
-            return Told(_("budget"), _("the project's budget for this month is used up"), "wait")
-        case "user_limit":
-            return Told(_("limit"), _("the member's own limit is reached"), "wait")
-        case "queue_limit":
-            return Told(_("limit"), _("the queue's limit is reached"), "wait")
+            numbers = {name: dollars(data.get(name, 0)) for name in ("spent", "budget")}
+            text = _("the project has spent %(spent)s of its %(budget)s for paid backends this month")
+            return Told(_("budget"), text % numbers, "wait")
+        case "user_limit" | "queue_limit":
+            return Told(_("limit"), _over_limit(data), "bad" if data.get("never") else "wait")
         case "reserved_for_other":
-            return Told(_("reserved"), _("what is free is reserved for a run ahead of it"), "wait")
+            return Told(_("reserved"), _reserved(data), "wait")
+        case "not_waiting":
+            return Told(_("not waiting"), _("it isn't in the queue now"), "info")
     return Told(code.replace("_", " "), "")
+
+
+def dollars(amount: object) -> str:
+    """`$12.50`."""
+    return f"${Decimal(str(amount)):.2f}"
+
+
+def moment(iso: str) -> str:
+    """A stored time as `18:40 UTC`, with the day where it isn't today."""
+    at, today = dt.datetime.fromisoformat(iso).astimezone(dt.UTC), timezone.now().astimezone(dt.UTC).date()
+    return f"{at:%H:%M} UTC" if at.date() == today else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def _over_limit(data: dict[str, Any]) -> str:
+    numbers = {name: data.get(name, 0) for name in ("limit", "used", "asked")}
+    if data.get("never"):
+        texts = {
+            "max_running": _("the queue lets nothing start: its limit of runs is 0"),
+            "max_gpus": _("it asks for %(asked)d GPUs, and the queue's limit is %(limit)d: it can never start so"),
+            "max_running_per_user": _("the queue lets nobody's runs start: its limit per member is 0"),
+            "max_gpus_per_user": _(
+                "it asks for %(asked)d GPUs, and a member's limit is %(limit)d: it can never start so"
+            ),
+        }
+    else:
+        texts = {
+            "max_running": _("%(used)d of the queue's %(limit)d runs are placed"),
+            "max_gpus": _("needs %(asked)d GPUs, and the queue's runs hold %(used)d of their %(limit)d"),
+            "max_running_per_user": _("%(used)d of the member's %(limit)d runs are placed"),
+            "max_gpus_per_user": _("needs %(asked)d GPUs, and the member's runs hold %(used)d of their %(limit)d"),
+        }
+    return texts.get(data.get("code", ""), _("a limit is reached")) % numbers
+
+
+def _reserved(data: dict[str, Any]) -> str:
+    """For whom, from when, and which `max_duration` would let it start before."""
+    other = data.get("run") or _("a run of another project")
+    if not data.get("starts_at"):
+        until = moment(data["expires_at"]) if data.get("expires_at") else ""
+        text = _("what is free is kept for %s, which has waited longest") % other
+        return text + _(", until %s at most") % until if until else text
+    text = _("what is free is kept for %(run)s, which starts by %(at)s") % {
+        "run": other,
+        "at": moment(data["starts_at"]),
+    }
+    left_s = (dt.datetime.fromisoformat(data["starts_at"]) - timezone.now()).total_seconds() - data.get("spare_s", 0)
+    if left_s < 60:
+        return text
+    return text + _("; with a max_duration of %s it could start before") % f"{math.floor(left_s / 60)}m"
+
+
+def _no_offer_free(data: dict[str, Any]) -> str:
+    count = data.get("offers", 0)
+    text = ngettext(
+        "%d offer would do, and it is not to be had now", "%d offers would do, and none can be had now", count
+    )
+    if data.get("nodes", 1) > 1:
+        numbers = {"placed": data.get("nodes_placed", 0), "nodes": data["nodes"]}
+        return _("room for %(placed)d of %(nodes)d nodes in one region") % numbers
+    return str(text % count)
+
+
+def tried(code: str, data: dict[str, Any]) -> Told:
+    """How a place did that a decision tried."""
+    match code:
+        case "fits":
+            if data.get("of", 1) > 1:
+                return Told(_("fits"), _("room for %(nodes)d of %(of)d nodes") % data, "go")
+            return Told(_("fits"), "", "go")
+        case "reserved":
+            return Told(_("reserved"), _("what is free there is kept for a run that has waited longer"))
+        case "busy" if data.get("short"):
+            return Told(_("busy"), "; ".join(_lack(what, data) for what in data["short"]))
+        case "too_small":
+            return Told(_("too small"), "; ".join(_never(what, data) for what in data.get("short", ())), "bad")
+    label, text, tone = _TRIED.get(code, (code.replace("_", " "), "", "wait"))
+    return Told(_(label), _(text) % _Asked(data) if text else "", tone)
+
+
+class _Asked(dict[str, Any]):
+    """Numbers for a text, with lists joined and nothing where a number is missing."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+    def __getitem__(self, key: str) -> Any:
+        found = super().__getitem__(key)
+        return ", ".join(map(str, found)) if isinstance(found, list | tuple) else found
+
+
+_TRIED = {
+    "busy": (_later("busy"), _later("it can't be had now"), "wait"),
+    "no_quota": (_later("quota"), _later("the account's quota for it is used up"), "wait"),
+    "not_available": (_later("not available"), _later("it isn't offered now"), "wait"),
+    "offline": (_later("offline"), _later("the host has not been heard of lately"), "bad"),
+    "draining": (_later("draining"), _later("it takes no new jobs"), "wait"),
+    "no_isolation": (_later("refuses jobs"), _later("it can't isolate them"), "bad"),
+    "image_not_supported": (_later("no containers"), _later("it can't run the image %(image)s"), "bad"),
+    "other_region": (_later("other region"), _later("the run names %(asked)s"), "info"),
+    "other_instance_type": (_later("not named"), _later("the run names %(asked)s"), "info"),
+    "has_no_labels": (_later("labels"), _later("the run asks for %(asked)s"), "info"),
+    "is_spot": (_later("spot"), _later("the run's spot_policy is on-demand"), "info"),
+    "is_on_demand": (_later("not spot"), _later("the run's spot_policy is spot"), "info"),
+    "too_expensive": (_later("too expensive"), _later("the run's max_price is $%(max_price)s an hour"), "info"),
+    "not_named": (_later("not named"), _later("it costs money, and the run doesn't name its backend"), "info"),
+    "no_such_backend": (_later("not set up"), _later("no enabled backend is called so"), "bad"),
+    "not_served": (_later("not served"), _later("nothing here serves this kind of backend"), "bad"),
+    "failed": (_later("failed"), _later("the backend could not be asked for its offers"), "bad"),
+}
 
 
 def _shortfall(data: dict[str, Any]) -> str:
@@ -159,6 +275,8 @@ def _lack(what: str, data: dict[str, Any]) -> str:
         }
         if outside := data.get("gpus_outside"):
             text += _(" (%d used outside dstackweb)") % outside
+        if data.get("busy_until"):
+            text += _("; %(busy)d busy until at most %(at)s") % {"busy": data["busy"], "at": moment(data["busy_until"])}
         return text
     if what == "cpus":
         needs = cpus(data.get("cpus", 0))
@@ -173,7 +291,9 @@ def _lack(what: str, data: dict[str, Any]) -> str:
 def _impossible(data: dict[str, Any]) -> str:
     match data.get("code"):
         case "no_spot_on_hosts":
-            return _("it asks for spot instances, and only own hosts are set up")
+            return _("it asks for spot instances, and own hosts are none")
+        case "no_offer":
+            return _nothing_offered(data.get("refused", {}))
         case "image_not_supported":
             return _("it asks for the image %s, and no host runs containers") % str(data.get("image", ""))
         case "no_such_place":
@@ -186,6 +306,14 @@ def _impossible(data: dict[str, Any]) -> str:
             if data.get("nodes", 1) > 1:
                 return _("the hosts together can never hold all %d nodes at once") % int(data["nodes"])
     return _("no host could ever give this")
+
+
+def _nothing_offered(refused: dict[str, int]) -> str:
+    """`no backend offers such a machine`, or why the run takes none of those offered."""
+    if not refused:
+        return _("none of its backends offers such a machine")
+    each = [f"{count} × {tried(code, {}).label}" for code, count in refused.items()]
+    return _("none of the machines offered will do: %s") % ", ".join(each)
 
 
 def _no_such_place(data: dict[str, Any]) -> str:
@@ -235,6 +363,12 @@ def _unavailable(data: dict[str, Any]) -> str:
             return _("the hosts that could run it refuse jobs because they can't isolate them: %s") % hosts
         case "no_such_backend":
             return _("it is limited to backends that aren't set up: %s") % ", ".join(data.get("backends", ()))
+        case "not_served":
+            return _("nothing here serves the kind of its backends: %s") % ", ".join(data.get("backends", ()))
+        case "failed":
+            return _("its backends can't be asked for offers now: %s") % ", ".join(data.get("backends", ()))
+        case "no_backend":
+            return _("no backend that it may use is set up")
         case "unreadable":
             return _("its settings were stored by another version, which this one can't read: submit it again")
     return _("the backend can't be asked")

@@ -55,7 +55,8 @@ def whole_queue(limits: Limits, tally: Tally, queue_id: int) -> Waits | None:
     used = tally.runs[queue_id, None]
     if limits.max_running is None or used < limits.max_running:
         return None
-    return Waits("queue_limit", {"code": "max_running", "limit": limits.max_running, "used": used, "asked": 1})
+    numbers = {"limit": limits.max_running, "used": used, "asked": 1, "never": not limits.max_running}
+    return Waits("queue_limit", {"code": "max_running", **numbers})
 
 
 def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: int) -> list[Waits]:

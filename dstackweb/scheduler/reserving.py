@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,28 @@ class Change:
         """Whether one reservation ends, or another begins."""
         after = self.after.run.id if self.after else None
         return after != (self.before.run_id if self.before else None)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A reservation as somebody sees it: `run` is None for people who may not see that run."""
+
+    run: Run | None
+    project_id: int
+    made_at: dt.datetime
+    starts_at: dt.datetime | None
+    expires_at: dt.datetime | None
+    nodes: tuple[Node, ...]
+
+
+def shown(projects: Collection[int]) -> Shown | None:
+    """The reservation, for somebody who sees these projects."""
+    row = Reservation.objects.select_related("run__project").first()
+    if row is None:
+        return None
+    run = row.run if row.run.project_id in projects else None
+    nodes = tuple(Node.from_row(node) for node in row.nodes)
+    return Shown(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
 
 
 def stored() -> Stored | None:

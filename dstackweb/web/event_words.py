@@ -49,7 +49,33 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
             return _ended(kind, data)
         case "start_deadline":
             return _("it did not start in time")
+        case "reserved":
+            return _reserved(data)
+        case "reservation_ended":
+            return _reservation_ended(data.get("reason", ""))
     return None
+
+
+def _reserved(data: dict[str, Any]) -> str:
+    what = {"what": wording.gpus(data["gpus"]) if data.get("gpus") else _("room"), "hosts": ", ".join(data["hosts"])}
+    text = _("%(what)s on %(hosts)s reserved for it") % what
+    if data.get("starts_at"):
+        return text + _(", free by %s") % wording.moment(data["starts_at"])
+    return text + _(", until %s at most") % wording.moment(data["expires_at"]) if data.get("expires_at") else text
+
+
+def _reservation_ended(reason: str) -> str:
+    why = {
+        "placed": _("it was placed"),
+        "left": _("it left the queue"),
+        "outranked": _("a run before it in the queue has one now"),
+        "vanished": _("what was reserved is no longer there"),
+        "expired": _("nobody knew when it could start, and its time is over"),
+        "queue_paused": _("the queue is paused"),
+        "queue_limit": _("a limit of the queue holds it up"),
+        "user_limit": _("the member's own limit holds it up"),
+    }.get(reason) or _("it waits for something else now")
+    return _("reservation ended: %s") % why
 
 
 def _schedule(kind: str, data: dict[str, Any]) -> str:
@@ -70,12 +96,19 @@ def _schedule(kind: str, data: dict[str, Any]) -> str:
 
 
 def _placed(nodes: list[dict[str, Any]]) -> str:
-    hosts = ", ".join(dict.fromkeys(str(node.get("host", "")) for node in nodes))
+    hosts = ", ".join(dict.fromkeys(_place_of(node) for node in nodes))
     gpus = sum(node.get("gpus", 0) for node in nodes)
     text = _("placed on %s") % hosts if hosts else _("placed")
     if len(nodes) > 1:
         text += ", " + ngettext("%d node", "%d nodes", len(nodes)) % len(nodes)
     return f"{text}, {wording.gpus(gpus)}" if gpus else text
+
+
+def _place_of(node: dict[str, Any]) -> str:
+    """A host's name, or what was taken of another backend."""
+    if "host" in node:
+        return str(node["host"])
+    return " ".join(filter(None, (node.get("backend"), node.get("region"), node.get("instance_type"))))
 
 
 def _stopping(data: dict[str, Any]) -> str:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from tests.api.conftest import Api
+from tests.factories import make_host, make_run, place_all
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_decision_names_each_place_with_its_code_and_words(api: Api, project: Project, member: User) -> None:
+    """R27."""
+    make_host(cpus=2)
+    make_run(project, member, "wide", resources={"cpu": 4})
+    place_all()
+    answer = api("GET", f"projects/{project.name}/runs/wide/decision")
+    assert answer.status_code == 200
+    told = answer.json()
+    assert told["outcome"] == "impossible"
+    assert "the largest host has 2" in told["detail"]
+    assert [(tried["where"], tried["code"]) for tried in told["tried"]] == [("box-1", "too_small")]
+    assert (told["limits"], told["budget"], told["reservation"]) == ([], None, None)
+
+
+def test_limits_that_hold_a_run_up_come_with_their_numbers(api: Api, project: Project, member: User) -> None:
+    make_host()
+    project.queues.update(max_running=0)
+    make_run(project, member, "mine")
+    told = api("GET", f"projects/{project.name}/runs/mine/decision").json()
+    assert told["outcome"] == "queue_limit"
+    assert told["limits"] == [{"reason": "queue_limit", "code": "max_running", "limit": 0, "used": 0, "asked": 1}]
+
+
+def test_people_outside_the_project_find_nothing(stranger: Api, project: Project, member: User) -> None:
+    make_run(project, member, "mine")
+    assert stranger("GET", f"projects/{project.name}/runs/mine/decision").status_code == 404
