@@ -69,7 +69,10 @@ def config(wanted: Wanted, seconds: int) -> dict[str, Any]:
 
 
 def script(seconds: int) -> str:
-    """What a hold executes, for POSIX shells: it says where it is and how to get in, and waits to be told to end."""
+    """What a hold executes, for POSIX shells: it says where it is and how to get in, and waits to be told to end.
+
+    One sleep and no loop of them: a shell that starts another one after TERM has come leaves it behind.
+    """
     return f"""\
 trap 'exit 0' TERM
 echo "host   $DSTACK_HOST_NAME${{DSTACK_HOST_ADDRESS:+ ($DSTACK_HOST_ADDRESS)}}"
@@ -84,7 +87,8 @@ echo "  export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
 echo
 echo "More time: dstackweb extend $DSTACK_RUN_NAME 1h"
 echo "Give back: dstackweb stop $DSTACK_RUN_NAME"
-while :; do sleep 3600 & wait $! || :; done"""
+exec 2>/dev/null
+sleep {MAX_DURATION_S} & wait $! || :"""
 
 
 @dataclass(frozen=True)
