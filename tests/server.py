@@ -42,7 +42,7 @@ class Server:
             },
         )
         self.port = int(self.env["DSTACKWEB_PORT"])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{self.env.get('DSTACKWEB_HOST', '127.0.0.1')}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(
             base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30

@@ -27,7 +27,10 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A server process that answers on `port`; `kill()` and `start()` make it vanish and come back with its data."""
+    """A server process that answers on `port` of `address`.
+
+    `kill()` and `start()` make it vanish and come back with its data.
+    """
 
     argv: list[str]
     port: int
@@ -35,6 +38,7 @@ class Server:
     log: Path
     user: int | None = None
     stop_signal: signal.Signals = signal.SIGTERM
+    address: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> Server:
@@ -48,7 +52,7 @@ class Server:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and self.process.poll() is None:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.address, self.port)) == 0:
                     return self
             time.sleep(0.02)
         raise RuntimeError(f"{self.argv[0]} does not start:\n{self.log.read_text()}")
@@ -66,7 +70,7 @@ class Server:
             self.process.wait(20)
 
 
-def redis(folder: Path) -> Server:
+def redis(folder: Path, *, address: str = "127.0.0.1") -> Server:
     """A Redis whose data dies with it, as a cache's does."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -75,16 +79,21 @@ def redis(folder: Path) -> Server:
         "--port",
         str(port),
         "--bind",
-        "127.0.0.1",
+        address,
+        "--protected-mode",
+        "no",
         "--dir",
         str(folder),
     ]
     argv += ["--save", "", "--appendonly", "no", "--databases", "512"]
-    return Server(argv, port, f"redis://127.0.0.1:{port}/0", folder / "redis.log").start()
+    return Server(argv, port, f"redis://{address}:{port}/0", folder / "redis.log", address=address).start()
 
 
-def postgres(folder: Path, *, durable: bool = False) -> Server:
-    """An empty PostgreSQL, fast rather than `durable` (as a benchmark wants it). It doesn't run as root."""
+def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1") -> Server:
+    """An empty PostgreSQL, fast rather than `durable` (as a benchmark wants it), open to the network of `address`.
+
+    It doesn't run as root.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     user = NOBODY if os.geteuid() == 0 else None
     binaries = _postgres_binaries(folder, user)
@@ -96,14 +105,16 @@ def postgres(folder: Path, *, durable: bool = False) -> Server:
         [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"],
         check=True, capture_output=True, cwd=folder, user=user, group=user, extra_groups=None if user is None else [],
     )  # fmt: skip
+    with (data / "pg_hba.conf").open("a") as rules:
+        rules.write(f"host all all {address}/24 trust\n")
     options: dict[str, object] = {
-        "listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": "", "max_connections": 200,
+        "listen_addresses": address, "port": port, "unix_socket_directories": "", "max_connections": 200,
     }  # fmt: skip
     if not durable:
         options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
     argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
-    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT).start()
+    url = f"postgresql://postgres@{address}:{port}/postgres"
+    return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT, address).start()
 
 
 def _installed(package: str, pattern: str) -> str:
