@@ -18,6 +18,7 @@ from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.runs.models import Allocation, Queue, Run, Verdict
 from dstackweb.scheduler import apply, loading, pass_claim, reserving
 from dstackweb.scheduler.apply import STALE, Placement
+from dstackweb.scheduler.fairness import Held, turn
 from dstackweb.scheduler.lines import Line
 from dstackweb.scheduler.market import HOSTS, Market
 from dstackweb.scheduler.pass_claim import Outdated
@@ -129,10 +130,9 @@ class Pass:
 
     def _turn(self, line: Line, run: Run) -> tuple[float, int]:
         """Who goes first: the project that holds the least per weight, then the earlier submit."""
-        gpus, cpus = self.held[line.queue.project_id]
         spec = line.spec(run)
         asks_gpus = spec is not None and spec.requirements.gpu_count_min > 0
-        return (gpus if asks_gpus else cpus) / line.queue.project.weight, run.seniority_us
+        return turn(self.held[line.queue.project_id], line.queue.project.weight, asks_gpus, run.seniority_us)
 
     def _decide(self, line: Line, run: Run) -> None:
         """Find a place for one run, or note why its shape waits."""
@@ -156,10 +156,8 @@ class Pass:
             self._keep(None, why="placed")
         self.capacity.take(waiting, outcome)
         if isinstance(outcome, Placed):
-            gpus, cpus = self.held[line.queue.project_id]
-            self.held[line.queue.project_id] = (
-                gpus + sum(len(fit.gpu_uuids) for fit in outcome.fits),
-                cpus + sum(fit.cpus for fit in outcome.fits),
+            self.held[line.queue.project_id] = self.held[line.queue.project_id].plus(
+                gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
             )
 
     def _skip(self, line: Line, run: Run, waits: Waits) -> None:
@@ -229,10 +227,10 @@ def _open_queues() -> list[Queue]:
     return list(Queue.objects.select_related("project").filter(paused=False, count__submitted__gt=0).order_by("pk"))
 
 
-def _held_by_project() -> defaultdict[int, tuple[int, int]]:
+def _held_by_project() -> defaultdict[int, Held]:
     """GPUs and CPUs that each project's jobs hold now."""
-    held: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    held: defaultdict[int, Held] = defaultdict(Held)
     rows = Allocation.objects.values_list("job__run__project").annotate(cpus=Sum("cpus"), gpus=Count("gpu"))
     for project_id, cpus, gpus in rows:
-        held[project_id] = (gpus, cpus)
+        held[project_id] = Held(gpus, cpus)
     return held
