@@ -5,3 +5,8 @@ import "./js/polling.js";
 import "./js/actions.js";
 import "./js/log.js";
 import "./js/editor.js";
+import "./js/selection.js";
+import "./js/reorder.js";
+import "./js/move-menu.js";
+import "./js/priorities.js";
+import "./js/heard.js";

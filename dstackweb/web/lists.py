@@ -15,6 +15,7 @@ from dstackweb.runs import services, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
+from dstackweb.scheduler.models import Reservation
 from dstackweb.web.pages import PageRequest
 
 
@@ -54,7 +55,7 @@ def needs(spec: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class QueueLine:
-    """One waiting run in its place."""
+    """One waiting run in its place. `reserved` is what is kept for it, if anything is."""
 
     run: Run
     position: int
@@ -62,9 +63,10 @@ class QueueLine:
     needs: str
     etag: str
     may_change: bool
+    reserved: Reservation | None = None
 
     @classmethod
-    def of(cls, row: QueueRow, request: PageRequest) -> QueueLine:
+    def of(cls, row: QueueRow, request: PageRequest, reserved: Reservation | None = None) -> QueueLine:
         """The row as this reader sees it."""
         return cls(
             run=row.run,
@@ -73,7 +75,18 @@ class QueueLine:
             needs=needs(row.run.spec),
             etag=services.etag(row.run),
             may_change=may_change(row.run, request.user, request.role),
+            reserved=reserved if reserved and reserved.run_id == row.run.pk else None,
         )
+
+    @property
+    def hold(self) -> bool:
+        """Whether it takes GPUs for a person to work on, rather than for commands."""
+        return self.run.is_hold
+
+    @property
+    def marks(self) -> bool:
+        """Whether there is more to say than why it waits."""
+        return self.hold or self.reserved is not None or self.run.moved_at is not None
 
 
 @dataclass(frozen=True)

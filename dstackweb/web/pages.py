@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec, TypedDict, cast
 
 from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
@@ -111,9 +111,18 @@ def shown(
     return response
 
 
-def notice(response: HttpResponse, text: str, level: str = "success") -> HttpResponse:
+class Undo(TypedDict):
+    """How the page takes back what a notice tells of: where to post the number of the move, and for how long."""
+
+    url: str
+    move: int
+    seconds: int
+
+
+def notice(response: HttpResponse, text: str, level: str = "success", undo: Undo | None = None) -> HttpResponse:
     """Add a notice that the page shows when it gets this answer to something its reader did."""
-    response["HX-Trigger"] = json.dumps({"toast": {"text": text, "level": level}})
+    toast = {"text": text, "level": level} | ({"undo": undo} if undo else {})
+    response["HX-Trigger"] = json.dumps({"toast": toast})
     return response
 
 

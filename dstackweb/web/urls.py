@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from dstackweb.web import account_urls, history_views, hold_views, place_views, queue_views, run_views, submit_views
+from dstackweb.web import (
+    account_urls,
+    history_views,
+    hold_views,
+    move_views,
+    place_views,
+    queue_settings_views,
+    queue_views,
+    run_views,
+    submit_views,
+)
 from dstackweb.web.home import favicon, home
 
 pages = [
     path("queue/", queue_views.queue_page, name="queue"),
     path("queues/<str:queue>/", queue_views.queue_page, name="queue"),
-    path("queues/<str:queue>/pause/", queue_views.set_paused, name="pause"),
+    path("queues/", queue_settings_views.new_queue, name="new-queue"),
+    path("queues/<str:queue>/settings/", queue_settings_views.settings_page, name="queue-settings"),
+    path("queues/<str:queue>/pause/", queue_settings_views.set_paused, name="pause"),
+    path("queues/<str:queue>/change/", move_views.change, name="change"),
+    path("queues/<str:queue>/preview/", move_views.preview, name="preview"),
+    path("queues/<str:queue>/undo/", move_views.undo, name="undo"),
     path("queues/<str:queue>/history/", history_views.queue_history, name="queue_history"),
     path("history/", history_views.project_history, name="history"),
     path("runs/", run_views.runs_page, name="runs"),
     path("runs/<str:run>/", run_views.run_page, name="run"),
     path("runs/<str:run>/log/", run_views.log, name="log"),
     path("runs/<str:run>/stop/", run_views.stop, name="stop"),
-    path("runs/<str:run>/priority/", queue_views.set_priority, name="priority"),
+    path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
     path("hold/", hold_views.hold_page, name="hold"),
     path("submit/", submit_views.submit_page, name="submit"),

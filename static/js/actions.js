@@ -5,7 +5,7 @@ import { word } from "./words.js";
 const dialog = document.getElementById("confirm");
 
 /** Ask in the page's own dialog; resolves to whether the reader went ahead. Escape means no. */
-function ask(question, yes) {
+export function confirmed(question, yes) {
   dialog.querySelector("#confirm-text").textContent = question;
   const button = dialog.querySelector("[data-confirm-yes]");
   button.dataset.words ??= button.textContent;
@@ -21,7 +21,7 @@ document.addEventListener("htmx:confirm", async (event) => {
   event.preventDefault();
   const { ctx, issueRequest, dropRequest } = event.detail;
   const yes = ctx.sourceElement.dataset.confirmYes;
-  ((await ask(ctx.confirm, yes)) ? issueRequest : dropRequest)();
+  ((await confirmed(ctx.confirm, yes)) ? issueRequest : dropRequest)();
 });
 
 // A plain form asks too: <form data-confirm="…">.
@@ -29,7 +29,7 @@ document.addEventListener("submit", async (event) => {
   const form = event.target;
   if (!form.dataset?.confirm || form.dataset.confirmed) return;
   event.preventDefault();
-  if (await ask(form.dataset.confirm, form.dataset.confirmYes)) {
+  if (await confirmed(form.dataset.confirm, form.dataset.confirmYes)) {
     form.dataset.confirmed = "yes";
     form.requestSubmit(event.submitter);
   }

@@ -8,6 +8,7 @@ const LOOK_MS = 200;
 const SLOWEST_MS = 15000;
 const GIVEN_UP_MS = 30000;
 const polls = new WeakMap(); // element → {dueAt, askedAt, busy}
+const held = new Set();
 let failures = 0;
 
 /** What still changes: a fragment that holds [data-poll-over] has come to its end. */
@@ -39,8 +40,14 @@ export function report(ok) {
   }
 }
 
+/** Until it is released nothing on the page is replaced by a poll: a row is in somebody's hand. */
+export const hold = (why) => held.add(why);
+export function release(why) {
+  if (held.delete(why)) lookNow();
+}
+
 function look() {
-  if (document.hidden) return;
+  if (document.hidden || held.size) return;
   const now = performance.now();
   for (const element of going()) {
     let poll = polls.get(element);
@@ -71,6 +78,11 @@ function settled(element, ok) {
   report(ok);
   poll.dueAt = performance.now() + delayMs(Number(element.dataset.poll));
 }
+
+// What was on its way when the hold began is dropped before the page remembers its version: it is asked for again.
+document.addEventListener("htmx:before:response", (event) => {
+  if (held.size && event.detail.ctx.sourceElement.hasAttribute("data-poll")) event.preventDefault();
+});
 
 document.addEventListener("htmx:finally:request", (event) => {
   const { ctx } = event.detail;

@@ -1,8 +1,9 @@
-// <time datetime="…" data-when="clock|moment|ago|for"> in the reader's own zone; the server renders UTC.
+// <time datetime="…" data-when="clock|hour|moment|ago|for"> in the reader's own zone; the server renders UTC.
 // "ago" and "for" count on by themselves, by the server's clock, so that a poll need not send them again.
 const skewMs = Number(document.documentElement.dataset.now) - Date.now();
 const locale = document.documentElement.lang || undefined;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const hour = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const moment = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const full = new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" });
 
@@ -29,6 +30,8 @@ function text(element, now) {
       return durationText(age);
     case "clock":
       return age < 20 * 3600 ? clock.format(at) : moment.format(at);
+    case "hour":
+      return Math.abs(age) < 20 * 3600 ? hour.format(at) : moment.format(at);
     default:
       return moment.format(at);
   }

@@ -1,7 +1,9 @@
 // Notices about the reader's own actions. Errors stay until dismissed.
+import { offer } from "./undo.js";
 import { word } from "./words.js";
 
 const SHOWN_MS = 6000;
+const AT_ONCE = 4;
 
 function arm(box) {
   const close = document.createElement("button");
@@ -10,18 +12,25 @@ function arm(box) {
   close.setAttribute("aria-label", word("dismiss"));
   close.addEventListener("click", () => box.remove());
   box.append(close);
-  if (!["error", "warning"].includes(box.dataset.level)) setTimeout(() => box.remove(), SHOWN_MS);
+  const stays = ["error", "warning"].includes(box.dataset.level) || box.querySelector(".dw-undo");
+  if (!stays) setTimeout(() => box.remove(), SHOWN_MS);
 }
 
-export function toast(text, level = "info") {
+/** Say what came of something the reader did; with `undo` it can be taken back for as long as that says. */
+export function toast(text, level = "info", undo = null) {
+  const region = document.getElementById("toasts");
   const box = document.createElement("div");
+  const said = document.createElement("span");
   box.className = "dw-toast";
   box.dataset.level = level;
-  box.textContent = text;
-  document.getElementById("toasts").append(box);
+  said.textContent = text;
+  box.append(said);
+  region.append(box);
+  if (undo) offer(box, undo);
   arm(box);
+  while (region.children.length > AT_ONCE) region.firstElementChild.remove();
 }
 
 // The server says it in a header: HX-Trigger: {"toast": {"text": …, "level": …}}
-document.addEventListener("toast", (event) => toast(event.detail.text, event.detail.level));
+document.addEventListener("toast", (event) => toast(event.detail.text, event.detail.level, event.detail.undo));
 document.querySelectorAll("[data-toast]").forEach(arm);

@@ -59,8 +59,14 @@ def icon(name: str) -> SafeString:
 
 
 @register.simple_tag
+def say(pattern: str, name: str) -> str:
+    """A sentence with a run's name in it; the pattern is translated once for all rows of a page."""
+    return pattern % name
+
+
+@register.simple_tag
 def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
-    """A moment: `clock` and `moment` are shown in the reader's zone, `ago` and `for` count on by themselves.
+    """A moment: `clock`, `hour` and `moment` are shown in the reader's zone, `ago` and `for` count on by themselves.
 
     The server's text is UTC, for readers without scripts; app.js replaces it.
     """
@@ -73,6 +79,7 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
         "for": age,
         "ago": ago.replace("%s", age),
         "clock": f"{at:%H:%M:%S} UTC",
+        "hour": f"{at:%H:%M} UTC",
         "moment": f"{at:%b %d, %H:%M} UTC",
     }[style]
     return format_html(

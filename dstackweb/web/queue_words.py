@@ -1,0 +1,63 @@
+"""A queue's settings in words: what its ageing means, and what was changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from dstackweb.runs import wording
+
+HOUR = 60
+DAY = 24 * HOUR
+
+
+def ageing(minutes: int | None) -> str:
+    """What so many minutes per point mean for a run that has waited; None is strict."""
+    if minutes is None:
+        return _("Strict: a run never passes one with a higher priority, however long it waits. It may wait for ever.")
+    waited, told = next(
+        ((length, words) for length, words in ((HOUR, _("1 h")), (DAY, _("1 day"))) if minutes <= length),
+        (minutes, wording.duration(minutes * 60)),
+    )
+    points = f"{waited / minutes:.1f}".removesuffix(".0")
+    return _(
+        "A run that has waited %(waited)s stands like one submitted now with %(points)s more points of priority. "
+        "Runs that wait already never change places by waiting."
+    ) % {"waited": told, "points": points}
+
+
+def changed(data: dict[str, Any]) -> list[str]:
+    """The sentences of one event: `{setting: [old, new]}`."""
+    return [_one(name, old, new) for name, (old, new) in data.items()]
+
+
+def _one(name: str, old: Any, new: Any) -> str:
+    match name:
+        case "name":
+            return _("made") if old is None else _("renamed from %(old)s to %(new)s") % {"old": old, "new": new}
+        case "paused":
+            return _("paused") if new else _("resumed")
+        case "draining":
+            return _("draining from now on") if new else _("takes new runs again")
+        case "ageing_minutes":
+            return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
+    return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
+
+
+def _step(minutes: int | None) -> str:
+    return _("strict") if minutes is None else _("%d min per point") % minutes
+
+
+def _limit(value: int | None) -> str:
+    return _("no limit") if value is None else str(value)
+
+
+def setting(name: str) -> str:
+    """What a setting is called."""
+    return {
+        "max_running": _("runs placed at once"),
+        "max_gpus": _("GPUs held at once"),
+        "max_running_per_user": _("runs of one member placed at once"),
+        "max_gpus_per_user": _("GPUs of one member held at once"),
+    }.get(name, name.replace("_", " "))

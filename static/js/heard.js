@@ -1,0 +1,7 @@
+// Each poll says up to which event the reader has heard of their own runs; its answer tells what came since, in a
+// place that screen readers speak of. The list itself is never read out.
+document.addEventListener("htmx:config:request", (event) => {
+  const { ctx } = event.detail;
+  const heard = document.getElementById("heard");
+  if (heard && ctx.sourceElement.hasAttribute("data-poll")) ctx.request.headers["DW-Heard"] = heard.dataset.event;
+});
