@@ -19,8 +19,10 @@ from dstackweb.spec.effective import EffectiveSpec
 
 BATCH = 50
 """Runs read at once."""
-READ = ("queue", "project", "user", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at")
-"""The columns of a run that a pass looks at. Its spec is read once for each shape."""
+READ = (
+    "queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at",
+)  # fmt: skip
+"""The columns of a run that a pass looks at: any other would be a query for each run. Specs are read once a shape."""
 MAX_KEPT = 2000
 
 _specs: dict[str, EffectiveSpec] = {}

@@ -3,6 +3,8 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
@@ -188,3 +190,16 @@ def test_capacity_taken_by_another_between_look_and_claim_is_not_given_twice(pro
         "provisioning", "submitted",
     ]  # fmt: skip
     assert list(differences()) == []
+
+
+def test_a_pass_costs_no_more_statements_for_many_runs_than_for_a_few(project: Project, member: User) -> None:
+    """What a pass needs of each run it has read with the others."""
+    make_host(cpus=100)
+    counted = []
+    for number in (2, 20):
+        for _ in range(number):
+            make_run(project, member)
+        with CaptureQueriesContext(connection) as queries:
+            assert place_all() == number
+        counted.append(len(queries))
+    assert counted[1] <= counted[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer
@@ -50,6 +51,11 @@ class HostView:
 
     def emptied(self) -> HostView:
         """The same host at its best: online, open, nothing held, no stranger, no reason to refuse jobs."""
+        return self._emptied
+
+    @cached_property
+    def _emptied(self) -> HostView:
+        # Asked for each shape that has no place: once for each host is enough.
         gpus = tuple(replace(gpu, held=False, stranger=None) for gpu in self.gpus)
         return replace(
             self, online=True, draining=False, isolation="user",
