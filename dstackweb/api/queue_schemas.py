@@ -8,6 +8,7 @@ from ninja import Field, Schema
 
 from dstackweb.runs import reorder
 from dstackweb.runs.models import MAX_LIMIT, Queue
+from dstackweb.runs.states import ACTIVE
 
 Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
 
@@ -32,8 +33,8 @@ class NewQueueIn(PatchQueueIn):
     name: str
 
 
-class QueueRow(Schema):
-    """A queue as lists show it: its settings, and how many of its runs wait and run."""
+class QueueSettings(Schema):
+    """What managers edit of a queue. A limit of null is none."""
 
     name: str
     paused: bool
@@ -43,24 +44,26 @@ class QueueRow(Schema):
     max_gpus: int | None
     max_running_per_user: int | None
     max_gpus_per_user: int | None
+
+    @staticmethod
+    def values(queue: Queue) -> dict[str, Any]:
+        """The settings of a queue."""
+        return {name: getattr(queue, name) for name in QueueSettings.model_fields}
+
+
+class QueueRow(QueueSettings):
+    """A queue as lists show it: its settings, and how many of its runs have each status of an active one."""
+
     pending: int
     submitted: int
     provisioning: int
     running: int
     terminating: int
 
-    @staticmethod
-    def values(queue: Queue) -> dict[str, Any]:
-        """The fields of a row."""
-        fields = QueueRow.model_fields
-        return {name: getattr(queue.count if name in COUNTS else queue, name) for name in fields}
-
     @classmethod
     def of(cls, queue: Queue) -> QueueRow:
-        return cls(**cls.values(queue))
-
-
-COUNTS = ("pending", "submitted", "provisioning", "running", "terminating")
+        counts = {status.value: getattr(queue.count, status.value) for status in ACTIVE}
+        return cls(**cls.values(queue), **counts)
 
 
 class QueuesOut(Schema):

@@ -1,13 +1,15 @@
-"""Queues: the line in its true order, and its switch."""
+"""Queues: the line in its true order, and its settings."""
 
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import P, Path, QueryEx, Router
+from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import caller, project_of, ready
-from dstackweb.api.schemas import ErrorOut, PatchQueueIn, QueueItem, QueueOut
-from dstackweb.runs import selectors, services
+from dstackweb.api.queue_schemas import NewQueueIn, PatchQueueIn, QueueRow, QueueSettings, QueuesOut
+from dstackweb.api.schemas import ErrorOut, QueueItem, QueueOut
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import queues, selectors, services
 from dstackweb.runs.models import Queue
 
 router = Router(tags=["queues"])
@@ -28,20 +30,38 @@ def detail(
     return ready(request, _page(queue, limit, cursor))
 
 
-@router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Pause or resume a queue")
+@router.get("", response={200: QueuesOut, **REFUSALS}, summary="List a project's queues")
+def index(request: HttpRequest, project: Path[str]) -> QueuesOut:
+    """By name, with their settings, and how many runs wait and run."""
+    found, _role = project_of(request, project)
+    services.ensure_queue(found)
+    found_queues = Queue.objects.filter(project=found).select_related("count").order_by("name")
+    return QueuesOut(items=[QueueRow.of(queue) for queue in found_queues])
+
+
+@router.post("", response={201: QueueRow, **REFUSALS, 409: ErrorOut}, summary="Make a queue")
+def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueRow]:
+    """Managers only. Runs name it with `queue`."""
+    found, role = project_of(request, project, "member")
+    settings = body.model_dump(exclude_unset=True, exclude={"name"})
+    return Status(201, QueueRow.of(queues.create(found, caller(request), role, body.name, **settings)))
+
+
+@router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
 def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> QueueOut:
-    """Managers only. Nothing leaves a paused queue; what runs goes on."""
+    """Managers only. A new `ageing_minutes` ranks all of the queue's runs anew, at once; what runs goes on."""
     found, role = project_of(request, project, "member")
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
-    return _page(services.set_paused(queue, caller(request), role, body.paused), 50, 0)
+    settings = body.model_dump(exclude_unset=True)
+    if not settings:
+        raise Invalid.at("paused", msg="send at least one setting to change")
+    return _page(queues.change(queue, caller(request), role, **settings), 50, 0)
 
 
 def _page(queue: Queue, limit: int, offset: int) -> QueueOut:
     lines = selectors.queue_lines(queue, limit + 1, offset)
     return QueueOut.model_construct(
-        name=queue.name,
-        paused=queue.paused,
-        ageing_minutes=queue.ageing_minutes,
+        **QueueSettings.values(queue),
         items=QueueItem.listed(lines[:limit]),
         next=str(offset + limit) if len(lines) > limit else None,
     )

@@ -6,12 +6,16 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from django.utils import timezone
 from ninja import Field, Schema
 
+from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.backends.contract import Offer
 from dstackweb.runs import selectors
+from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.states import RunStatus
 from dstackweb.runs.wording import reason as reason_told
 from dstackweb.scheduler.plan import Plan
 
@@ -47,14 +51,6 @@ class StopIn(Schema):
     model_config = {"extra": "forbid"}
 
     abort: bool = False
-
-
-class PatchQueueIn(Schema):
-    """What managers edit of a queue."""
-
-    model_config = {"extra": "forbid"}
-
-    paused: bool
 
 
 class UserOut(Schema):
@@ -185,12 +181,34 @@ class HoldOut(Schema):
         return cls(**{name: getattr(way, name) for name in cls.model_fields}) if way else None
 
 
+class FactorsOut(Schema):
+    """What a waiting run's position comes from.
+
+    `aged_points` are the points of priority that its waiting is worth against a run submitted now. A run submitted now
+    goes ahead of it from priority `ahead_of_priority`: null where it would not even with 100.
+    """
+
+    priority: int
+    submitted_at: dt.datetime
+    aged_points: float
+    moved_by: str | None
+    moved_at: dt.datetime | None
+    position: int | None
+    ahead_of_priority: int | None
+
+    @classmethod
+    def of(cls, found: Factors) -> FactorsOut:
+        own = {name: getattr(found, name) for name in cls.model_fields if name != "moved_by"}
+        return cls(moved_by=found.moved_by.get_username() if found.moved_by else None, **own)
+
+
 class RunOut(RunRow):
     """One run in full. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has begun."""
 
     position: int | None
     reason: str | None
     reason_detail: str | None
+    factors: FactorsOut | None = Field(description="What its position comes from; null unless it waits")
     max_duration_s: int | None = Field(description="Its limit, with what people have added")
     hold: HoldOut | None
     spec: dict[str, Any]
@@ -202,9 +220,11 @@ class RunOut(RunRow):
     def of(cls, run: Run) -> RunOut:
         reason, data = selectors.why(run)
         jobs = selectors.jobs_of(run)
+        found = factors(run, timezone.now()) if run.status == RunStatus.SUBMITTED else None
         return cls(
             **cls.values(run),
-            position=selectors.position(run),
+            position=found.position if found else None,
+            factors=FactorsOut.of(found) if found else None,
             reason=reason or None,
             reason_detail=reason_told(reason, data).text if reason else None,
             max_duration_s=run.limit_s,
@@ -230,6 +250,8 @@ class QueueItem(Schema):
     priority: int
     user: str
     submitted_at: dt.datetime
+    moved_by: str | None
+    moved_at: dt.datetime | None
     reason: str
     reason_detail: str
 
@@ -249,6 +271,8 @@ class QueueItem(Schema):
                     priority=line.priority,
                     user=line.user,
                     submitted_at=line.submitted_at,
+                    moved_by=line.moved_by,
+                    moved_at=line.moved_at,
                     reason=line.reason,
                     reason_detail=words,
                 )
@@ -256,10 +280,9 @@ class QueueItem(Schema):
         return items
 
 
-class QueueOut(Schema):
-    name: str
-    paused: bool
-    ageing_minutes: int | None
+class QueueOut(QueueSettings):
+    """A queue with a page of its line."""
+
     items: list[QueueItem]
     next: str | None
 

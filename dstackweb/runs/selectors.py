@@ -115,6 +115,8 @@ class QueueLine:
     priority: int
     user: str
     submitted_at: dt.datetime
+    moved_by: str | None
+    moved_at: dt.datetime | None
     position: int
     reason: str
     reason_data: dict[str, Any]
@@ -122,12 +124,12 @@ class QueueLine:
 
 def queue_lines(queue: Queue, limit: int, offset: int = 0) -> list[QueueLine]:
     """A page of the queue in true order, in columns: many programs ask for it often."""
-    columns = in_order(queue).values_list("uid", "name", "priority", "user__username", "submitted_at", "shape")
-    found = list(columns[offset : offset + limit])
+    names = ("uid", "name", "priority", "user__username", "submitted_at", "moved_by__username", "moved_at", "shape")
+    found = list(in_order(queue).values_list(*names)[offset : offset + limit])
     told = _verdicts(queue, {shape for *_, shape in found})
     return [
-        QueueLine(uid, name, priority, user, at, position, *_reason(queue, shape, told))
-        for position, (uid, name, priority, user, at, shape) in enumerate(found, start=offset + 1)
+        QueueLine(uid, name, priority, user, at, mover, moved_at, position, *_reason(queue, shape, told))
+        for position, (uid, name, priority, user, at, mover, moved_at, shape) in enumerate(found, start=offset + 1)
     ]
 
 
