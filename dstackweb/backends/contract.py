@@ -65,7 +65,12 @@ class Backend(Protocol):
     """The code behind one kind of backend. Each call may be repeated, doubled or lost on the way."""
 
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
-        """Every way to get the requirements (per node), best first, those that can't be had now included."""
+        """Every way to get the requirements (per node), best first, those that can't be had now included.
+
+        Reads cached sources only: a placement pass waits for the answer, so it never waits for a network. Unknown is
+        not zero, and nothing known at all is an exception, not an empty list, which says that there never is a way.
+        `detail["fits"]`, where it is there, is how many nodes the offer takes now.
+        """
         ...
 
     def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
