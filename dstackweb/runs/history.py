@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,20 +70,22 @@ def _add(row: QueueHour, seconds: list[int]) -> None:
 def sample_lengths(now: dt.datetime) -> None:
     """Keep how many runs wait in each queue and band; also that none does, which is not the same as not having looked.
 
-    One walk over an index of the waiting runs, and two statements however many queues there are.
+    One walk over an index of each line, and two statements more however many queues there are.
     """
+    queues = list(Queue.objects.order_by("pk").values_list("pk", "count__submitted"))
     lengths: dict[tuple[int, int], int] = defaultdict(int)
-    waiting = Run.objects.filter(status=RunStatus.SUBMITTED).order_by()
-    for queue, priority, count in waiting.values_list("queue", "priority").annotate(n=Count("*")):
-        lengths[queue, band_of(priority)] += count
+    for queue in (queue for queue, submitted in queues if submitted):
+        # One queue at a time: only so does SQLite, too, count in the index alone.
+        waiting = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by()
+        for priority, count in waiting.values_list("priority").annotate(n=Count("*")):
+            lengths[queue, band_of(priority)] += count
     hour = hour_of(now)
-    queues = Queue.objects.order_by("pk").values_list("pk", flat=True)
     with transaction.atomic():
         # In the order in which placements are counted; the second statement has its rows locked by the first.
         QueueHour.objects.bulk_create(
             [
                 QueueHour(queue_id=queue, band=band, hour=hour, length=lengths[queue, band])
-                for queue in queues
+                for queue, _ in queues
                 for band in range(BANDS)
             ],
             update_conflicts=True,
@@ -175,38 +177,42 @@ def numbers(tally: Tally) -> dict[str, Any]:
 
 def series(queue: Queue, view: View) -> History:
     """The past of a queue."""
-    return _history([row[1:] for row in _read(queue.hours.all(), view)], view)
+    return _history(_read(queue.hours.all(), view)[queue.pk], view)
 
 
 def overview(project: Project, view: View) -> tuple[History, list[tuple[Queue, History]]]:
     """The past of all queues of a project together, and of each by name."""
-    rows = _read(QueueHour.objects.filter(queue__project=project), view)
-    of_queue: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for queue, *row in rows:
-        of_queue[queue].append(tuple(row))
+    of_queue = _read(QueueHour.objects.filter(queue__project=project), view)
+    whole: _Hours = defaultdict(lambda: [[] for _ in range(BANDS)])
+    for hours in of_queue.values():
+        for hour, bands in hours.items():
+            for band, tallies in enumerate(bands):
+                whole[hour][band] += tallies
     queues = Queue.objects.filter(project=project).select_related("project").order_by("name")
-    each = [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
-    return _history([row[1:] for row in rows], view), each
+    return _history(whole, view), [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
 
 
+_Hours = dict[dt.datetime, list[list[Tally]]]
+"""By hour and band, the tallies of one queue or several."""
 _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
 
 
-def _read(rows: QuerySet[QueueHour], view: View) -> list[tuple[Any, ...]]:
-    return list(rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS))
+def _read(rows: QuerySet[QueueHour], view: View) -> dict[int, _Hours]:
+    """By queue."""
+    read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [[] for _ in range(BANDS)]))
+    told = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
+    for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in told:
+        tally = Tally(placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max)
+        read[queue][hour][band].append(tally)
+    return read
 
 
-def _history(rows: Iterable[tuple[Any, ...]], view: View) -> History:
-    hours: dict[dt.datetime, list[list[Tally]]] = defaultdict(lambda: [[] for _ in range(BANDS)])
-    for hour, band, placed, wait_s, longest_s, length, length_max, *counts in rows:
-        sampled = length is not None
-        tally = Tally(placed, wait_s, longest_s, tuple(counts), length or 0, int(sampled), length_max)
-        hours[hour][band].append(tally)
+def _history(hours: _Hours, view: View) -> History:
     times = view.times
     spans: list[list[list[Tally]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
     for hour, bands in hours.items():
         index = bisect_right(times, hour) - 1
-        queues_together = [together(parts) for parts in bands]
+        queues_together = [together(tallies) for tallies in bands]
         for line, tally in zip(spans, [*queues_together, together(queues_together)], strict=True):
             line[index].append(tally)
     *of_bands, of_all = [[total(parts) for parts in line] for line in spans]

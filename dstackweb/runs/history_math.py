@@ -6,8 +6,8 @@ import bisect
 import datetime as dt
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 BANDS = 4
@@ -81,8 +81,7 @@ def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:
 NONE = (0,) * len(BUCKETS)
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """What happened in some span: sums that add up over hours, bands and queues alike.
 
     `counts` has one number per bucket. `lengths` are waiting runs, added up over the hours in which they were
@@ -133,19 +132,20 @@ def together(tallies: Iterable[Tally]) -> Tally:
 
 
 def _sum(parts: Sequence[Tally], sampled: int, length_max: int | None) -> Tally:
+    started = [part for part in parts if part.placed]
     return Tally(
-        placed=sum(part.placed for part in parts),
-        wait_s=sum(part.wait_s for part in parts),
-        longest_s=max((part.longest_s for part in parts), default=0),
-        counts=tuple(map(sum, zip(*(part.counts for part in parts), strict=True))) if parts else NONE,
-        lengths=sum(part.lengths for part in parts),
+        placed=sum([part.placed for part in started]),
+        wait_s=sum([part.wait_s for part in started]),
+        longest_s=max([part.longest_s for part in started], default=0),
+        counts=tuple(map(sum, zip(*[part.counts for part in started], strict=True))) if started else NONE,
+        lengths=sum([part.lengths for part in parts]),
         sampled=sampled,
         length_max=length_max,
     )
 
 
 def _most(parts: Sequence[Tally]) -> int | None:
-    return max((part.length_max for part in parts if part.length_max is not None), default=None)
+    return max([part.length_max for part in parts if part.length_max is not None], default=None)
 
 
 def percentile(counts: Sequence[int], longest_s: int, share: float) -> float | None:

@@ -177,7 +177,7 @@ class Run(models.Model):
             ),
             models.Index("queue", "status", "seniority_us", condition=Q(status="submitted"), name="run_queue_oldest"),
             # How many wait at each priority, for the history, without a look at the rows.
-            models.Index("queue", "priority", "status", condition=Q(status="submitted"), name="run_queue_priority"),
+            models.Index("queue", "status", "priority", condition=Q(status="submitted"), name="run_queue_priority"),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),
             models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),
             models.Index("project", "status", F("id").desc(), name="run_newest_of_status"),

@@ -201,7 +201,7 @@ def test_sampling_takes_the_same_few_statements_for_any_number_of_queues(
     history.sample_lengths(NOW)
     for number in range(5):
         services.ensure_queue(project, f"q{number}")
-    with django_assert_num_queries(4 + (2 if connection.in_atomic_block else 0)):
+    with django_assert_num_queries(3 + (2 if connection.in_atomic_block else 0)):
         history.sample_lengths(NOW)
 
 

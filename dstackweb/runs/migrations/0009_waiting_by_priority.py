@@ -15,6 +15,6 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddIndex(
             model_name='run',
-            index=models.Index(models.F('queue'), models.F('priority'), models.F('status'), condition=models.Q(('status', 'submitted')), name='run_queue_priority'),
+            index=models.Index(models.F('queue'), models.F('status'), models.F('priority'), condition=models.Q(('status', 'submitted')), name='run_queue_priority'),
         ),
     ]
