@@ -122,8 +122,8 @@ ELSEWHERE = {"type", "name"}
 def settings(run: Run) -> list[Setting]:
     """The settings in effect, with where each came from; what people changed since says so."""
     spec = EffectiveSpec.model_validate(run.spec)
-    now = {"priority": run.priority, "queue": run.queue.name}
-    changed = {key for key, value in now.items() if getattr(spec, key) != value}
+    now = {"priority": run.priority, "queue": run.queue.name, "max_duration_s": run.limit_s}
+    changed = {key.removesuffix("_s") for key, value in now.items() if getattr(spec, key) != value}
     return settings_of(spec.model_copy(update=now), run.provenance, changed)
 
 

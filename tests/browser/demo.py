@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, logs, services
+from dstackweb.runs import attempts, holds, logs, services
 from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import QueueHour, Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -46,7 +46,7 @@ def build() -> tuple[Project, User]:
     mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
     ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
     join(make_project("research"), mia, "admin")
-    make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=4, labels={"site": "lab", "nvlink": "yes"})
+    make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=5, labels={"site": "lab", "nvlink": "yes"})
     make_host("cpu-box-2", cpus=16, memory_gib=64, draining=True)
     old = make_host("old-box-3", cpus=8, memory_gib=32, gpus=1, error="no space left on the runs' disk")
     now = timezone.now()
@@ -72,6 +72,10 @@ def build() -> tuple[Project, User]:
     place_all()
     start(placed_job(llama))
     _log(llama)
+    held = holds.hold(project, mia, "admin", holds.Wanted("3h", gpu="A100:1", name="hold-swift-otter"))
+    place_all()
+    start(placed_job(held))
+    make_run(project, ann, "report-nightly", schedule={"cron": "0 2 * * *"})
     starting = make_run(project, ann, "pretrain-ablation", resources={"gpu": 1})
     place_all()
     assert placed_job(starting)

@@ -87,7 +87,9 @@ def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User
     refused = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
     assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
     assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}).status_code == 302
-    assert "4 h 00 in all" in page(client, "runs/mine/")
+    shown = page(client, "runs/mine/")
+    assert "5 h 00 in all" in shown
+    assert "changed since" in shown
 
 
 def test_another_member_sees_the_way_in_and_can_not_lengthen_it(project: Project, ann: User, as_user: SignIn) -> None:
