@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Count
+from django.db.models import Count, Prefetch, prefetch_related_objects
 
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.backends.models import Gpu, Host
+from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import hosts_with_holders
 from dstackweb.runs.states import JOB_ACTIVE
@@ -27,13 +27,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Listed:
-    """One host: its GPUs by index with the run that holds each, its active jobs, and what it keeps for a run."""
+    """One host: its GPUs by index with the run that holds each, its active jobs, what it keeps, its newest events."""
 
     host: Host
     online: bool
     gpus: Sequence[tuple[Gpu, Run | None]]
     jobs: int
     kept: Kept | None
+    events: Sequence[HostEvent] = ()
 
     @property
     def gpus_total(self) -> int:
@@ -46,14 +47,21 @@ class Listed:
         return sum(gpu.present and (run is not None or gpu.stranger is not None) for gpu, run in self.gpus)
 
 
-def listed() -> list[Listed]:
-    """Every host that has not left, by name; five queries however many there are."""
+def listed(*, events: int = 0) -> list[Listed]:
+    """Every host that has not left, by name, with so many of its newest events; few queries however many there are."""
     jobs = dict(Job.objects.filter(status__in=JOB_ACTIVE).values_list("host").annotate(Count("pk")).order_by())
-    kept = _kept()
+    kept, found = _kept(), hosts_with_holders()
+    newest = _newest([host for host, _gpus in found], events) if events else {}
     return [
-        Listed(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk))
-        for host, gpus in hosts_with_holders()
+        Listed(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk), newest.get(host.pk, ()))
+        for host, gpus in found
     ]
+
+
+def _newest(hosts: Sequence[Host], events: int) -> dict[int, list[HostEvent]]:
+    recent = HostEvent.objects.select_related("actor")[:events]
+    prefetch_related_objects(hosts, Prefetch("events", queryset=recent, to_attr="newest"))
+    return {host.pk: getattr(host, "newest", []) for host in hosts}
 
 
 def _kept() -> dict[int, Kept]:

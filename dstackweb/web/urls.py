@@ -8,6 +8,7 @@ from dstackweb.web import (
     account_urls,
     history_views,
     hold_views,
+    host_actions,
     move_views,
     place_views,
     queue_settings_views,
@@ -38,6 +39,10 @@ pages = [
     path("submit/", submit_views.submit_page, name="submit"),
     path("submit/plan/", submit_views.plan_page, name="plan"),
     path("hosts/", place_views.hosts_page, name="hosts"),
+    path("hosts/invite/", host_actions.invite, name="host-invite"),
+    path("hosts/invite/<int:invite_id>/withdraw/", host_actions.withdraw, name="host-invite-withdraw"),
+    path("hosts/<str:host>/drain/", host_actions.drain, name="host-drain"),
+    path("hosts/<str:host>/leave/", host_actions.leave, name="host-leave"),
     path("profiles/", place_views.profiles_page, name="profiles"),
     path("health/", place_views.health_page, name="health"),
 ]

@@ -66,12 +66,17 @@ def leave(host: Host, by: User) -> None:
 
     Raises Conflict for the server's own machine, which would come back with the server.
     """
-    if host.cluster == settings.DSTACKWEB_CLUSTERS["control"]:
+    if not may_leave(host):
         raise Conflict(f"{host.name} is the server's own machine and can't leave; drain it to keep jobs away")
     with transaction.atomic():
         if Host.joined.filter(pk=host.pk, leaving=False).update(leaving=True, draining=True):
             _record(host, by, "leaving")
     host.refresh_from_db()
+
+
+def may_leave(host: Host) -> bool:
+    """Whether it is a machine of its own, and not the server's."""
+    return host.cluster != settings.DSTACKWEB_CLUSTERS["control"]
 
 
 def _record(host: Host, by: User, kind: str, **data: Any) -> None:

@@ -1,0 +1,34 @@
+"""What happened to a host, in a sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from dstackweb.backends.models import HostEvent
+from dstackweb.runs import wording
+
+
+def told(event: HostEvent) -> str:
+    """The sentence of one event, without who did it; an unknown kind is shown as it is."""
+    data: dict[str, Any] = event.data
+    match event.kind:
+        case "joined":
+            has = [wording.cpus(data.get("cpus", 0)), wording.mebibytes(data.get("memory_mib"))]
+            return _("joined with %s") % ", ".join([*has, *([wording.gpus(data["gpus"])] if data.get("gpus") else [])])
+        case "labelled":
+            given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
+            texts = [_("labelled %s") % ", ".join(given)] if given else []
+            if data.get("removed"):
+                texts.append(_("no longer labelled %s") % ", ".join(data["removed"]))
+            return "; ".join(texts)
+    return {
+        "started": _("its process was started"),
+        "drained": _("drained: takes no new jobs"),
+        "undrained": _("takes jobs again"),
+        "leaving": _("told to leave"),
+        "left": _("left"),
+        "offline": _("went offline"),
+        "online": _("is back online"),
+    }.get(event.kind, event.kind.replace("_", " "))

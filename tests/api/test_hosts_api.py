@@ -1,0 +1,208 @@
+"""Hosts over the API: what they have, who may change them, and how a machine joins with its token (R13, R25)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.utils import timezone
+
+import dstackweb
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import create_token
+from dstackweb.backends.hosts import joining
+from dstackweb.backends.models import Host, HostEvent, HostInvite
+from tests.factories import make_host, make_run, make_user, place_all
+
+pytestmark = pytest.mark.django_db
+Call = Callable[..., Any]
+HOSTS = "/api/v1/hosts"
+
+
+def caller(token: str) -> Call:
+    def call(method: str, path: str = "", body: object = None) -> Any:
+        return Client().generic(
+            method,
+            HOSTS + path,
+            b"" if body is None else json.dumps(body),
+            "application/json",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+
+    return call
+
+
+def of(user: User) -> Call:
+    return caller(create_token(user, "test")[1])
+
+
+@pytest.fixture
+def root(project: Project) -> Call:
+    return of(make_user("root", is_superuser=True))
+
+
+def test_a_host_tells_what_is_used_of_what_it_has(project: Project, member: User) -> None:
+    make_host("box-1", cpus=8, gpus=3, labels={"disk": "nvme"})
+    make_run(project, member, resources={"gpu": 2, "cpu": 4})
+    place_all()
+    (found,) = of(member)("GET").json()["items"]
+    assert (found["gpus_total"], found["gpus_used"], found["cpus"], found["cpus_used"]) == (3, 2, 8, 4)
+    assert (found["labels"], found["jobs"], found["leaving"], found["reserved"]) == ({"disk": "nvme"}, 1, False, None)
+
+
+def test_labels_are_merged_and_null_takes_one_away(root: Call) -> None:
+    make_host("box-1", labels={"a": "1", "b": "2"})
+    answer = root("PATCH", "/box-1", {"labels": {"b": None, "c": "3"}})
+    assert answer.json()["labels"] == {"a": "1", "c": "3"}
+    event = HostEvent.objects.get()
+    assert (event.kind, event.data, event.actor) == (
+        "labelled",
+        {"set": {"c": "3"}, "removed": ["b"]},
+        User.objects.get(),
+    )
+
+
+@pytest.mark.parametrize("labels", [{"a b": "c"}, {"a": ""}, {"a": 1}, {f"n{i}": "x" for i in range(51)}])
+def test_what_is_no_label_is_refused(root: Call, labels: dict[str, object]) -> None:
+    make_host("box-1")
+    assert root("PATCH", "/box-1", {"labels": labels}).status_code == 422
+    assert Host.objects.get().labels == {}
+
+
+def test_draining_the_same_twice_is_one_event(root: Call) -> None:
+    make_host("box-1")
+    for _ in range(2):
+        assert root("PATCH", "/box-1", {"draining": True}).json()["draining"] is True
+    assert HostEvent.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("PATCH", "/box-1", {"draining": True}), ("POST", "/box-1/leave", None), ("POST", "/invites", None),
+     ("GET", "/invites", None), ("DELETE", "/invites/1", None)],
+)  # fmt: skip
+def test_only_admins_of_the_deployment_change_hosts(member: User, method: str, path: str, body: object) -> None:
+    make_host("box-1")
+    assert of(member)(method, path, body).status_code == 403
+
+
+def test_a_host_that_left_is_in_no_list(root: Call) -> None:
+    make_host("box-1", draining=True, leaving=True, left_at=timezone.now())
+    assert root("GET").json()["items"] == []
+    assert root("PATCH", "/box-1", {"draining": False}).status_code == 404
+
+
+def test_on_sqlite_nothing_can_join_and_that_is_said(root: Call) -> None:
+    answer = root("POST", "/invites")
+    if connection.vendor == "sqlite":
+        assert (answer.status_code, "needs PostgreSQL" in answer.json()["detail"]) == (409, True)
+    else:
+        assert answer.status_code == 201
+
+
+@pytest.fixture
+def invite(root: Call) -> tuple[HostInvite, str]:
+    """An invite and its token, also where none could be made."""
+    token = "dwj_of-the-test"
+    row = HostInvite.objects.create(
+        digest=joining.digest(token),
+        created_by=User.objects.get(is_superuser=True),
+        expires_at=timezone.now() + dt.timedelta(hours=1),
+    )
+    return row, token
+
+
+def machine(**changes: object) -> dict[str, object]:
+    return {"name": "far", "url": "http://127.0.0.1:8000", "version": dstackweb.__version__, **changes}
+
+
+def test_a_check_tells_everything_in_the_way_and_leaves_the_token(invite: tuple[HostInvite, str]) -> None:
+    make_host("far")
+    asked = machine(url="https://gpus.example.org", version="0.0.1", check=True)
+    answer = caller(invite[1])("POST", "/join", asked).json()
+    told = "\n".join(answer["obstacles"])
+    assert "the machine has dstackweb 0.0.1 and the server" in told
+    assert "a host called far is online" in told
+    assert "no other machine reaches the server at http://127.0.0.1:8000" in told
+    if connection.vendor == "postgresql":
+        assert "the server reaches its PostgreSQL at 127.0.0.1" in told
+        assert [there["what"] for there in answer["reach"]] == ["PostgreSQL", "Redis"]
+    else:
+        assert "needs PostgreSQL" in told
+    assert answer["environment"] is None
+    assert HostInvite.objects.filter(used_at=None).exists()
+
+
+def test_obstacles_refuse_the_join_and_leave_the_token(invite: tuple[HostInvite, str]) -> None:
+    answer = caller(invite[1])("POST", "/join", machine(version="0.0.1"))
+    assert answer.status_code == 409
+    assert answer.json()["obstacles"]
+    assert HostInvite.objects.filter(used_at=None).exists()
+
+
+@pytest.mark.parametrize("bad", [{"name": "two words"}, {"labels": {"a b": "c"}}, {"extra": 1}])
+def test_a_machine_that_can_not_be_a_host_is_refused(invite: tuple[HostInvite, str], bad: dict[str, object]) -> None:
+    assert caller(invite[1])("POST", "/join", machine(**bad, check=True) | bad).status_code == 422
+
+
+def test_plain_http_is_refused_unless_it_is_wanted(invite: tuple[HostInvite, str]) -> None:
+    url = "http://10.0.0.1:8000"
+    plain = caller(invite[1])("POST", "/join", machine(url=url, check=True)).json()["obstacles"]
+    wanted = caller(invite[1])("POST", "/join", machine(url=url, check=True, insecure=True)).json()["obstacles"]
+    assert any("http://10.0.0.1:8000 is not encrypted" in text for text in plain)
+    assert not any("not encrypted" in text for text in wanted)
+
+
+def test_a_token_works_once_and_brings_what_a_host_needs(invite: tuple[HostInvite, str], settings: Any) -> None:
+    if connection.vendor != "postgresql":
+        return  # refused, as tested above
+    joined = caller(invite[1])("POST", "/join", machine()).json()
+    environment = joined["environment"]
+    assert environment["DSTACKWEB_SECRET_KEY"] == settings.SECRET_KEY
+    assert environment["DATABASE_URL"].startswith("postgresql://")
+    assert (environment["DSTACKWEB_PUBLIC_URL"], environment["DSTACKWEB_HOST_NAME"]) == ("http://127.0.0.1:8000", "far")
+    assert "DSTACKWEB_INSECURE_HTTP" not in environment
+    again = caller(invite[1])("POST", "/join", machine(name="other"))
+    assert (again.status_code, "was used already by far" in again.json()["detail"]) == (403, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"used_at": timezone.now(), "host_name": "box"}, "used already by box"),
+        ({"expires_at": timezone.now() - dt.timedelta(seconds=1)}, "has expired"),
+    ],
+)
+def test_a_token_that_is_used_or_old_is_refused(
+    invite: tuple[HostInvite, str], changes: dict[str, Any], why: str
+) -> None:
+    HostInvite.objects.update(**changes)
+    answer = caller(invite[1])("POST", "/join", machine(check=True))
+    assert (answer.status_code, why in answer.json()["detail"]) == (403, True)
+
+
+def test_a_token_dies_with_the_rights_of_whoever_made_it(invite: tuple[HostInvite, str]) -> None:
+    User.objects.update(is_superuser=False)
+    assert caller(invite[1])("POST", "/join", machine(check=True)).status_code == 403
+
+
+def test_an_api_token_is_no_join_token_nor_the_other_way_round(root: Call, invite: tuple[HostInvite, str]) -> None:
+    assert root("POST", "/join", machine(check=True)).status_code == 403
+    assert caller(invite[1])("GET").status_code == 401
+
+
+def test_an_open_token_is_listed_and_withdrawn_without_being_shown(root: Call, invite: tuple[HostInvite, str]) -> None:
+    (item,) = root("GET", "/invites").json()["items"]
+    assert (item["created_by"], "token" in item) == ("root", False)
+    assert root("DELETE", f"/invites/{item['id']}").status_code == 204
+    assert caller(invite[1])("POST", "/join", machine(check=True)).status_code == 403
+
+
+def test_hello_tells_whether_the_keys_are_the_same() -> None:
+    assert caller(joining.host_token("far"))("GET", "/hello").json() == {"host": "far"}
+    assert caller("far:wrong")("GET", "/hello").status_code == 403

@@ -1,0 +1,106 @@
+"""Looking after hosts on their page: for admins of the deployment alone, one machine's token shown once (R13)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts.joining import of_token
+from dstackweb.backends.models import Host, HostEvent, HostInvite
+from dstackweb.runs.models import Run
+from dstackweb.scheduler.models import Reservation
+from tests.factories import make_host, make_run, make_user, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+
+
+@pytest.fixture
+def root(project: Project, as_user: SignIn) -> Client:
+    return as_user(make_user("root", is_superuser=True, is_staff=True))
+
+
+def page(client: Client) -> str:
+    return client.get("/p/main/hosts/").content.decode()
+
+
+@pytest.mark.parametrize("action", ["box-1/drain/", "box-1/leave/", "invite/", "invite/1/withdraw/"])
+def test_only_admins_of_the_deployment_look_after_hosts(
+    project: Project, ann: User, as_user: SignIn, action: str
+) -> None:
+    make_host("box-1")
+    client = as_user(ann)
+    assert client.post(f"/p/main/hosts/{action}").status_code == 403
+    assert client.get(f"/p/main/hosts/{action}").status_code in (403, 405)
+    assert "Drain" not in page(client)
+    assert "Let another machine join" not in page(client)
+
+
+def test_a_host_is_drained_and_takes_jobs_again(root: Client) -> None:
+    host = make_host("box-1")
+    assert root.post("/p/main/hosts/box-1/drain/").status_code == 302
+    assert "draining: takes no new jobs" in page(root)
+    root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
+    host.refresh_from_db()
+    assert not host.draining
+    assert [event.kind for event in HostEvent.objects.all()] == ["undrained", "drained"]
+    assert "takes jobs again (root)" in page(root)
+
+
+def test_a_host_that_is_to_leave_says_what_it_waits_for_and_may_stay(root: Client, project: Project, ann: User) -> None:
+    make_host("box-1")
+    make_run(project, ann)
+    place_all()
+    root.post("/p/main/hosts/box-1/leave/")
+    assert "leaves once its job has ended" in page(root)
+    assert "Stay" in page(root)
+    root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
+    assert Host.objects.filter(leaving=False, draining=False).exists()
+
+
+def test_the_servers_own_machine_can_not_leave(root: Client) -> None:
+    make_host("box-1", cluster="dstackweb")
+    assert root.post("/p/main/hosts/box-1/leave/").status_code == 409
+    assert 'id="leave-' not in page(root)
+
+
+def test_what_is_reserved_is_shown_where_it_is(root: Client, project: Project, ann: User) -> None:
+    host = make_host("box-1", gpus=2)
+    run = make_run(project, ann, "patient", resources={"gpu": 1})
+    node = {"host_id": host.pk, "host": "box-1", "cpus": 2, "memory_mib": 2048, "gpus": ["GPU-box-1-1"]}
+    Reservation.objects.create(run=Run.objects.get(pk=run.pk), nodes=[node])
+    text = page(root)
+    assert re.search(r"Reserved for</div><a [^>]*>patient</a><div class=\"why\">1 GPU, 2 CPUs, 2 GB", text)
+    assert text.count(">reserved<") == 1
+
+
+def test_labels_and_what_happened_are_shown_and_polled(root: Client) -> None:
+    host = make_host("box-1", labels={"disk": "nvme"})
+    assert "disk=nvme" in page(root)
+    poll = {**HTMX, "HX-PTag": root.get("/p/main/hosts/")["HX-PTag"]}
+    assert root.get("/p/main/hosts/", headers=poll).status_code == 204
+    HostEvent.objects.create(host=host, kind="offline")
+    assert "went offline" in root.get("/p/main/hosts/", headers=poll).content.decode()
+
+
+def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None:
+    if connection.vendor != "postgresql":
+        assert "a second machine needs PostgreSQL" in page(root)
+        assert root.post("/p/main/hosts/invite/").status_code == 409
+        return
+    made = root.post("/p/main/hosts/invite/").content.decode()
+    command = re.search(r'value="(dstackweb host join http://testserver --token (dwj_[\w-]+) --insecure)"', made)
+    assert command
+    row = HostInvite.objects.get()
+    assert of_token(command[2]) == row
+    assert "the server reaches its PostgreSQL at 127.0.0.1, where no other machine can" in made
+    assert command[2] not in page(root)
+    assert f'id="host-invite-{row.pk}"' in page(root)
+    root.post(f"/p/main/hosts/invite/{row.pk}/withdraw/")
+    assert not HostInvite.objects.exists()
