@@ -99,7 +99,10 @@ def renewed(
     reserved: Reserved, hosts: Sequence[HostView], holders: Sequence[Holder], now: dt.datetime, hold_s: float
 ) -> Reserved | None:
     """The same nodes with their start computed anew; None when they can't be had any more."""
-    ended = _first_enough(holders, lambda gone: _are_free(reserved.nodes, freed(hosts, holders, gone)))
+    kept = {node.host_id for node in reserved.nodes}
+    there = [host for host in hosts if host.id in kept]
+    holding = [holder for holder in holders if holder.host_id in kept]
+    ended = _first_enough(holding, lambda gone: _are_free(reserved.nodes, freed(there, holding, gone)))
     return None if ended is None else _dated(reserved, ended, now, hold_s)
 
 
