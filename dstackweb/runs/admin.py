@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from dstackweb.runs import hints
-from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, Run, RunEvent, Verdict
-from dstackweb.runs.transitions import touch
+from dstackweb.accounts.models import Role, User
+from dstackweb.lib.errors import DomainError
+from dstackweb.runs import edits, queues, services
+from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
+from dstackweb.runs.states import ACTIVE
 
 
 class ReadOnly(admin.ModelAdmin[Any]):
@@ -24,6 +27,11 @@ class ReadOnly(admin.ModelAdmin[Any]):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+def _user(request: HttpRequest) -> User:
+    assert isinstance(request.user, User), "the admin site lets nobody else in"
+    return request.user
 
 
 class ReadOnlyInline(admin.TabularInline[Any, Any]):
@@ -50,25 +58,27 @@ class EventInline(ReadOnlyInline):
 
 @admin.register(Queue)
 class QueueAdmin(admin.ModelAdmin[Queue]):
-    list_display = ("name", "project", "ageing_minutes", "paused", "waiting", "running")
-    list_filter = ("project", "paused")
+    list_display = ("name", "project", "ageing_minutes", "paused", "draining", *queues.LIMITS, "waiting", "running")
+    list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")
     search_fields = ("name", "project__name")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> tuple[str, ...]:
-        """The ageing step of a queue with runs is changed where they are ranked anew with it."""
-        return ("project", "name", "ageing_minutes") if obj else ()
+        return ("project", "name") if obj else ()
 
     def has_delete_permission(self, request: HttpRequest, obj: Queue | None = None) -> bool:
         """Only a queue that never held a run may go."""
         return obj is not None and not obj.runs.exists() and super().has_delete_permission(request, obj)
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """Write what was changed, since runs are submitted meanwhile, and let lists and passes know."""
-        obj.save(update_fields=form.changed_data if change else None)
-        QueueCount.objects.get_or_create(queue=obj)
-        touch(obj.pk)
-        hints.want_pass()
+        """What was changed, and nothing else, goes the way of all changes of a queue."""
+        user = _user(request)
+        if change:
+            settings = {name: getattr(obj, name) for name in form.changed_data}
+            queues.change(obj, user, Role.ADMIN, **settings)
+            return
+        settings = {name: getattr(obj, name) for name in queues.SETTINGS}
+        obj.pk = queues.create(obj.project, user, Role.ADMIN, obj.name, **settings).pk
 
     @admin.display(description="waiting")
     def waiting(self, queue: Queue) -> int:
@@ -79,8 +89,31 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         return queue.count.running
 
 
+class PriorityForm(forms.ModelForm[Run]):
+    """The one thing of a run that is changed here, and the run as it was seen."""
+
+    seen = forms.CharField(widget=forms.HiddenInput)
+
+    class Meta:
+        model = Run
+        fields = ("priority",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["seen"].initial = edits.etag(self.instance)
+
+    def clean(self) -> None:
+        super().clean()
+        run = Run.objects.select_related("queue").get(pk=self.instance.pk)
+        if not edits.matches(self.cleaned_data.get("seen", ""), run):
+            raise forms.ValidationError(edits.stale(run).detail)
+
+
 @admin.register(Run)
 class RunAdmin(ReadOnly):
+    """To look and search. On the page of an active run its priority can be changed."""
+
+    form = PriorityForm
     list_display = ("name", "project", "queue", "user", "status", "priority", "attempt", "exit_code", "submitted_at")
     list_filter = ("status", "project", "queue__name", "termination_reason")
     list_select_related = ("project", "queue__project", "user")
@@ -89,6 +122,23 @@ class RunAdmin(ReadOnly):
     show_full_result_count = False
     exclude = ("env_secret", "idempotency_key", "body_digest")
     inlines = (JobInline, EventInline)
+
+    def has_change_permission(self, request: HttpRequest, obj: Run | None = None) -> bool:
+        active = obj is None or obj.status in ACTIVE
+        return active and admin.ModelAdmin.has_change_permission(self, request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Run | None = None) -> tuple[str, ...]:
+        hidden = {*self.exclude, "priority"}
+        return tuple(field.name for field in Run._meta.concrete_fields if field.name not in hidden)
+
+    def save_model(self, request: HttpRequest, obj: Run, form: Any, change: bool) -> None:
+        """The priority alone, as anywhere else: with its place in the queue, and written down."""
+        if "priority" not in form.changed_data:
+            return
+        try:
+            services.set_priority(obj, _user(request), Role.ADMIN, obj.priority, form.cleaned_data["seen"])
+        except DomainError as error:
+            messages.error(request, error.detail)
 
 
 @admin.register(Job)
@@ -116,6 +166,16 @@ class RunEventAdmin(ReadOnly):
     list_select_related = ("run", "actor")
     search_fields = ("run__name", "actor__username")
     show_full_result_count = False
+
+
+@admin.register(QueueEvent)
+class QueueEventAdmin(ReadOnly):
+    list_display = ("at", "queue", "actor", "data")
+    list_filter = ("queue",)
+    list_select_related = ("queue__project", "actor")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[QueueEvent]:
+        return super().get_queryset(request).order_by("-id")
 
 
 @admin.register(Verdict)

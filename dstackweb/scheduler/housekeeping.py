@@ -14,21 +14,24 @@ from django_q.models import OrmQ
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.runs import history
-from dstackweb.runs.models import Job, Run, Verdict
+from dstackweb.runs.models import Job, Move, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
 
 LOST_TASK_AGE = dt.timedelta(days=1)
 HOST_EVENTS_AGE = dt.timedelta(days=90)
 INVITES_AGE = dt.timedelta(days=7)
+MOVES_AGE = dt.timedelta(hours=1)
+"""Long after a move can be taken back: till then it tells who moved a run along."""
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old history of queues and hosts, what has expired, tasks nobody took."""
+    """Verdicts of shapes nobody waits with, old moves and history, what has expired, tasks nobody took."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
     # The shape "" stands for the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
     Verdict.objects.filter(~Exists(waiting), shape="").delete()
     history.prune(timezone.now())
+    Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
     SessionStore.clear_expired()

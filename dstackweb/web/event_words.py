@@ -27,6 +27,8 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
             return _("submitted to queue %(queue)s with priority %(priority)s") % numbers
         case "priority":
             return _("priority changed from %(from)s to %(to)s") % data
+        case "moved" | "move_undone":
+            return _moved(kind, data)
         case "queue":
             return _("moved from queue %(from)s to %(to)s") % data
         case "provisioning":
@@ -93,6 +95,17 @@ def _schedule(kind: str, data: dict[str, Any]) -> str:
     if data.get("reason") == "draining":
         return _("the next one waits: its queue takes no new runs")
     return _("the next one waits: another active run has its name")
+
+
+def _moved(kind: str, data: dict[str, Any]) -> str:
+    before, after = data.get("priority", (None, None))
+    numbers = {"from": data.get("from"), "to": data.get("to"), "before": before, "after": after}
+    text = _("moved from position %(from)s to %(to)s")
+    if kind == "move_undone":
+        text = _("a move was taken back: from position %(from)s to %(to)s")
+    if before != after:
+        text += _(", with its priority from %(before)s to %(after)s")
+    return text % numbers
 
 
 def _placed(nodes: list[dict[str, Any]]) -> str:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import admin, selectors, services
-from dstackweb.runs.models import Queue
+from dstackweb.runs.models import Queue, QueueEvent, Run
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
@@ -40,3 +41,67 @@ def test_saving_a_queue_in_the_admin_writes_what_was_changed_and_nothing_older(
     assert Queue.objects.get(pk=queue.pk).last_seniority_us > queue.last_seniority_us
     make_host()
     assert place_all() == 0
+
+
+def test_a_new_ageing_step_in_the_admin_ranks_the_queue_anew_and_is_written_down(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    old, urgent = make_run(project, member), make_run(project, member, priority=51)
+    queue = services.ensure_queue(project)
+    address = reverse("admin:runs_queue_change", args=[queue.pk])
+    assert admin_client.post(address, {"ageing_minutes": "", "max_running": "3"}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.ageing_minutes, queue.max_running) == (None, 3)
+    for run in (old, urgent):
+        run = Run.objects.get(pk=run.pk)
+        assert run.rank == run.seniority_us - run.priority * queue.step_us
+    event = QueueEvent.objects.get(queue=queue)
+    assert (event.data, event.actor and event.actor.username) == (
+        {"ageing_minutes": [30, None], "max_running": [None, 3]},
+        "admin",
+    )
+
+
+def test_a_queue_is_made_in_the_admin_with_its_counters(project: Project, admin_client: Client) -> None:
+    made = {"project": project.pk, "name": "night", "ageing_minutes": "5", "draining": "on"}
+    assert admin_client.post(reverse("admin:runs_queue_add"), made).status_code == 302
+    queue = Queue.objects.get(name="night")
+    assert (queue.ageing_minutes, queue.draining, queue.count.version) == (5, True, 0)
+
+
+def post_priority(client: Client, run: Run, priority: int, seen: str) -> HttpResponse:
+    form = {"priority": priority, "seen": seen}
+    for prefix in ("jobs", "events"):
+        form |= {f"{prefix}-TOTAL_FORMS": 0, f"{prefix}-INITIAL_FORMS": 0}
+    return client.post(reverse("admin:runs_run_change", args=[run.pk]), form)
+
+
+def test_an_active_runs_priority_is_changed_in_the_admin_and_told_on_its_timeline(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    first, second = make_run(project, member), make_run(project, member)
+    assert post_priority(admin_client, second, 70, services.etag(second)).status_code == 302
+    assert [row.run for row in selectors.queue_rows(services.ensure_queue(project))] == [second, first]
+    event = second.events.get(kind="priority")
+    assert (event.data, event.actor and event.actor.username) == ({"from": 50, "to": 70}, "admin")
+
+
+def test_a_priority_that_somebody_changed_meanwhile_is_not_overwritten_in_the_admin(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    run = make_run(project, member)
+    seen = services.etag(run)
+    services.set_priority(run, member, "member", 40)
+    answer = post_priority(admin_client, run, 50, seen)
+    assert answer.status_code == 200
+    assert f"run {run.name} was changed by ada since you looked" in answer.content.decode()
+    assert Run.objects.get(pk=run.pk).priority == 40
+
+
+def test_an_ended_run_can_only_be_looked_at_in_the_admin(project: Project, member: User, admin_client: Client) -> None:
+    run = make_run(project, member)
+    services.stop(run, member, "member")
+    assert post_priority(admin_client, run, 70, services.etag(run)).status_code == 403
+    page = admin_client.get(reverse("admin:runs_run_change", args=[run.pk]))
+    assert page.status_code == 200
+    assert b"env_secret" not in page.content
