@@ -62,8 +62,12 @@ class Filled:
         """Runs that `large` has room for."""
         return [make_run(self.project, self.ada, role="manager", **keys) for _ in range(number)]
 
-    def middle(self) -> Run:
-        """The run in the middle of the queue."""
+    def waiting(self, share: float) -> Run:
+        """The run that this share of the queue stands before."""
         waiting = Run.objects.filter(queue=self.queue, status="submitted").order_by("rank", "id")
         size = QueueCount.objects.get(queue=self.queue).submitted
-        return waiting.select_related("queue", "project", "user")[size // 2]
+        return waiting.select_related("queue", "project", "user")[int(size * share)]
+
+    def middle(self) -> Run:
+        """The run in the middle of the queue."""
+        return self.waiting(0.5)

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 from uuid import UUID
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,8 +36,9 @@ def measure(sizes: list[int]) -> None:
     from django.test import Client
 
     from bench.filled import BOXES, SHAPES, Filled
-    from dstackweb.runs import attempts, selectors, services
+    from dstackweb.runs import attempts, queues, reorder, selectors, services
     from dstackweb.runs.models import Job, Run
+    from dstackweb.runs.reorder import Target
     from dstackweb.runs.states import JobStatus, Reason
     from dstackweb.scheduler.lines import Line
     from dstackweb.scheduler.passes import run_passes
@@ -78,6 +80,19 @@ def measure(sizes: list[int]) -> None:
         run = there.middle()
         return lambda: services.set_priority(run, there.ada, "manager", 60 if run.priority == 50 else 50)
 
+    def move(where: Literal["before", "top"]) -> Row:
+        def prepare() -> Callable[[], object]:
+            target = Target(where, there.waiting(0.3) if where == "before" else None)
+            run = there.middle()
+            return lambda: reorder.move([run], there.ada, "manager", target)
+
+        return prepare
+
+    def rank_anew() -> Callable[[], object]:
+        there.queue.refresh_from_db()
+        minutes = 60 if there.queue.ageing_minutes == 30 else 30
+        return lambda: queues.change(there.queue, there.ada, "manager", ageing_minutes=minutes)
+
     def one_position() -> Callable[[], object]:
         run = there.middle()
         return lambda: selectors.position(run)
@@ -114,6 +129,9 @@ def measure(sizes: list[int]) -> None:
         "a pass that places 50 behind all": place_50(0),
         f"a pass in which {SHAPES} shapes fit nowhere": lambda: lambda: sides.must_be(run_passes(), 0),
         "priority change": change_priority,
+        "move from the middle to before another": move("before"),
+        "move from the middle to the top": move("top"),
+        "another ageing step: rank all anew": rank_anew,
         "position of the run in the middle": one_position,
         "first queue page": page,
     }
