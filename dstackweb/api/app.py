@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from django.db import DataError
+from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -14,6 +15,8 @@ from dstackweb.accounts.access import project_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
 from dstackweb.lib.errors import DomainError, TooMany
+
+log = logging.getLogger(__name__)
 
 
 class Token(HttpBearer):
@@ -73,6 +76,20 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 def on_unstorable(request: HttpRequest, error: DataError) -> HttpResponse:
     """PostgreSQL refuses what can't be in any of its rows, such as a NUL in a name."""
     return api.create_response(request, {"detail": "the request has a value that can't be stored"}, status=422)
+
+
+@api.exception_handler(OperationalError)
+@api.exception_handler(InterfaceError)
+def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
+    """The database is gone, too busy, or cut off in the middle: over soon, but a commit may have got through."""
+    log.error("the database does not answer: %s", error)
+    detail = (
+        "The database does not answer. Try again in a moment, and look first whether your change was made: it was "
+        "made as a whole or not at all."
+    )
+    response = api.create_response(request, {"detail": detail}, status=503)
+    response["Retry-After"] = "5"
+    return response
 
 
 @api.exception_handler(Http404)
