@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from dstackweb.runs import wording
 
@@ -21,9 +22,12 @@ def ageing(minutes: int | None) -> str:
         (minutes, wording.duration(minutes * 60)),
     )
     points = f"{waited / minutes:.1f}".removesuffix(".0")
-    return _(
+    return ngettext(
+        "A run that has waited %(waited)s stands like one submitted now with %(points)s more point of priority. "
+        "Runs that wait already never change places by waiting.",
         "A run that has waited %(waited)s stands like one submitted now with %(points)s more points of priority. "
-        "Runs that wait already never change places by waiting."
+        "Runs that wait already never change places by waiting.",
+        1 if points == "1" else 2,
     ) % {"waited": told, "points": points}
 
 

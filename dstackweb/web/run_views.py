@@ -16,6 +16,7 @@ from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web import hold_views, lists, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
+from dstackweb.web.why_views import standing
 
 PER_PAGE = 50
 LOG_BYTES = 256 * 1024
@@ -75,6 +76,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
 def _run(request: PageRequest, run: Run) -> dict[str, Any]:
     jobs = selectors.jobs_of(run)
     reason, data = selectors.why(run)
+    stands = standing(run)
     return {
         "run": run,
         **hold_views.of_run(run, jobs),
@@ -83,7 +85,8 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "steps": run_words.steps(run, jobs),
         "verdict": run_words.verdict(run, jobs),
         "why": wording.reason(reason, data) if reason else None,
-        "position": selectors.position(run),
+        "stands": stands,
+        "position": stands.position if stands else None,
         "events": [
             run_words.EventLine.of(event, run.spec["nodes"]) for event in reversed(run.events.select_related("actor"))
         ],

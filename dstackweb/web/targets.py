@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.db.models import Q
 from django.http import QueryDict
 from django.utils.translation import gettext as _
 
@@ -77,12 +76,12 @@ def _anchor(form: QueryDict, queue: Queue) -> Run:
 def _neighbour(queue: Queue, runs: Sequence[Run], up: bool, own: User | None) -> Run | None:
     """The run right ahead of (or behind) these and none of them; with `own`, of those of this member."""
     edge = (min if up else max)(runs, key=lambda run: (run.rank, run.pk))
-    beyond = (
-        Q(rank__lt=edge.rank) | Q(rank=edge.rank, pk__lt=edge.pk)
-        if up
-        else Q(rank__gt=edge.rank) | Q(rank=edge.rank, pk__gt=edge.pk)
-    )
-    others = selectors.in_order(queue).filter(beyond).exclude(pk__in=[run.pk for run in runs])
+    waiting = selectors.in_order(queue)
+    if up:
+        others = waiting.filter(rank__lte=edge.rank).exclude(rank=edge.rank, pk__gte=edge.pk)
+    else:
+        others = waiting.filter(rank__gte=edge.rank).exclude(rank=edge.rank, pk__lte=edge.pk)
+    others = others.exclude(pk__in=[run.pk for run in runs])
     if own is not None:
         others = others.filter(user=own)
     order = ("-rank", "-id") if up else ("rank", "id")

@@ -15,6 +15,7 @@ from dstackweb.web import (
     queue_views,
     run_views,
     submit_views,
+    why_views,
 )
 from dstackweb.web.home import favicon, home
 
@@ -33,6 +34,7 @@ pages = [
     path("runs/<str:run>/", run_views.run_page, name="run"),
     path("runs/<str:run>/log/", run_views.log, name="log"),
     path("runs/<str:run>/stop/", run_views.stop, name="stop"),
+    path("runs/<str:run>/why/", why_views.why_page, name="why"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
     path("hold/", hold_views.hold_page, name="hold"),
