@@ -164,11 +164,12 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
 
 @dataclass(frozen=True)
 class Round:
-    """When a run with a schedule comes round: `at`, as which run (`following`), or why it doesn't any more."""
+    """When a run with a schedule comes round: `at`, as which run (`following`) and after which (`previous`)."""
 
     crons: str
     at: dt.datetime | None
     following: str
+    previous: str
     over: bool
 
     @classmethod
@@ -180,7 +181,9 @@ class Round:
         at = dt.datetime.fromisoformat(made.data["at"]) if made else run.retry_at if _waits_for_its_time(run) else None
         ended = run.status in ENDED and made is None and run.retry_at is None
         over = ended or run.stop_reason in (Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER)
-        return cls(" · ".join(crons), at, made.data["next"] if made else "", over)
+        first = run.events.filter(kind="scheduled").first()
+        previous = first.data["previous"] if first else ""
+        return cls(" · ".join(crons), at, made.data["next"] if made else "", previous, over)
 
 
 def _waits_for_its_time(run: Run) -> bool:

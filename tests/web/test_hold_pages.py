@@ -151,5 +151,8 @@ def test_a_scheduled_run_says_when_it_comes_round(project: Project, ann: User, a
     occurrences.make_due(timezone.now())
     following = Run.objects.select_related("queue", "project", "user").latest("id")
     assert f"/p/main/runs/{following.uid}/" in page(client, f"runs/{first.uid}/")
+    shown = page(client, "runs/nightly/")
+    assert f"/p/main/runs/{first.uid}/" in shown
+    assert "Its schedule ends with it." in shown
     services.stop(following, ann, "member")
     assert "Its schedule has ended" in page(client, "runs/nightly/")
