@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
 FAILED = 1
 UNREACHABLE = 3
 

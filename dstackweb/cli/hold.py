@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import CliError, TryLater, Unreachable, UsageError
+from dstackweb.cli.errors import INTERRUPTED, CliError, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, clock_text, note
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
-
-INTERRUPTED = 130
 
 For = Annotated[str, typer.Option("--for", metavar="TIME", help="How long: 30m, 3h, 1d.")]
 

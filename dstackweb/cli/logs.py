@@ -115,7 +115,7 @@ class Follower:
                 self._sleep(idle)
 
     def _read(self, run: dict[str, Any]) -> int:
-        if not self._only and self._cursor.attempt not in self._attempts(run):
+        if not self._only and not self._was_placed(run):
             return 0
         return read(self._api, run["id"], self._cursor, self._write)
 
@@ -127,11 +127,16 @@ class Follower:
         """The attempts in which this node was placed, oldest first."""
         return sorted(job["attempt"] for job in run["jobs"] if job["node"] == self._cursor.node)
 
+    def _was_placed(self, run: dict[str, Any]) -> bool:
+        """Whether the attempt that is read has a log: older attempts than a run lists had theirs."""
+        listed, attempt = self._attempts(run), self._cursor.attempt
+        return attempt in listed or bool(attempt and listed and attempt < listed[0])
+
     def _later(self, run: dict[str, Any]) -> list[int]:
         return [] if self._only else [number for number in self._attempts(run) if number > (self._cursor.attempt or 0)]
 
     def _is_over(self, run: dict[str, Any]) -> bool:
-        said_all = self._cursor.complete or self._cursor.attempt not in self._attempts(run)
+        said_all = self._cursor.complete or not self._was_placed(run)
         return said_all and not self._later(run) and (self._only or run["status"] in ENDED)
 
     def _turn(self, run: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dstackweb.cli import config, history, hold, hosts
-from dstackweb.cli.errors import CliError, Refused, UsageError
+from dstackweb.cli import config, history, hold, hosts, moves, queue
+from dstackweb.cli.errors import INTERRUPTED, CliError, Refused, UsageError
 from dstackweb.cli.output import Column, age_text, note, show_error, show_json, show_table, warn
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ class _Commands(TyperGroup):
         except CliError as error:
             show_error(error)
             raise typer.Exit(error.code) from None
+        except (KeyboardInterrupt, typer.Abort) as stopped:
+            # A prompt turns Ctrl-C, and the end of its input, into the same exception.
+            if isinstance(stopped, typer.Abort) and not isinstance(stopped.__context__, KeyboardInterrupt):
+                raise
+            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
@@ -179,35 +184,8 @@ def ps(
         note(f"The newest {len(rows)}; more with --limit.")
 
 
-@app.command()
-def queue(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The queue.")] = "default",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
-    as_json: Json = False,
-) -> None:
-    """Show a queue in its true order, and why each run waits."""
-    api = _connect()
-    page = api.get(api.in_project("queues", name), limit=limit)
-    if as_json:
-        show_json(page)
-        return
-    if page["paused"]:
-        note(f"{page['name']} is paused: nothing leaves it until a manager resumes it.")
-    if not page["items"]:
-        note(f"Nothing waits in {page['name']}.")
-        return
-    columns = [Column("#", right=True), Column("NAME"), Column("PRIO", right=True), Column("USER")]
-    rows = [
-        (*(run[key] for key in ("position", "name", "priority", "user")), age_text(run["submitted_at"]), _why(run))
-        for run in page["items"]
-    ]
-    show_table([*columns, Column("WAITS", right=True), Column("WHY", wide=True)], rows)
-    if page["next"]:
-        note(f"The first {len(rows)}; more with --limit.")
-
-
-def _why(run: dict[str, Any]) -> str:
-    return str(run["reason_detail"] or run["reason"])
+app.command()(queue.queue)
+app.command()(moves.move)
 
 
 @app.command()
@@ -277,7 +255,7 @@ def logs(
             ended = Follower(api, cursor, only=attempt is not None).follow(found)
         except KeyboardInterrupt:
             note(f"\n{found['name']} goes on without being followed.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         note(status_text(ended))
     elif not print_log(api, found["id"], cursor, to_stdout):
         note(f"No output yet. {status_text(found)}" if not cursor.complete else "It wrote no output.")

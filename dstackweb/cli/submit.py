@@ -14,14 +14,13 @@ import typer
 
 from dstackweb.cli.archive import Packed, pack
 from dstackweb.cli.client import BASE, Api
-from dstackweb.cli.errors import FAILED, CliError, Refused
+from dstackweb.cli.errors import FAILED, INTERRUPTED, CliError, Refused
 from dstackweb.cli.logs import Cursor, Follower, status_text
 from dstackweb.cli.output import note, size_text, warn
 from dstackweb.cli.plan import show_plan, show_position
 from dstackweb.cli.runfile import RunFile, explain, read
 
 CHUNK = 1 << 16
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

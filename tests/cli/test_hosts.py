@@ -1,0 +1,150 @@
+"""dstackweb host: looking after hosts, and what keeps a machine from joining."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Host
+from dstackweb.cli import joining
+from dstackweb.cli.errors import CliError, UsageError
+from tests.cli.conftest import Cli
+from tests.factories import make_host
+from tests.support import free_port
+
+HTTPS = "https://gpus.example.org"
+
+
+@pytest.fixture
+def admin(cli: Cli, ada: User) -> Cli:
+    User.objects.filter(pk=ada.pk).update(is_superuser=True)
+    return cli
+
+
+def test_ls_shows_what_is_used_and_how_each_host_does(cli: Cli, project: Project) -> None:
+    make_host("box", gpus=2, labels={"region": "eu", "disk": "nvme"})
+    make_host("old", silent_s=9999, draining=True, error="disk full")
+    rows = cli.ok("host", "ls").splitlines()
+    assert rows[0].split() == ["NAME", "STATE", "GPUS", "CPUS", "MEMORY", "JOBS", "LABELS", "SEEN", "ERROR"]
+    assert rows[1].split()[:9] == ["box", "online", "0/2", "0/8", "0/32", "GB", "0", "disk=nvme", "region=eu"]
+    assert "offline, draining" in rows[2]
+    assert rows[2].endswith("disk full")
+    assert [host["name"] for host in json.loads(cli.ok("host", "ls", "--json"))["items"]] == ["box", "old"]
+
+
+def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Project) -> None:
+    make_host("box", labels={"rack": "4"})
+    assert admin.ok("host", "drain", "box") == "box: draining\n"
+    assert admin.ok("host", "undrain", "box") == "box: online\n"
+    assert admin.ok("host", "label", "box", "disk=nvme", "rack-") == "box: disk=nvme\n"
+    assert admin.ok("host", "leave", "box") == "box takes no new jobs and leaves now.\n"
+    assert Host.objects.filter(leaving=True, labels={"disk": "nvme"}).exists()
+    assert admin("host", "label", "box", "disk").exit_code == 2
+
+
+def test_others_are_refused_in_words(cli: Cli, project: Project) -> None:
+    make_host("box")
+    refused = cli("host", "drain", "box")
+    assert (refused.exit_code, "only admins of the deployment" in refused.stderr) == (1, True)
+
+
+def test_on_sqlite_an_invite_says_what_is_needed(admin: Cli, project: Project) -> None:
+    refused = admin("host", "invite")
+    assert (refused.exit_code, "a second machine needs PostgreSQL" in refused.stderr) == (1, True)
+
+
+class FakeServer:
+    """Answers a join as the API does; `calls` are the bodies it got."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answer: Any) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.answer = {"api_url": HTTPS, "reach": [], "obstacles": [], "environment": None, **answer}
+        real = httpx.Client
+        monkeypatch.setattr(httpx, "Client", lambda **options: real(**options | {"transport": self.transport}))
+        monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(200))
+
+    @property
+    def transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(self._answer)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.calls.append(json.loads(request.content))
+        environment = None if self.calls[-1].get("check") else {"DSTACKWEB_SECRET_KEY": "it's $ecret", "A": "b c"}
+        return httpx.Response(200, json=self.answer | {"environment": environment})
+
+
+def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.Request:
+    values = {"token": "dwj_x", "name": "far", "labels": {"disk": "nvme"}, "insecure": False}
+    return joining.Request(url=url, home=home, **values | changes)
+
+
+def test_what_came_is_kept_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeServer(monkeypatch)
+    monkeypatch.setenv("DSTACKWEB_SHARED_UID", "1")
+    file = joining.join(wants(tmp_path / "home"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    ran: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *call: ran.append(call))
+    joining.run(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
+    _program, argv, env = ran[0]
+    assert argv[1:] == ["-m", "dstackweb.manage", "host", "--label=disk=nvme", "--address=10.0.0.2"]
+    assert (env["DSTACKWEB_SECRET_KEY"], env["A"], env["DSTACKWEB_SHARED_UID"]) == ("it's $ecret", "b c", "1")
+    assert env["DSTACKWEB_HOME"] == str(tmp_path / "home")
+
+
+def test_everything_in_the_way_is_told_before_the_token_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nobody = {"what": "PostgreSQL", "host": "127.0.0.1", "port": free_port(), "setting": "DATABASE_URL"}
+    nowhere = {"what": "Redis", "host": "no-such-host.invalid", "port": 6379, "setting": "REDIS_URL"}
+    server = FakeServer(monkeypatch, obstacles=["a host called far is online"], reach=[nobody, nowhere])
+    monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(502))
+    with pytest.raises(CliError, match="the token stays good") as caught:
+        joining.join(wants(tmp_path))
+    first, second, third, fourth = caught.value.notes
+    assert first == "a host called far is online"
+    assert f"can't reach the server's PostgreSQL at 127.0.0.1:{nobody['port']}: Connection refused." in second
+    assert "set DATABASE_URL on the server to an address it reaches" in second
+    assert "can't reach the server's Redis at no-such-host.invalid:6379" in third
+    assert fourth == f"{HTTPS}, where jobs look for the server, answers with HTTP 502"
+    assert [call.get("check") for call in server.calls] == [True]
+    assert not (tmp_path / "host.env").exists()
+
+
+def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = FakeServer(monkeypatch)
+    with pytest.raises(UsageError, match="is not encrypted; nothing was sent"):
+        joining.join(wants(tmp_path, "http://10.0.0.1:8000"))
+    assert not server.calls
+    joining.join(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
+    assert [call["insecure"] for call in server.calls] == [True, True]
+
+
+def test_the_command_line_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = FakeServer(monkeypatch)
+    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs the server's parts"):
+        joining.join(wants(tmp_path))
+    assert not server.calls
+
+
+def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="this machine has not joined"):
+        joining.run(tmp_path, labels={}, address="")
+
+
+def test_a_home_that_can_not_be_written_is_told_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = FakeServer(monkeypatch)
+    (tmp_path / "file").touch()
+    with pytest.raises(CliError, match="nothing was sent"):
+        joining.join(wants(tmp_path / "file" / "home"))
+    assert not server.calls

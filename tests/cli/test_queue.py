@@ -1,0 +1,148 @@
+"""`dstackweb move` and `dstackweb queue`: the order and the settings of a queue from a shell (R26)."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import reorder, services
+from dstackweb.runs.models import Run
+from tests.cli.conftest import Cli
+from tests.factories import join, make_run, make_user
+from tests.support import REPO
+
+
+@pytest.fixture
+def runs(project: Project, ada: User) -> dict[str, Run]:
+    """a, c and e are ada's; b and d are bob's."""
+    bob = join(project, make_user("bob"))
+    return {name: make_run(project, user, name) for name, user in zip("abcde", [ada, bob] * 3, strict=False)}
+
+
+@pytest.fixture
+def manager(connect: Callable[..., Cli], project: Project) -> Cli:
+    return connect(join(project, make_user("mona"), "manager"))
+
+
+def order() -> str:
+    return "".join(Run.objects.filter(status="submitted").order_by("rank", "id").values_list("name", flat=True))
+
+
+def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: Cli, runs: dict[str, Run]) -> None:
+    expected = "e: position 5 → 2; bob's b slips from 2 to 3, ada's c slips from 3 to 4, bob's d slips from 4 to 5\n"
+    assert manager.ok("move", "e", "--before", "b", "--dry-run") == expected
+    assert order() == "abcde"
+    done = manager("move", "e", "--before", "b")
+    assert (done.exit_code, done.stdout) == (0, expected)
+    assert "dstackweb move --undo" in done.stderr
+    assert order() == "aebcd"
+    assert manager.ok("move", "--undo") == "e: position 2 → 5\n"
+    assert order() == "abcde"
+    again = manager("move", "--undo")
+    assert (again.exit_code, "you moved nothing" in again.stderr) == (1, True)
+
+
+def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager: Cli, runs: dict[str, Run]) -> None:
+    told = manager.ok("move", "d", "e", "--top")
+    assert told.splitlines()[0] == "d: position 4 → 1, priority 50 → 51"
+    assert told.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a slips from 1 to 3, ")
+    assert order() == "deabc"
+    assert manager.ok("move", "c", "--bottom", "--dry-run") == ""
+    assert "stands there already" in manager("move", "c", "--bottom").stderr
+
+
+def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[str, Run]) -> None:
+    assert cli.ok("move", "e", "--top") == "e: position 5 → 1; ada's a slips from 1 to 3, ada's c slips from 3 to 5\n"
+    assert order() == "ebadc"
+    told = cli("move", "c", "--before", "b")
+    assert "c: position 5 → 3; ada's a slips from 3 to 5" in told.stdout
+    assert "nearest of your own places" in told.stderr
+    for refused, why in ((("b", "--top"), "belongs to bob"), (("c", "--after", "b"), "only a manager")):
+        answer = cli("move", *refused)
+        assert (answer.exit_code, why in answer.stderr) == (1, True)
+
+
+def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
+    cli: Cli, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = reorder.move
+
+    def late(*args: object) -> reorder.Moved:
+        services.set_priority(runs["e"], runs["e"].user, "member", 40)
+        return move(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reorder, "move", late)
+    told = cli("move", "e", "--top")
+    assert told.exit_code == 1
+    assert "run e was changed by ada since you looked: its priority is 40" in told.stderr
+    assert "run the command again" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [("a",), ("--top",), ("a", "--top", "--bottom"), ("a", "--undo"), ("--undo", "--top"), ()]
+)
+def test_a_move_that_says_too_little_or_too_much_is_a_usage_error(cli: Cli, args: tuple[str, ...]) -> None:
+    assert cli("move", *args).exit_code == 2
+
+
+def test_managers_change_a_queues_settings_and_everybody_sees_them(
+    manager: Cli, cli: Cli, runs: dict[str, Run]
+) -> None:
+    manager.ok("queue", "--pause", "--drain", "--ageing", "strict", "--max-running", "4", "--max-gpus-per-user", "2")
+    told = cli("queue").stderr
+    for text in ("paused:", "draining:", "at most 4 runs placed", "at most 2 GPUs held per member", "strict priority"):
+        assert text in told
+    manager.ok("queue", "default", "--resume", "--undrain", "--ageing", "15", "--max-running", "none")
+    told = cli("queue").stderr
+    assert "a point of priority per 15 min of waiting" in told
+    assert "at most 2 GPUs" in told
+    assert "paused" not in told
+    assert "runs placed" not in told
+    refused = cli("queue", "--pause")
+    assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
+    assert manager("queue", "--ageing", "soon").exit_code == 2
+    assert manager("queue", "--ageing", "0").exit_code == 1
+
+
+def test_queues_are_made_and_listed(manager: Cli, cli: Cli, runs: dict[str, Run]) -> None:
+    manager.ok("queue", "night", "--create", "--max-running", "1")
+    lines = cli.ok("queue", "--list").splitlines()
+    assert [line.split()[:4] for line in lines] == [
+        ["NAME", "WAIT", "PENDING", "PLACED"],
+        ["default", "5", "0", "0"],
+        ["night", "0", "0", "0"],
+    ]
+    assert "at most 1 runs placed" in lines[2]
+
+
+def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from dstackweb.cli.main import app; app()", "login", "http://127.0.0.1:9"],
+        stdin=theirs,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPO), "DSTACKWEB_TOKEN": ""},
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        told = b""
+        while b"Token: " not in told and (more := os.read(process.stderr.fileno(), 4096)):
+            told += more
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+        os.close(ours)
+        os.close(theirs)
