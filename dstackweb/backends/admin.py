@@ -9,9 +9,18 @@ from django.contrib import admin
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
+from dstackweb.accounts.models import User
+from dstackweb.backends.hosts import care
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.backends.models import Backend, Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host, HostEvent
 from dstackweb.backends.registry import KINDS
+from dstackweb.spec.labels import check_labels
+
+
+def _person(request: HttpRequest) -> User:
+    """Whoever is signed in; the admin lets nobody else in."""
+    assert isinstance(request.user, User)
+    return request.user
 
 
 class BackendForm(forms.ModelForm[Backend]):
@@ -53,10 +62,11 @@ class HostForm(forms.ModelForm[Host]):
         fields = ("labels", "setup", "draining")
 
     def clean_labels(self) -> dict[str, str]:
-        labels = self.cleaned_data["labels"] or {}
-        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
-            raise forms.ValidationError('An object of texts is expected, such as {"region": "cellar"}.')
-        return labels
+        try:
+            return check_labels(self.cleaned_data["labels"] or {})
+        except ValueError as error:
+            told = f'An object of texts is expected, such as {{"region": "cellar"}}: {error}.'
+            raise forms.ValidationError(told) from None
 
     def clean_setup(self) -> str:
         """Shell lines end in plain line feeds, whatever the browser sent."""
@@ -76,21 +86,35 @@ class GpuInline(admin.TabularInline[Gpu, Host]):
 
 @admin.register(Host)
 class HostAdmin(admin.ModelAdmin[Host]):
-    """Hosts register themselves; here they get labels and a set-up snippet, and are drained or removed."""
+    """Hosts register themselves; here they get labels and a set-up snippet, and are drained or removed.
+
+    Those that left are here too, since jobs of the past name them.
+    """
 
     form = HostForm
-    list_display = ("name", "online", "draining", "cpus", "cpus_used", "memory_mib", "isolation", "seen_at", "error")
-    list_filter = ("backend", "draining", "isolation")
+    list_display = (
+        "name",
+        "online",
+        "draining",
+        "cpus",
+        "cpus_used",
+        "memory_mib",
+        "isolation",
+        "seen_at",
+        "left_at",
+        "error",
+    )
+    list_filter = ("backend", "draining", ("left_at", admin.EmptyFieldListFilter), "isolation")
     search_fields = ("name", "address", "gpus__name", "gpus__uuid")
     inlines = (GpuInline,)
     actions = ("drain", "undrain")
     readonly_fields = (
         "name", "backend", "address", "cluster", "online", "error",
         "cpus", "cpus_used", "memory_mib", "memory_used_mib",
-        "isolation", "job_user", "runs_dir", "boot_id", "seen_at",
+        "isolation", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
     )  # fmt: skip
     fieldsets = (
-        (None, {"fields": ("name", "backend", "online", "error")}),
+        (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error")}),
         ("Settings", {"fields": ("draining", "labels", "setup")}),
         ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (
@@ -103,13 +127,26 @@ class HostAdmin(admin.ModelAdmin[Host]):
     def online(self, host: Host) -> bool:
         return is_online(host)
 
+    def save_model(self, request: HttpRequest, obj: Host, form: Any, change: bool) -> None:
+        """Write what people set and nothing that the machine or the claims write meanwhile; each change is an event."""
+        before, draining = Host.objects.get(pk=obj.pk), obj.draining
+        by = _person(request)
+        obj.draining = before.draining
+        obj.save(update_fields=["labels", "setup"])
+        if obj.labels != before.labels:
+            care.record_labels(obj, by, before.labels, obj.labels)
+        if draining != before.draining:
+            care.set_draining(obj, by, draining)
+
     @admin.action(description="Drain: running jobs go on, no new ones come", permissions=["change"])
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{hosts.filter(draining=False).update(draining=True)} drained.")
+        done = sum(care.set_draining(host, _person(request), True) for host in hosts)
+        self.message_user(request, f"{done} drained.")
 
     @admin.action(description="End draining: take new jobs again", permissions=["change"])
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{hosts.filter(draining=True).update(draining=False)} take jobs again.")
+        done = sum(care.set_draining(host, _person(request), False) for host in hosts)
+        self.message_user(request, f"{done} take jobs again.")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -126,4 +163,23 @@ class GpuAdmin(admin.ModelAdmin[Gpu]):
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Gpu | None = None) -> bool:
+        return False
+
+
+@admin.register(HostEvent)
+class HostEventAdmin(admin.ModelAdmin[HostEvent]):
+    """What happened to hosts, and what was done to them; nobody writes here."""
+
+    list_display = ("at", "host", "kind", "actor", "data")
+    list_filter = ("host", "kind")
+    list_select_related = ("host", "actor")
+    search_fields = ("host__name", "kind")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: HostEvent | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: HostEvent | None = None) -> bool:
         return False

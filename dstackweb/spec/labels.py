@@ -39,6 +39,9 @@ def check_labels(labels: object) -> dict[str, str]:
         raise ValueError('labels are an object of texts, such as {"region": "eu"}')
     if len(labels) > MOST:
         raise ValueError(f"a host has at most {MOST} labels")
+    for name, value in labels.items():
+        if not isinstance(value, str):
+            raise ValueError(f"the value of the label {name!r} is no text")
     return {check_name(name): check_value(value) for name, value in labels.items()}
 
 

@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
-from dstackweb.backends.models import Backend, Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host, HostEvent
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +21,8 @@ def admin(client: Client) -> Client:
 
 def test_every_list_and_page_opens_and_can_be_searched(admin: Client) -> None:
     host = factories.make_host(gpus=2)
-    for row in (host.backend, host, host.gpus.first()):
+    event = HostEvent.objects.create(host=host, kind="online")
+    for row in (host.backend, host, host.gpus.first(), event):
         assert row is not None
         name = row._meta.model_name
         assert admin.get(reverse(f"admin:backends_{name}_changelist"), {"q": "a"}).status_code == 200
@@ -49,7 +50,7 @@ def test_a_backends_config_must_be_an_object(admin: Client) -> None:
     assert "An object is expected" in answer.content.decode()
 
 
-@pytest.mark.parametrize("labels", ["[1]", '{"region": 3}'])
+@pytest.mark.parametrize("labels", ["[1]", '{"region": 3}', '{"a b": "c"}', '{"region": ""}'])
 def test_labels_must_be_texts_by_name(admin: Client, labels: str) -> None:
     host = factories.make_host()
     answer = admin.post(
@@ -98,3 +99,23 @@ def test_a_host_goes_with_its_gpus_but_not_while_it_has_jobs(admin: Client) -> N
         admin.post(reverse("admin:backends_host_delete", args=[host.pk]), {"post": "yes"})
     assert set(Host.objects.all()) == {busy}
     assert {gpu.host for gpu in Gpu.objects.all()} == {busy}
+
+
+def test_what_people_change_of_a_host_is_told_and_touches_nothing_else(admin: Client) -> None:
+    host = factories.make_host(labels={"region": "eu"})
+    Host.objects.update(leaving=True, draining=True)
+    page = reverse("admin:backends_host_change", args=[host.pk])
+    admin.post(page, {"labels": '{"disk": "nvme"}', "setup": "module load cuda"} | NO_GPUS)
+    host.refresh_from_db()
+    assert (host.labels, host.setup, host.draining, host.leaving) == (
+        {"disk": "nvme"},
+        "module load cuda",
+        False,
+        False,
+    )
+    told = dict(HostEvent.objects.values_list("kind", "data"))
+    assert told == {"labelled": {"set": {"disk": "nvme"}, "removed": ["region"]}, "undrained": {}}
+
+
+def test_a_gpu_is_written_in_capitals(admin: Client) -> None:
+    assert "GPUs" in admin.get(reverse("admin:app_list", args=["backends"])).content.decode()
