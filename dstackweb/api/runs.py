@@ -9,6 +9,10 @@ from dstackweb.api.app import caller, project_of, ready
 from dstackweb.api.schemas import (
     ROW_COLUMNS,
     ErrorOut,
+    EventOut,
+    EventsOut,
+    JobOut,
+    JobsOut,
     PatchRunIn,
     PlanOut,
     RunOut,
@@ -18,6 +22,8 @@ from dstackweb.api.schemas import (
     StopIn,
     SubmitIn,
     SubmitRunIn,
+    events_page,
+    jobs_page,
 )
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import selectors, services
@@ -104,6 +110,32 @@ def stop(
     found, role = project_of(request, project, "member")
     run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
     return _tagged(response, run)
+
+
+@router.get("/{name}/jobs", response={200: JobsOut, **REFUSALS}, summary="All jobs of a run")
+def list_jobs(
+    request: HttpRequest,
+    project: Path[str],
+    name: str,
+    limit: QueryEx[int, P(ge=1, le=selectors.JOBS_AT_ONCE)] = 200,
+    cursor: QueryEx[str, P(pattern=r"^(\d{1,9}\.\d{1,9})?$")] = "",
+) -> JobsOut:
+    """Newest attempt first, then by node. The run itself shows the first thousand."""
+    jobs, following = jobs_page(_run(request, project, name), limit, cursor)
+    return JobsOut(items=[JobOut.of(job) for job in jobs], next=following)
+
+
+@router.get("/{name}/events", response={200: EventsOut, **REFUSALS}, summary="All events of a run")
+def list_events(
+    request: HttpRequest,
+    project: Path[str],
+    name: str,
+    limit: QueryEx[int, P(ge=1, le=selectors.EVENTS_AT_ONCE)] = 200,
+    cursor: int | None = None,
+) -> EventsOut:
+    """Newest first. The run itself shows the newest five hundred."""
+    events, following = events_page(_run(request, project, name), limit, cursor)
+    return EventsOut(items=[EventOut.of(event) for event in events], next=following)
 
 
 @router.get("/{name}/logs", response={200: None, **REFUSALS}, summary="Raw log bytes of one job")

@@ -214,12 +214,15 @@ class RunOut(RunRow):
     spec: dict[str, Any]
     provenance: dict[str, Any]
     jobs: list[JobOut]
-    events: list[EventOut]
+    jobs_next: str | None = Field(description="The cursor that `…/jobs` goes on with; null when these are all")
+    events: list[EventOut] = Field(description="In the order in which they happened, the newest of many")
+    events_next: str | None = Field(description="The cursor that `…/events` goes on with; null when these are all")
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
         reason, data = selectors.why(run)
-        jobs = selectors.jobs_of(run)
+        jobs, jobs_next = jobs_page(run)
+        events, events_next = events_page(run)
         found = factors(run, timezone.now()) if run.status == RunStatus.SUBMITTED else None
         return cls(
             **cls.values(run),
@@ -232,8 +235,37 @@ class RunOut(RunRow):
             spec=run.spec,
             provenance=run.provenance,
             jobs=[JobOut.of(job) for job in jobs],
-            events=[EventOut.of(event) for event in run.events.select_related("actor")],
+            jobs_next=jobs_next,
+            events=[EventOut.of(event) for event in reversed(events)],
+            events_next=events_next,
         )
+
+
+class JobsOut(Schema):
+    items: list[JobOut]
+    next: str | None
+
+
+class EventsOut(Schema):
+    items: list[EventOut]
+    next: str | None
+
+
+def jobs_page(run: Run, limit: int = selectors.JOBS_AT_ONCE, cursor: str = "") -> tuple[list[Job], str | None]:
+    """Jobs, newest attempt first, and the cursor of the next page: the last one's attempt and node."""
+    attempt, _, node = cursor.partition(".")
+    found = selectors.jobs_of(run, limit + 1, (int(attempt), int(node)) if cursor else None)
+    jobs = found[:limit]
+    return jobs, f"{jobs[-1].attempt}.{jobs[-1].node}" if len(found) > limit else None
+
+
+def events_page(
+    run: Run, limit: int = selectors.EVENTS_AT_ONCE, cursor: int | None = None
+) -> tuple[list[RunEvent], str | None]:
+    """Events, newest first, and the cursor of the next page."""
+    found = selectors.events_of(run, limit + 1, cursor)
+    events = found[:limit]
+    return events, str(events[-1].pk) if len(found) > limit else None
 
 
 class RunsOut(Schema):

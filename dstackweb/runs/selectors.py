@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection
-from django.db.models import QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import logs
-from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, Verdict
+from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent, Verdict
 from dstackweb.runs.states import JOB_ENDED, RunStatus
+from dstackweb.spec.run_fields import MAX_NODES
 
 
 @dataclass(frozen=True)
@@ -230,9 +231,24 @@ def columns_of(ids: Sequence[int], *columns: str) -> list[dict[str, Any]]:
     return [row | {"held_until": held.get(row["pk"])} for row in rows]
 
 
-def jobs_of(run: Run) -> list[Job]:
-    """Every job of a run, newest attempt first, then by node."""
-    return list(Job.objects.filter(run=run).select_related("host", "backend").order_by("-attempt", "node"))
+JOBS_AT_ONCE = MAX_NODES
+"""Jobs of a run that are read at once: the newest attempt is always there as a whole."""
+EVENTS_AT_ONCE = 500
+
+
+def jobs_of(run: Run, limit: int = JOBS_AT_ONCE, after: tuple[int, int] | None = None) -> list[Job]:
+    """A run's jobs, newest attempt first, then by node; those behind `after` (attempt, node)."""
+    jobs = Job.objects.filter(run=run).select_related("host", "backend").order_by("-attempt", "node")
+    if after is not None:
+        attempt, node = after
+        jobs = jobs.filter(Q(attempt__lt=attempt) | Q(attempt=attempt, node__gt=node))
+    return list(jobs[:limit])
+
+
+def events_of(run: Run, limit: int = EVENTS_AT_ONCE, before: int | None = None) -> list[RunEvent]:
+    """What happened to a run, newest first; of that what was before the event with the id `before`."""
+    events = run.events.select_related("actor").order_by("-id")
+    return list((events if before is None else events.filter(pk__lt=before))[:limit])
 
 
 @dataclass(frozen=True)

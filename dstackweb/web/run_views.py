@@ -20,6 +20,8 @@ from dstackweb.web.why_views import standing
 
 PER_PAGE = 50
 LOG_BYTES = 256 * 1024
+SHOWN_AT_ONCE = 200
+"""Jobs and events on a run's page, which polls ask for again and again; ordinary runs have fewer."""
 SHOWN = {
     "active": ("pending", "submitted", "provisioning", "running", "terminating"),
     **{status.value: (status.value,) for status in RunStatus if status in ENDED},
@@ -74,22 +76,23 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
 
 
 def _run(request: PageRequest, run: Run) -> dict[str, Any]:
-    jobs = selectors.jobs_of(run)
+    jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
     reason, data = selectors.why(run)
     stands = standing(run)
     return {
         "run": run,
         **hold_views.of_run(run, jobs),
-        "jobs": [run_words.JobLine.of(job) for job in jobs],
+        "jobs": [run_words.JobLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
+        "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
         "steps": run_words.steps(run, jobs),
         "verdict": run_words.verdict(run, jobs),
         "why": wording.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
-        "events": [
-            run_words.EventLine.of(event, run.spec["nodes"]) for event in reversed(run.events.select_related("actor"))
-        ],
+        "events": [run_words.EventLine.of(event, run.spec["nodes"]) for event in events[:SHOWN_AT_ONCE]],
+        "more_events": len(events) > SHOWN_AT_ONCE,
+        "shown_at_once": SHOWN_AT_ONCE,
         "settings": run_words.settings(run),
         "over": run.status in ENDED,
         "waits": run.status in WAITING,
