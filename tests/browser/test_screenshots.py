@@ -19,6 +19,9 @@ from tests.browser.support import sign_in
 PAGES = {
     "queue": "/p/main/queue/",
     "queue-empty": "/p/research/queue/",
+    "history": "/p/main/queues/default/history/",
+    "history-all": "/p/main/history/?days=30",
+    "history-empty": "/p/research/history/",
     "runs": "/p/main/runs/",
     "run": "/p/main/runs/train-llama-sft/",
     "run-failed": "/p/main/runs/export-onnx/",
