@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -155,6 +157,23 @@ def moment(iso: str) -> str:
     return f"{at:%H:%M} UTC" if at.date() == today else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
+_MOMENT = re.compile(r"(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d) UTC")
+
+
+def moments(text: str) -> Iterator[tuple[str, dt.datetime | None]]:
+    """A sentence cut at its moments: each piece, and the time that it stands for where it is one of `moment`."""
+    at = 0
+    for found in _MOMENT.finditer(text):
+        yield text[at : found.start()], None
+        day = found[1] or f"{timezone.now().astimezone(dt.UTC):%Y-%m-%d}"
+        try:
+            yield found[0], dt.datetime.fromisoformat(f"{day} {found[2]}+00:00")
+        except ValueError:  # somebody's own words that look like one
+            yield found[0], None
+        at = found.end()
+    yield text[at:], None
+
+
 def _over_limit(data: dict[str, Any]) -> str:
     numbers = {name: data.get(name, 0) for name in ("limit", "used", "asked")}
     if data.get("never"):
@@ -214,7 +233,7 @@ def tried(code: str, data: dict[str, Any]) -> Told:
         case "reserved":
             return Told(_("reserved"), _("what is free there is kept for a run that has waited longer"))
         case "busy" if data.get("short"):
-            return Told(_("busy"), "; ".join(_lack(what, data) for what in data["short"]))
+            return Told(_("busy"), "; ".join(_lack(what, data) for what in data["short"]) + _busy_until(data))
         case "too_small":
             return Told(_("too small"), "; ".join(_never(what, data) for what in data.get("short", ())), "bad")
     label, text, tone = _TRIED.get(code, (code.replace("_", " "), "", "wait"))
@@ -259,10 +278,17 @@ def _shortfall(data: dict[str, Any]) -> str:
     text = "; ".join(lacks) or _("nothing that fits is free")
     if lacks and data.get("host"):
         text = _("%(lacks)s on %(host)s") % {"lacks": text, "host": data["host"]}
+    text += _busy_until(data)
     if data.get("nodes", 1) > 1:
         numbers = {"nodes": data["nodes"], "placed": data.get("nodes_placed", 0), "text": text}
         text = _("room for %(placed)d of %(nodes)d nodes; %(text)s") % numbers
     return text
+
+
+def _busy_until(data: dict[str, Any]) -> str:
+    if "gpus" not in data.get("short", ()) or not data.get("busy_until"):
+        return ""
+    return _("; %(busy)d busy until at most %(at)s") % {"busy": data["busy"], "at": moment(data["busy_until"])}
 
 
 def _lack(what: str, data: dict[str, Any]) -> str:
@@ -275,8 +301,6 @@ def _lack(what: str, data: dict[str, Any]) -> str:
         }
         if outside := data.get("gpus_outside"):
             text += _(" (%d used outside dstackweb)") % outside
-        if data.get("busy_until"):
-            text += _("; %(busy)d busy until at most %(at)s") % {"busy": data["busy"], "at": moment(data["busy_until"])}
         return text
     if what == "cpus":
         needs = cpus(data.get("cpus", 0))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
+from django.utils import timezone
 
 from dstackweb.runs import wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web import event_words
+from dstackweb.web.templatetags import dw
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -86,3 +90,30 @@ def test_amounts_have_the_unit_that_fits() -> None:
     assert [wording.mebibytes(mib) for mib in (512, 1024, 1536, 81920, 2 << 20)] == [
         "512 MB", "1 GB", "1.5 GB", "80 GB", "2 TB",
     ]  # fmt: skip
+
+
+def test_the_moments_in_a_sentence_are_told_apart_for_the_readers_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = dt.datetime(2031, 5, 4, 9, 30, tzinfo=dt.UTC)
+    monkeypatch.setattr(timezone, "now", lambda: now)
+    today, later = now.replace(hour=18, minute=40), now.replace(day=6)
+    text = f"busy until at most {wording.moment(today.isoformat())}; kept until {wording.moment(later.isoformat())}"
+    pieces = list(wording.moments(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [at for _, at in pieces if at] == [today, later]
+
+
+@pytest.mark.parametrize("text", ["", "at 25:99 UTC", "on 2031-02-30 10:00 UTC", "no moment at all"])
+def test_what_only_looks_like_a_moment_stays_text(text: str) -> None:
+    pieces = list(wording.moments(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert not any(at for _, at in pieces)
+
+
+def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped() -> None:
+    page = str(dw.moments("kept for <b>, until 2031-05-06 09:30 UTC at most"))
+    assert page == (
+        'kept for &lt;b&gt;, until <time datetime="2031-05-06T09:30:00+00:00" data-when="hour">2031-05-06 09:30 UTC'
+        "</time> at most"
+    )

@@ -10,7 +10,7 @@ from django import template
 from django.template.context import RequestContext
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import conditional_escape, format_html
+from django.utils.html import conditional_escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
@@ -18,6 +18,8 @@ from dstackweb.runs import wording
 from dstackweb.web import shell
 
 register = template.Library()
+
+_TIME = '<time datetime="{}" data-when="{}"{}>{}</time>'
 
 register.filter("duration", wording.duration)
 register.filter("mebibytes", wording.mebibytes)
@@ -32,6 +34,15 @@ def ticks(text: str) -> SafeString:
     if len(parts) % 2 == 0:  # one without its partner
         return mark_safe("`".join(parts))  # escaped above
     return mark_safe("".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts)))
+
+
+@register.filter
+def moments(text: str) -> SafeString:
+    """A sentence whose moments are shown in the reader's zone."""
+    pieces = (
+        (format_html(_TIME, at.isoformat(), "hour", "", piece) if at else piece) for piece, at in wording.moments(text)
+    )
+    return format_html_join("", "{}", ((piece,) for piece in pieces))
 
 
 @register.inclusion_tag("web/sidebar.html", takes_context=True)
@@ -83,7 +94,7 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
         "moment": f"{at:%b %d, %H:%M} UTC",
     }[style]
     return format_html(
-        '<time datetime="{}" data-when="{}"{}>{}</time>',
+        _TIME,
         at.isoformat(timespec="milliseconds"),
         style,
         format_html(' data-ago="{}"', ago) if style == "ago" else "",
