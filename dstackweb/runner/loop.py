@@ -264,7 +264,7 @@ class Watched:
         if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
             self._stop("instance_unreachable", spec["stop_duration_s"])
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            tree.send(tree.processes(self.runner.job_id), signal.SIGKILL)
+            tree.kill(tree.processes(self.runner.job_id))
 
     def _stop(self, reason: str | None, grace_s: float) -> None:
         """TERM to the whole tree now, KILL after the grace. The first reason counts, and the shortest grace."""

@@ -71,6 +71,12 @@ def send(pids: set[int], number: signal.Signals) -> None:
             continue
 
 
+def kill(pids: set[int]) -> None:
+    """Stop all before any dies, so that none sees another's end: a shell would tell of it, a loop would go on."""
+    send(pids, signal.SIGSTOP)
+    send(pids, signal.SIGKILL)
+
+
 def reap() -> dict[int, int]:
     """Collect children that have ended: pid → wait status."""
     ended: dict[int, int] = {}
@@ -88,7 +94,7 @@ def end(job: str) -> None:
     """Kill what is left of a job, until the last process is confirmed gone."""
     pause_s = 0.01
     while left := processes(job):
-        send(left, signal.SIGKILL)
+        kill(left)
         time.sleep(pause_s)
         # A process that hangs in the kernel may take long.
         pause_s = min(0.5, pause_s * 2)

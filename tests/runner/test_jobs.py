@@ -66,6 +66,7 @@ def test_output_may_be_any_bytes(box: MakeBox) -> None:
 def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: MakeBox) -> None:
     job = box("env -0", gpus=["GPU-a", "GPU-b"], nodes=4, node=2, gpus_per_node=2, gpus_total=8, master_ip="10.0.0.7")
     job.api.spec |= {"env": {"LR": "1e-4", "PATH": "/usr/bin:/bin", "DSTACK_NODE_RANK": "9"}}
+    job.api.spec |= {"host": "box-3", "host_address": "10.0.0.9"}
     job.launch()
     job.end()
     env = dict(line.split("=", 1) for line in job.api.log.decode().split("\0") if line)
@@ -86,6 +87,8 @@ def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: 
         "DSTACK_NODES_NUM": "4",
         "DSTACK_NODE_RANK": "2",
         "DSTACK_MASTER_NODE_IP": "10.0.0.7",
+        "DSTACK_HOST_NAME": "box-3",
+        "DSTACK_HOST_ADDRESS": "10.0.0.9",
         "DSTACK_GPUS_PER_NODE": "2",
         "DSTACK_GPUS_NUM": "8",
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
