@@ -65,7 +65,7 @@ def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[
     told = cli("move", "c", "--before", "b")
     assert "c: position 5 → 3; ada's a slips from 3 to 5" in told.stdout
     assert "nearest of your own places" in told.stderr
-    for refused, why in ((("b", "--top"), "belongs to bob"), (("c", "--after", "b"), "only a manager")):
+    for refused, why in ((("b", "--top"), "belongs to bob"), (("a", "--before", "d"), "only a manager")):
         answer = cli("move", *refused)
         assert (answer.exit_code, why in answer.stderr) == (1, True)
 

@@ -68,7 +68,7 @@ def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project
 def test_a_paused_queue_and_an_empty_one_are_told(cli: Cli, project: Project) -> None:
     Queue.objects.update(paused=True)
     told = cli("queue").stderr
-    assert "default is paused" in told
+    assert "default: paused" in told
     assert "Nothing waits" in told
     refused = cli("queue", "nope")
     assert refused.exit_code == 1
