@@ -178,7 +178,7 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
 ) -> None:
     console = up(deployment)
     address = f"http://127.0.0.1:{deployment['DSTACKWEB_PORT']}"
-    console.wait_for(rf"ready after .*{address}/", deadline=30)
+    console.wait_for(rf"ready after .*{address}/", deadline=60)
     console.wait_for(r"Sign in    admin / \S{12,}")
     below = descendants(console.process)
 
@@ -189,22 +189,22 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
     link = login_link({**deployment, "DSTACKWEB_PORT": "8000"}).stdout
     assert link.startswith(f"{address}/login/")
 
-    assert console.end(signal.SIGINT, deadline=20) == 0
+    assert console.end(signal.SIGINT, deadline=60) == 0
     assert ended(below)
     assert "Traceback" not in console.text
     assert console.text.endswith("stopped; runs that were running go on\n")
 
     again = up(deployment)
-    again.wait_for("ready after", deadline=40)
+    again.wait_for("ready after", deadline=60)
     assert "Sign in    as admin, or with the link" in again.text
-    assert again.end(signal.SIGTERM, deadline=20) == 0
+    assert again.end(signal.SIGTERM, deadline=60) == 0
 
 
 def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_comes_back(
     deployment: dict[str, str],
 ) -> None:
     console = up(deployment)
-    console.wait_for("ready after", deadline=30)
+    console.wait_for("ready after", deadline=60)
     [cluster] = [child for child in psutil.Process(console.process.pid).children() if "qcluster" in child.cmdline()]
     workers = cluster.children(recursive=True)
     assert len(workers) >= 4
@@ -217,14 +217,14 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
             lambda: len([child for child in descendants(console.process) if "qcluster" in child.cmdline()]) >= 5, 15
         )
     finally:
-        console.end(signal.SIGTERM, deadline=20)
+        console.end(signal.SIGTERM, deadline=60)
 
 
 def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deployment: dict[str, str]) -> None:
     """A runner is started as this sleeper is: by a worker, as a program, in a session of its own."""
     home = Path(deployment["DSTACKWEB_HOME"])
     console = up(deployment)
-    console.wait_for("ready after", deadline=30)
+    console.wait_for("ready after", deadline=60)
     detach = f"setsid sleep 321 </dev/null >/dev/null 2>&1 & echo $! > {home}/sleeper"
     enqueue = f"from django_q.tasks import async_task; async_task('subprocess.call', ['sh', '-c', {detach!r}])"
     subprocess.run([sys.executable, "manage.py", "shell", "-c", enqueue], cwd=REPO, env=deployment, check=True)

@@ -83,7 +83,7 @@ def test_a_second_process_with_its_own_name_and_home_takes_runs_by_label_and_lea
             }
             machine.start("host", *options, program=[sys.executable, "-m", "dstackweb.manage"])
         comes_online(server, machine)
-        run = server.wait(server.submit("echo made it to $PWD", **NVME), deadline=30)
+        run = server.wait(server.submit("echo made it to $PWD", **NVME), deadline=60)
         assert (run["status"], run["jobs"][0]["host"]) == ("done", "far")
         assert server.log(run["name"]) == f"made it to {machine.home}/runs/{run['id']}/node-0\n".encode()
         assert server.http.post("/hosts/far/leave").is_success
@@ -133,30 +133,30 @@ def test_a_machine_across_a_network_joins_works_is_cut_off_comes_back_and_leaves
     assert (joined["error"], joined["address"]) == ("", machine.network.there if machine.network else "")
 
     # It takes the run that asks for it, and the log arrives over the link.
-    run = server.wait(server.submit("echo $DSTACK_RUN_NAME is far away", **NVME), deadline=30)
+    run = server.wait(server.submit("echo $DSTACK_RUN_NAME is far away", **NVME), deadline=60)
     assert (run["status"], run["jobs"][0]["host"]) == ("done", "far")
     assert server.log(run["name"]) == f"{run['name']} is far away\n".encode()
 
     # Drained, it takes nothing new; what runs there goes on.
     long = server.submit("echo begun", "while [ ! -e done ]; do sleep 0.1; done", "echo over", **NVME)
-    running = server.wait(long, "running", deadline=20)
+    running = server.wait(long, "running", deadline=60)
     manage_host(server, "far", draining=True)
     waits = server.submit("echo later", **NVME)
-    eventually(lambda: server.run(waits)["reason"] == "backend_unavailable", deadline=20)
+    eventually(lambda: server.run(waits)["reason"] == "backend_unavailable", deadline=60)
 
     # Cut off, it goes offline; its run is kept as it was.
     machine.cut()
-    eventually(lambda: not is_online(server), deadline=30)
+    eventually(lambda: not is_online(server), deadline=60)
     assert server.run(long)["status"] == "running"
     (machine.home / "runs" / running["id"] / "node-0" / "done").touch()
 
     # Back under its name, it tells what happened meanwhile, and takes runs again.
     machine.reconnect()
     comes_online(server, machine)
-    assert server.wait(long, deadline=40)["status"] == "done"
+    assert server.wait(long, deadline=60)["status"] == "done"
     assert server.log(long) == b"begun\nover\n"
     manage_host(server, "far", draining=False)
-    assert server.wait(waits, deadline=40)["status"] == "done"
+    assert server.wait(waits, deadline=60)["status"] == "done"
 
     # It leaves once it holds nothing, and started again comes back with its label.
     assert server.http.post("/hosts/far/leave").is_success
