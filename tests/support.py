@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 _redis_numbers = itertools.count()
 
 
-def eventually(fn: Callable[[], T | None], deadline: float = 5, every: float = 0.05) -> T:
+def eventually(fn: Callable[[], T | None], deadline: float = 30, every: float = 0.05) -> T:
     """What `fn` returns, as soon as that is true; asked again `every` seconds, for `deadline` seconds.
 
     An exception counts as not yet. After the deadline the last one is raised, or AssertionError with the last value.
