@@ -217,11 +217,12 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
             raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs change their queue")
         if fresh.queue_id != target.pk:
             refuse_draining(held[target.pk])
-            Queue.objects.filter(pk=target.pk).update(  # what is submitted from now on stands behind it
-                last_seniority_us=Greatest(
-                    F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
+            if not _waits_for_its_hour(fresh):
+                Queue.objects.filter(pk=target.pk).update(  # what is submitted from now on stands behind it
+                    last_seniority_us=Greatest(
+                        F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
+                    )
                 )
-            )
             Run.objects.filter(pk=fresh.pk).update(
                 queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
             )
@@ -232,6 +233,11 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
             record(fresh, "queue", {"from": fresh.queue.name, "to": target.name}, actor=user)
             hints.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _waits_for_its_hour(run: Run) -> bool:
+    """Whether a run has a schedule and never stood in line: its seniority, which is its hour, lies ahead."""
+    return run.status == RunStatus.PENDING and run.attempt == 1
 
 
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:

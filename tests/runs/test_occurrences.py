@@ -197,6 +197,17 @@ def test_it_stays_in_the_queue_that_it_was_moved_to(project: Project, member: Us
     assert newest().queue == night
 
 
+def test_what_is_submitted_to_the_queue_that_it_was_moved_to_is_not_as_late_as_its_hour(
+    project: Project, member: User
+) -> None:
+    """Else all that is submitted there would stand behind every run that comes before that hour."""
+    services.ensure_queue(project, "night")
+    yearly = make_run(project, member, "yearly", schedule={"cron": "0 2 1 1 *"})
+    services.set_queue(yearly, member, "member", "night")
+    later = make_run(project, member, queue="night")
+    assert later.seniority_us <= seniority_us(timezone.now())
+
+
 def test_a_priority_of_one_night_is_not_that_of_the_next(project: Project, member: User, box: None) -> None:
     run = nightly(project, member, priority=40)
     services.set_priority(run, member, "manager", 90)
