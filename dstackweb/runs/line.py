@@ -228,6 +228,9 @@ def _among_own(
     """A member's move: their runs change places among each other, and everybody else stays."""
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
     slots = _places(_from(_ahead_of(selectors.in_order(queue).filter(user=user), (last[0], last[1] + 1)), first))
+    if left := runs.keys() - {place.id for place in slots}:
+        # Stopped or placed since it was looked at: neither waits for the queue's row.
+        raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
     staying = [place for place in slots if place.id not in runs]
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]

@@ -107,11 +107,12 @@ def set_priorities(
         _write(queue, written)
         _record_priorities(written, before, user, at)
         waiting = {run.pk for run in changed if run.status in WAITING}
-        made = _remember(queue, user, at, [change for change in written if change.id in waiting], before, set())
+        to_undo = [change for change in written if change.id in waiting]
+        made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
         touch(queue.pk)
         hints.want_pass()
     changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
-    return Moved(changes, [], 0, True, made.pk if waiting else None)
+    return Moved(changes, [], 0, True, made.pk if made else None)
 
 
 def undoable(queue: Queue, user: User) -> Move | None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
-from dstackweb.runs import ordering, reorder, selectors, services
+from dstackweb.runs import line, ordering, reorder, selectors, services
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.reorder import Target
 from dstackweb.runs.states import RunStatus
@@ -186,6 +186,16 @@ def test_a_change_of_priority_can_be_undone_too(project: Project, member: User, 
     ]
 
 
+def test_a_placed_runs_priority_leaves_the_last_move_to_be_taken_back(member: User, runs: dict[str, Run]) -> None:
+    make_host(cpus=1)
+    assert place_all() == 1
+    moved = reorder.move([runs["e"]], member, "member", Target("before", runs["c"]))
+    assert reorder.set_priorities([again(runs["a"])], member, "member", 40).move_id is None
+    latest = reorder.undoable(runs["a"].queue, member)
+    assert latest is not None
+    assert latest.pk == moved.move_id
+
+
 def test_undo_comes_too_late_after_its_seconds(member: User, runs: dict[str, Run]) -> None:
     done = reorder.set_priorities([runs["a"]], member, "member", 60)
     queue = runs["a"].queue
@@ -263,6 +273,21 @@ def test_only_runs_that_wait_in_the_queue_are_moved(project: Project, manager: U
     services.stop(runs["b"], manager, "manager")
     with pytest.raises(Conflict, match="already ended"):
         reorder.move([runs["b"]], manager, "manager", Target("bottom"))
+
+
+def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
+    member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop doesn't wait for the queue's row."""
+    cut = line._cut
+
+    def stop_first(*args: Any) -> Any:
+        services.stop(runs["e"], member, "member")
+        return cut(*args)
+
+    monkeypatch.setattr(line, "_cut", stop_first)
+    with pytest.raises(Conflict, match="run e has just left its place"):
+        reorder.move([runs["e"]], member, "member", Target("top"))
 
 
 def test_nonsense_is_refused(manager: User, runs: dict[str, Run]) -> None:
