@@ -42,7 +42,7 @@ def index(request: HttpRequest, project: Path[str]) -> QueuesOut:
 @router.post("", response={201: QueueRow, **REFUSALS, 409: ErrorOut}, summary="Make a queue")
 def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueRow]:
     """Managers only. Runs name it with `queue`."""
-    found, role = project_of(request, project, "member")
+    found, role = project_of(request, project)
     settings = body.model_dump(exclude_unset=True, exclude={"name"})
     return Status(201, QueueRow.of(queues.create(found, caller(request), role, body.name, **settings)))
 
@@ -50,7 +50,7 @@ def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
 def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> QueueOut:
     """Managers only. A new `ageing_minutes` ranks all of the queue's runs anew, at once; what runs goes on."""
-    found, role = project_of(request, project, "member")
+    found, role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)
     if not settings:

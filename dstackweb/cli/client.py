@@ -48,10 +48,7 @@ class Api:
 
     def in_project(self, *parts: str) -> str:
         """A path below the project, its parts quoted. Raises UsageError for a part that is no name of anything."""
-        for part in (self.settings.project, *parts):
-            if part in ("", ".", "..") or "/" in part:
-                raise UsageError(f"{part!r} is no name.")
-        return "/".join((f"{BASE}/projects", *(quote(part, safe="") for part in (self.settings.project, *parts))))
+        return "/".join((f"{BASE}/projects", *quoted(self.settings.project, *parts)))
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON at `path`; query values that are None are left out."""
@@ -182,6 +179,14 @@ class Api:
         if not detail:
             return self._no_dstackweb()
         return Refused(detail, status=status, body=body)
+
+
+def quoted(*parts: str) -> list[str]:
+    """Names as parts of a path. Raises UsageError for a part that is no name of anything."""
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part:
+            raise UsageError(f"{part!r} is no name.")
+    return [quote(part, safe="") for part in parts]
 
 
 def retry_after(response: httpx.Response) -> float:

@@ -37,18 +37,24 @@ def hold(
 
     They are kept until the time is over, `dstackweb stop RUN` gives them back before, `dstackweb extend` adds time.
     """
-    api = _connect()
     if extend:
-        _extend(api, extend, duration)
+        if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
+            raise UsageError("--extend goes with --for alone: it gives a run more time, and makes no new hold.")
+        _extend(_connect(), extend, duration)
         return
     if not (gpu or cpu):
         raise UsageError("say what to hold: --gpu, such as 1 or A100:2, or --cpu.")
+    api = _connect()
     wanted = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
     body: dict[str, Any] = {key: text for key, text in wanted.items() if text}
     if priority is not None:
         body["priority"] = priority
     headers = {"Idempotency-Key": str(uuid.uuid4())}
-    run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
+    try:
+        run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
+    except KeyboardInterrupt:
+        note("\nInterrupted: it may have been submitted, dstackweb ps tells.")
+        raise
     if detach:
         note(f"Submitted {run['name']}. Its way in, once it has its place: dstackweb logs {run['name']}")
         typer.echo(run["name"])

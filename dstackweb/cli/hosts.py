@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -40,9 +39,9 @@ def _connect() -> Api:
 
 
 def _path(*parts: str) -> str:
-    from dstackweb.cli.client import BASE
+    from dstackweb.cli.client import BASE, quoted
 
-    return "/".join([f"{BASE}/hosts", *(quote(part, safe="") for part in parts)])
+    return "/".join([f"{BASE}/hosts", *quoted(*parts)])
 
 
 @app.command("ls")
@@ -106,7 +105,7 @@ def label(
 
 
 def _change(text: str) -> tuple[str, str | None]:
-    if "=" not in text and text.endswith("-"):
+    if "=" not in text and text.endswith("-") and text != "-":
         return text[:-1], None
     return _pair(text)
 

@@ -24,7 +24,7 @@ def move(
     bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; change nothing.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take your latest move back, within ten seconds.")] = False,
-    queue: Annotated[str, typer.Option(help="The queue that --undo looks in.")] = "default",
+    queue: Annotated[str, typer.Option(help="The queue that --undo looks in, if not in default.")] = "",
 ) -> None:
     """Move waiting runs to another place in their queue; several keep their order among each other.
 
@@ -37,8 +37,10 @@ def move(
     if undo:
         if runs or given or dry_run:
             raise UsageError("--undo goes by itself: it takes back your latest move.")
-        _undo(api, queue)
+        _undo(api, queue or "default")
         return
+    if queue:
+        raise UsageError("--queue goes with --undo: a run is moved in the queue that it is in.")
     if not runs or len(given) != 1:
         raise UsageError("name the runs to move, and one of --before, --after, --top and --bottom.")
     _move(api, runs, given, dry_run)

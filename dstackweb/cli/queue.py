@@ -20,6 +20,9 @@ LIMITS = {
     "max_gpus_per_user": "GPUs held per member",
 }
 
+DIGITS = 12
+"""Of the longest number that the server is asked about; what is too much is the server's to say."""
+
 
 def queue(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="The queue.")] = "default",
@@ -48,6 +51,8 @@ def queue(
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
+    if every and (create or settings):
+        raise UsageError("--list changes nothing: name the queue whose settings to change, without it.")
     api = _connect()
     if every:
         _list(api, as_json)
@@ -73,8 +78,9 @@ def _number(option: str, text: str, nothing: str) -> int | None:
     """A whole number, or None for the word that stands for it."""
     if text == nothing:
         return None
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--{option.replace('_', '-')} is a whole number or {nothing}, not {clean(text)!r}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+        given = text if len(text) <= DIGITS else f"{text[:DIGITS]}…"
+        raise UsageError(f"--{option.replace('_', '-')} is a whole number or {nothing}, not {clean(given)!r}.")
     return int(text)
 
 

@@ -153,3 +153,9 @@ def test_a_time_has_its_day_unless_that_is_today() -> None:
     at = now.astimezone().replace(hour=9, minute=5)
     assert clock_text(at.isoformat(), now) == "09:05"
     assert clock_text(at.replace(day=9).isoformat(), now) == "Nov 9, 09:05"
+
+
+@pytest.mark.parametrize("more", [("--gpu", "1"), ("--name", "x"), ("--follow",), ("--priority", "0"), ("-d",)])
+def test_more_time_and_a_new_hold_are_not_asked_for_in_one(cli: Cli, more: tuple[str, ...]) -> None:
+    refused = cli("hold", "--extend", "mine", "--for", "1h", *more)
+    assert (refused.exit_code, "--extend" in refused.stderr) == (2, True)

@@ -49,6 +49,14 @@ def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Proje
     assert admin("host", "label", "box", "disk").exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+def test_what_is_no_name_of_a_host_is_told_before_anything_is_sent(admin: Cli, name: str) -> None:
+    for args in (("drain", name), ("leave", name), ("label", name, "disk=nvme")):
+        refused = admin("host", *args)
+        assert (refused.exit_code, f"{name!r} is no name" in refused.stderr) == (2, True)
+    assert admin("host", "label", "box", "--", "-").exit_code == 2
+
+
 def test_others_are_refused_in_words(cli: Cli, project: Project) -> None:
     make_host("box")
     refused = cli("host", "drain", "box")

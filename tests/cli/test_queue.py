@@ -14,7 +14,7 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import reorder, services
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
 from tests.cli.conftest import Cli
 from tests.factories import join, make_run, make_user
 from tests.support import REPO
@@ -87,7 +87,16 @@ def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
 
 
 @pytest.mark.parametrize(
-    "args", [("a",), ("--top",), ("a", "--top", "--bottom"), ("a", "--undo"), ("--undo", "--top"), ()]
+    "args",
+    [
+        ("a",),
+        ("--top",),
+        ("a", "--top", "--bottom"),
+        ("a", "--undo"),
+        ("--undo", "--top"),
+        (),
+        ("a", "--top", "--queue=x"),
+    ],
 )
 def test_a_move_that_says_too_little_or_too_much_is_a_usage_error(cli: Cli, args: tuple[str, ...]) -> None:
     assert cli("move", *args).exit_code == 2
@@ -121,6 +130,28 @@ def test_queues_are_made_and_listed(manager: Cli, cli: Cli, runs: dict[str, Run]
         ["night", "0", "0", "0"],
     ]
     assert "at most 1 runs placed" in lines[2]
+
+
+@pytest.mark.parametrize("setting", [("--pause",), ("--create",), ("--max-gpus", "1")])
+def test_a_list_of_queues_changes_nothing_and_says_so(manager: Cli, setting: tuple[str, ...]) -> None:
+    refused = manager("queue", "default", "--list", *setting)
+    assert (refused.exit_code, "--list" in refused.stderr) == (2, True)
+    assert not Queue.objects.filter(paused=True).exists()
+
+
+def test_a_number_of_any_length_is_refused_in_words(manager: Cli) -> None:
+    digits = "9" * 5000
+    for args in (("--ageing", digits), ("--max-running", digits), ("--limit", digits)):
+        refused = manager("queue", *args)
+        assert (refused.exit_code, digits in refused.stderr) == (2, False)
+    assert manager("priority", "a", digits).exit_code == 2
+
+
+def test_whoever_may_not_is_told_who_may(connect: Callable[..., Cli], project: Project) -> None:
+    viewer = connect(join(project, make_user("vic"), "viewer"))
+    for args in (("--pause",), ("night", "--create")):
+        refused = viewer("queue", *args)
+        assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
 
 
 def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:
