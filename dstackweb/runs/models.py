@@ -1,6 +1,6 @@
 """Runs, their attempts' jobs, what the jobs hold, and the queues they wait in.
 
-A status is written by `transitions` alone; `rank` by `services` behind the queue's row.
+A status is written by `transitions` alone; a rank is written behind the row of its queue.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import hints, ordering, queues
+from dstackweb.runs import hints, ordering
 from dstackweb.runs.attempts import settle, stop_jobs
 from dstackweb.runs.edits import check_priority, matches, may_change, stale
 from dstackweb.runs.edits import etag as etag
@@ -268,8 +268,3 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
             settle(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
-
-
-def set_paused(queue: Queue, user: User, role: str, paused: bool) -> Queue:
-    """Pause or resume a queue: nothing leaves a paused one, running runs go on. Managers only."""
-    return queues.change(queue, user, role, paused=paused)

@@ -17,6 +17,7 @@ from dstackweb.backends.models import Backend, Host
 from dstackweb.runs import hints
 from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Job, Queue, Run, Verdict
+from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import MovedOn, move_runs, touch
 from dstackweb.scheduler import reserving
@@ -26,7 +27,7 @@ from dstackweb.scheduler.pass_claim import keep
 from dstackweb.scheduler.placement import Placed, Waits
 from dstackweb.scheduler.reserving import Change
 
-LIMITS = ("paused", "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
+READ = ("paused", *LIMITS)
 """What a decision read of its queue, and what must be so still when it is written."""
 
 
@@ -80,7 +81,7 @@ def write(
 def _hold(queues: Iterable[Queue]) -> None:
     """Lock the queues, in one order, as they were read."""
     for queue in sorted(queues, key=lambda queue: queue.pk):
-        as_read = {name: getattr(queue, name) for name in LIMITS}
+        as_read = {name: getattr(queue, name) for name in READ}
         if not Queue.objects.filter(pk=queue.pk, **_guard(as_read)).update(paused=queue.paused):
             raise Changed(f"queue {queue} was changed")
 

@@ -10,6 +10,7 @@ from django.conf import settings
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JOB_ACTIVE, PLACED
 from dstackweb.scheduler.capacity import Budget, Capacity, Rules
@@ -55,7 +56,7 @@ def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
 
 def limits_of(queue: Queue) -> Limits:
     """The limits of a queue as it was read."""
-    return Limits(queue.max_running, queue.max_gpus, queue.max_running_per_user, queue.max_gpus_per_user)
+    return Limits(**{name: getattr(queue, name) for name in LIMITS})
 
 
 def budget(project_id: int, now: dt.datetime) -> Budget | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.runs import ordering
 from dstackweb.runs.models import Queue
+from dstackweb.runs.queues import now_us
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import Prepared, Submission, prepare
 from dstackweb.scheduler import loading, offers
@@ -42,7 +42,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     """Plan a submission. Raises what `services.prepare` raises."""
     prepared = prepare(project, user, role, submission)
     spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
-    seniority = ordering.next_seniority(time.time_ns() // 1000, queue.last_seniority_us)
+    seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
     rank = ordering.rank(seniority, spec.priority, queue.step_us)
     run = Waiting(
         id=sys.maxsize,

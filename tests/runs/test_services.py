@@ -5,7 +5,7 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import set_secret
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, Stale
-from dstackweb.runs import selectors, services
+from dstackweb.runs import queues, selectors, services
 from dstackweb.runs.attempts import requeue_due
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
@@ -140,12 +140,12 @@ def test_a_paused_queue_keeps_its_order_and_lets_nothing_go(project: Project, me
     make_host()
     queue = services.ensure_queue(project)
     with pytest.raises(Forbidden):
-        services.set_paused(queue, member, "member", True)
-    services.set_paused(queue, member, "manager", True)
+        queues.change(queue, member, "member", paused=True)
+    queues.change(queue, member, "manager", paused=True)
     run = make_run(project, member)
     assert place_all() == 0
     assert selectors.why(Run.objects.select_related("queue").get(pk=run.pk))[0] == "queue_paused"
-    services.set_paused(queue, member, "manager", False)
+    queues.change(queue, member, "manager", paused=False)
     assert place_all() == 1
 
 

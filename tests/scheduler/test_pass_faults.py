@@ -12,7 +12,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.backends.models import Host
-from dstackweb.runs import services
+from dstackweb.runs import queues, services
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import why
@@ -39,7 +39,7 @@ def test_nothing_leaves_a_queue_that_is_paused_while_a_pass_is_at_work(project: 
     make_host()
     run = make_run(project, member)
     started = begun()
-    services.set_paused(run.queue, member, "manager", True)
+    queues.change(run.queue, member, "manager", paused=True)
     assert started.run() == 0
     assert fresh(run).status == RunStatus.SUBMITTED
 
