@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,7 +30,7 @@ class Client:
 
     def __init__(self, api: str, job: str, token: str, nonce: str, *, insecure: bool = False) -> None:
         parts = urlsplit(api)
-        if parts.scheme != "https" and not insecure and not _is_loopback(parts.hostname or ""):
+        if parts.scheme != "https" and not insecure and not _is_this_machine(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
         self._parts = parts
         self._base = f"{parts.path.rstrip('/')}/api/v1/runner/jobs/{job}"
@@ -111,10 +112,19 @@ class Client:
         return body
 
 
-def _is_loopback(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
+    """Whether what is sent to a host stays on this machine: loopback, or an address that is its own."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
+        return False
+    if address.is_loopback:
+        return True
+    try:
+        with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing; only to itself does a machine speak from the address it speaks to
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except OSError:
         return False
