@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable
 
@@ -155,3 +156,13 @@ def test_a_failing_server_says_so_without_its_context(as_user: SignIn, monkeypat
 def test_an_address_with_a_nul_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
     for path in ("/p/main/runs/a%00b/", "/p/ma%00in/queue/", "/p/main/runs/?q=%00"):
         assert as_user(ann).get(path).status_code in (200, 404), path
+
+
+def test_pages_are_sent_compressed_and_the_api_as_it_is(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    for path, encoding in (("/p/main/queue/", "gzip"), ("/api/v1/openapi.json", None)):
+        answer = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+        assert answer.status_code == 200
+        assert answer.headers.get("Content-Encoding") == encoding
+    page = client.get("/p/main/queue/", headers={"Accept-Encoding": "gzip"})
+    assert b'id="queue"' in gzip.decompress(page.content)
