@@ -11,14 +11,18 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Membership
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, selectors, services
+from dstackweb.runs import attempts, occurrences, selectors, services
 from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, QueueHour, Run, RunEvent, Verdict
 from dstackweb.runs.recount import differences
+from dstackweb.runs.schedule import BY_PEOPLE
 from dstackweb.runs.states import ACTIVE, ENDED, JOB_ACTIVE, PLACED, RUN_MOVES, JobStatus, Reason, RunStatus
 from dstackweb.scheduler import passes
 from dstackweb.scheduler.models import Reservation
 from tests.scheduler.stress_acts import MANAGER
 from tests.scheduler.stress_referee import placed_above_limits, wrong_ranks
+
+ENTERS = {"retry": RunStatus.PENDING, "requeued": RunStatus.SUBMITTED, "came_round": RunStatus.SUBMITTED}
+"""What a run is after events that are not called so."""
 
 
 def judge(claimed: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -33,6 +37,7 @@ def judge(claimed: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield from _queues()
     yield from _verdicts()
     yield from _moves()
+    yield from _occurrences()
     for run in Run.objects.all():
         yield from _run(run)
 
@@ -103,11 +108,20 @@ def _moves() -> Iterator[str]:
             yield f"a member gave {event.run} priority {event.data['to']}"
 
 
+def _occurrences() -> Iterator[str]:
+    """Of each run with a schedule that ended by itself there is one following run, or it is noted when that is due."""
+    following = collections.Counter(event.data["previous"] for event in RunEvent.objects.filter(kind="scheduled"))
+    for run in Run.objects.filter(status__in=ENDED).exclude(spec__schedule=None):
+        by_people = run.termination_reason in BY_PEOPLE or run.stop_reason in BY_PEOPLE
+        if following[str(run.uid)] + (run.retry_at is not None) != (not by_people):
+            yield f"{run.name}: {run.termination_reason}, {following[str(run.uid)]} follow, noted {run.retry_at}"
+
+
 def _run(run: Run) -> Iterator[str]:
     events = RunEvent.objects.filter(run=run, node=None).order_by("id").values_list("kind", "data")
-    status = RunStatus.SUBMITTED
+    status = RunStatus.PENDING if run.spec["schedule"] else RunStatus.SUBMITTED
     for kind, data in events:
-        if "from" in data and (new := {"retry": "pending", "requeued": "submitted"}.get(kind, kind)) in list(RunStatus):
+        if "from" in data and (new := ENTERS.get(kind, kind)) in list(RunStatus):
             if data["from"] != status or RunStatus(new) not in RUN_MOVES[status]:
                 yield f"{run.name}: {data['from']} → {new} after {status}"
             status = RunStatus(new)
@@ -128,6 +142,7 @@ def end_all() -> Iterator[str]:
     """Let the rest run for a few rounds, then stop it; says what doesn't end."""
     Host.objects.update(draining=False)
     for _ in range(3):
+        occurrences.make_due(timezone.now())
         attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
         passes.run_passes()
         for job in Job.objects.filter(status__in=JOB_ACTIVE):
