@@ -72,8 +72,8 @@ def submit(rnd: random.Random) -> None:
         "resources": {"cpu": rnd.randint(1, 3), "gpu": rnd.choice([0, 1, 1, 2, 4])}, "retry": rnd.random() < 0.4,
         "queue": rnd.choice(QUEUES), "max_duration": rnd.choice(["1m", "1h", "24h"]),
     }  # fmt: skip
-    if rnd.random() < 0.2:
-        config["schedule"] = {"cron": rnd.choice(["* * * * *", "0 3 * * *"])}
+    if rnd.random() < 0.3:
+        config["schedule"] = {"cron": "* * * * *"}
     if rnd.random() < 0.3:
         config["name"] = f"name-{rnd.randint(1, 20)}"
     if rnd.random() < 0.3:
