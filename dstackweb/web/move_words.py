@@ -27,8 +27,7 @@ def would(preview: Preview, reader: User) -> str:
 def done(moved: Moved) -> str:
     """What a move has done: `eval is at position 3 now, with priority 52`."""
     if len(moved.changes) != 1:
-        count = len(moved.changes)
-        return ngettext("%d run was moved", "%d runs were moved", count) % count if count else _("nothing had to move")
+        return _several(moved) if moved.changes else _("nothing had to move")
     change = moved.changes[0]
     numbers = {"run": change.run.name, "before": change.position_before, "after": change.position_after}
     text = _("%(run)s went from position %(before)s to %(after)s") % numbers
@@ -38,6 +37,20 @@ def done(moved: Moved) -> str:
             "after": change.priority_after,
         }
     return text
+
+
+def _several(moved: Moved) -> str:
+    """`3 runs were moved: they are at positions 1–3 now`; a member's may stand apart from each other."""
+    count = len(moved.changes)
+    text = ngettext("%d run was moved", "%d runs were moved", count) % count
+    places = sorted(change.position_after or 0 for change in moved.changes)
+    if places != list(range(places[0], places[0] + count)):
+        return text
+    return _("%(text)s: they are at positions %(first)d–%(last)d now") % {
+        "text": text,
+        "first": places[0],
+        "last": places[-1],
+    }
 
 
 def undone(moved: Moved) -> str:

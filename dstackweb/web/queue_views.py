@@ -73,6 +73,8 @@ def _context(request: PageRequest, queue: Queue, moved: Collection[int] = ()) ->
         "says": _says(),
         "page": page,
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
+        "first_shown": (page - 1) * PER_PAGE + 1,
+        "last_shown": (page - 1) * PER_PAGE + len(rows),
         "first": next((row for row in head if row.reason != "impossible"), None),
         "moved": moved,
         "placed": _short(queue, *PLACED),

@@ -39,11 +39,12 @@ function choose(verb) {
 
 function menuKey(event) {
   const items = [...menu.querySelectorAll("[role=menuitem]")];
-  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const at = items.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1 + items.length, Home: 0, End: items.length - 1 }[event.key];
   if (event.key === "Tab") menu.hidePopover();
-  if (!by) return;
+  if (to === undefined) return;
   event.preventDefault();
-  items[(items.indexOf(document.activeElement) + by + items.length) % items.length].focus();
+  items[to % items.length].focus();
 }
 
 export function openDialog(picked, verb) {
@@ -52,6 +53,7 @@ export function openDialog(picked, verb) {
   dialog.querySelector(`[name=where][value=${verb}]`).checked = true;
   dialog.querySelector("[name=anchor]").value = "";
   dialog.querySelector("[data-told]").textContent = "";
+  refused = false;
   const names = rows().filter((row) => !picked.includes(row)).map((row) => new Option(nameOf(row)));
   dialog.querySelector("datalist").replaceChildren(...names);
   dialog.showModal();
@@ -66,15 +68,20 @@ function wanted() {
 
 let timer = null;
 let asking = null;
+let refused = false; // what the dialog names now
 function preview() {
   clearTimeout(timer);
   asking?.abort();
+  refused = false;
   timer = setTimeout(async () => {
     const told = dialog.querySelector("[data-told]");
     if (!wanted().name) return (told.textContent = "");
-    asking = new AbortController();
+    const current = (asking = new AbortController());
     try {
-      told.textContent = (await ask(wanted(), asking.signal)).text;
+      const answer = await ask(wanted(), current.signal);
+      if (current.signal.aborted) return;
+      told.textContent = answer.text;
+      refused = Boolean(answer.refused);
     } catch {
       // something else was typed meanwhile, or the server is away
     }
@@ -99,6 +106,8 @@ if (here && menu) {
   document.addEventListener("htmx:after:swap", () => menu.matches(":popover-open") && stand());
   window.addEventListener("scroll", () => menu.matches(":popover-open") && stand(), { passive: true });
   dialog.addEventListener("input", preview);
+  dialog.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("submit", (event) => refused && event.preventDefault()); // it says why; another may be named
   dialog.addEventListener("close", () => {
     if (dialog.returnValue === "move" && wanted().name && wanted().run) send(wanted());
     dialog.returnValue = "";

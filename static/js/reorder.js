@@ -1,7 +1,7 @@
 // A row in somebody's hand: by mouse or finger (SortableJS), or by the arrow keys on its handle. While it is held no
 // poll changes the list, and the server says what letting go would do; only then the move is sent.
 import { hold, release } from "./polling.js";
-import { ask, body, gripOf, here, keyOf, nameOf, prioOf, rowOf, rows, say, send, tokenOf } from "./rows.js";
+import { ask, body, gripOf, here, keyOf, nameOf, nowhere, prioOf, rowOf, rows, say, send, tokenOf } from "./rows.js";
 import { together, toggle } from "./selection.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
@@ -78,10 +78,18 @@ function putDown() {
 function cancel() {
   const { row, order } = hand;
   const focused = document.activeElement;
+  hand.moving = true; // the handle loses the focus on its way back too
   body()?.append(...order.filter((one) => one.isConnected));
   if (row.contains(focused)) focused.focus();
   putDown();
   release("row");
+}
+
+/** Escape, or the focus went elsewhere: the row goes back, and that is said. */
+function putBack() {
+  const { row } = hand;
+  cancel();
+  say(word("putBack").replace("%s", nameOf(row)));
 }
 
 async function drop() {
@@ -99,9 +107,9 @@ async function drop() {
     shown = await send(values);
   } finally {
     if (!shown) body()?.append(...before.filter((one) => one.isConnected)); // nothing was done: back to what is true
+    if (nowhere()) gripOf(row.isConnected ? row : null)?.focus({ preventScroll: true });
     release("row");
   }
-  return row;
 }
 
 /** One place up or down, in the hand only. */
@@ -164,7 +172,7 @@ if (here) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && hand) {
       event.preventDefault();
-      return cancel();
+      return putBack();
     }
     const row = rowOf(event.target);
     if (!row) return;
@@ -172,11 +180,7 @@ if (here) {
     if (!event.defaultPrevented) listKey(event, row);
   });
   document.addEventListener("focusout", (event) => {
-    if (hand && "moving" in hand && !hand.moving && event.target === gripOf(hand.row)) {
-      const { row } = hand;
-      cancel();
-      say(word("putBack").replace("%s", nameOf(row)));
-    }
+    if (hand && "moving" in hand && !hand.moving && event.target === gripOf(hand.row)) putBack();
   });
   document.addEventListener("htmx:after:swap", makeSortable);
   document.addEventListener("DOMContentLoaded", makeSortable); // the page loads SortableJS after this module

@@ -37,6 +37,36 @@ export async function ask(values, signal) {
   return response.json();
 }
 
+/** Whether nothing has the focus: what had it is gone. */
+export const nowhere = () => document.activeElement === null || document.activeElement === document.body;
+
+const MARKED_MS = 5000;
+const marked = new Set(); // runs that were moved a moment ago: their rows stay marked when a poll comes
+
+function mark(answered) {
+  const moved = answered ? [...document.querySelectorAll("#waiting tr.moved")].map(keyOf) : [];
+  for (const key of moved) {
+    if (!marked.has(key)) setTimeout(() => (marked.delete(key), rowOfRun(key)?.classList.remove("moved")), MARKED_MS);
+    marked.add(key);
+  }
+  for (const key of marked) rowOfRun(key)?.classList.add("moved");
+}
+
+let focused = null; // {row, at}: where in the list the focus was when an answer came
+
+if (here) {
+  document.addEventListener("htmx:before:swap", () => {
+    const row = rowOf(document.activeElement);
+    focused = row && { row, at: rows().indexOf(row) };
+  });
+  document.addEventListener("htmx:after:swap", (event) => {
+    mark(event.detail.ctx.sourceElement === actions);
+    if (!focused || focused.row.isConnected || !nowhere()) return;
+    const next = rows()[focused.at] ?? rows().at(-1); // the run left this page: go on at the row in its place
+    (gripOf(next) ?? next?.querySelector("a"))?.focus({ preventScroll: true });
+  });
+}
+
 /** Said to screen readers only. */
 export function say(text) {
   const place = document.getElementById("say");

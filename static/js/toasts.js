@@ -5,15 +5,25 @@ import { word } from "./words.js";
 const SHOWN_MS = 6000;
 const AT_ONCE = 4;
 
+const cameFrom = new WeakMap(); // notice → what had the focus before it
+
+/** Take a notice away, and give the focus back where it came from. */
+export function dismiss(box) {
+  const back = box.contains(document.activeElement) && cameFrom.get(box);
+  box.remove();
+  if (back?.isConnected) back.focus({ preventScroll: true });
+}
+
 function arm(box) {
   const close = document.createElement("button");
   close.type = "button";
   close.className = "btn-close";
   close.setAttribute("aria-label", word("dismiss"));
-  close.addEventListener("click", () => box.remove());
+  close.addEventListener("click", () => dismiss(box));
   box.append(close);
+  box.addEventListener("focusin", (event) => box.contains(event.relatedTarget) || cameFrom.set(box, event.relatedTarget));
   const stays = ["error", "warning"].includes(box.dataset.level) || box.querySelector(".dw-undo");
-  if (!stays) setTimeout(() => box.remove(), SHOWN_MS);
+  if (!stays) setTimeout(() => dismiss(box), SHOWN_MS);
 }
 
 /** Say what came of something the reader did; with `undo` it can be taken back for as long as that says. */
@@ -26,9 +36,9 @@ export function toast(text, level = "info", undo = null) {
   said.textContent = text;
   box.append(said);
   region.append(box);
-  if (undo) offer(box, undo);
+  if (undo) offer(box, undo, () => dismiss(box));
   arm(box);
-  while (region.children.length > AT_ONCE) region.firstElementChild.remove();
+  while (region.children.length > AT_ONCE) dismiss(region.firstElementChild);
 }
 
 // The server says it in a header: HX-Trigger: {"toast": {"text": …, "level": …}}

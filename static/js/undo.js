@@ -3,8 +3,8 @@ import { word } from "./words.js";
 
 const offers = []; // buttons, the newest last
 
-/** Put the button into a notice. `undo` is {url, move, seconds}, as the server sent it. */
-export function offer(box, undo) {
+/** Put the button into a notice. `undo` is {url, move, seconds}, as the server sent it; `dismiss` takes the notice away. */
+export function offer(box, undo, dismiss) {
   const button = document.createElement("button");
   const left = document.createElement("span");
   let seconds = undo.seconds;
@@ -25,7 +25,7 @@ export function offer(box, undo) {
   const end = () => {
     clearInterval(counting);
     offers.splice(offers.indexOf(button), 1);
-    box.remove();
+    dismiss();
   };
   button.addEventListener("click", () => {
     end();

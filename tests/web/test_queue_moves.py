@@ -143,7 +143,13 @@ def test_several_runs_move_together_in_their_order(
 ) -> None:
     answer = act(as_user(mia), five["d"], five["b"], do="top")
     assert names(project) == ["b", "d", "a", "c", "e"]
-    assert toast_of(answer)["text"] == "2 runs were moved"
+    assert toast_of(answer)["text"] == "2 runs were moved: they are at positions 1–2 now"
+
+
+def test_runs_that_dont_stand_together_afterwards_are_only_counted(
+    five: dict[str, Run], ann: User, as_user: SignIn
+) -> None:
+    assert toast_of(act(as_user(ann), five["c"], five["e"], do="top"))["text"] == "2 runs were moved"
 
 
 def test_priorities_of_a_choice_are_set_all_or_none(

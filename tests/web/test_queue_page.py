@@ -148,11 +148,11 @@ def test_long_queues_come_in_pages(project: Project, ann: User, as_user: SignIn)
     for number in range(52):
         make_run(project, ann, f"sweep-{number}")
     client = as_user(ann)
-    assert "Page 1 of 2" in client.get("/p/main/queue/").content.decode()
+    assert "1–50 of 52" in client.get("/p/main/queue/").content.decode()
     second = client.get("/p/main/queue/?page=2").content.decode()
     assert "/runs/sweep-51/" in second
     assert "/runs/sweep-1/" not in second
-    assert "Page 2 of 2" in client.get("/p/main/queue/?page=99").content.decode()
+    assert "51–52 of 52" in client.get("/p/main/queue/?page=99").content.decode()
 
 
 def test_a_strangers_page_doesnt_exist_and_nobodys_page_asks_to_sign_in(project: Project, as_user: SignIn) -> None:

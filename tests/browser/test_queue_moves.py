@@ -1,0 +1,280 @@
+"""Moving waiting runs by hand and by keys: what is seen first, what is done, what is taken back, who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.runs.selectors import in_order
+from tests.browser import demo
+from tests.browser.conftest import Complaints
+from tests.browser.support import accessibility_faults, sign_in
+from tests.factories import join, make_project, make_run, make_user
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FOCUSED = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.tagName"
+
+
+@pytest.fixture
+def project(transactional_db: None) -> Project:
+    return make_project("main")
+
+
+@pytest.fixture
+def mia(project: Project) -> User:
+    return join(project, make_user("mia", password=demo.PASSWORD), "manager")
+
+
+@pytest.fixture
+def five(project: Project, mia: User) -> dict[str, Run]:
+    """In this order; c belongs to ann."""
+    ann = join(project, make_user("ann", password=demo.PASSWORD))
+    return {name: make_run(project, ann if name == "c" else mia, name) for name in "abcde"}
+
+
+@pytest.fixture
+def page(live_server, five: dict[str, Run], new_page: Callable[..., Page]) -> Page:
+    """The queue page of a manager."""
+    page = new_page()
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    return page
+
+
+def shown(page: Page) -> Locator:
+    return page.locator("#waiting tr:not(.sortable-fallback) .q-run > a")
+
+
+def grip(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=f"Move {name}", exact=True)
+
+
+def order(project: Project) -> str:
+    return "".join(in_order(project.queues.get()).values_list("name", flat=True))
+
+
+def take(page: Page, name: str, over: str) -> None:
+    """Drag a row to the place of another one and hold it there."""
+    start, end = grip(page, name).bounding_box(), grip(page, over).bounding_box()
+    assert start
+    assert end
+    page.mouse.move(start["x"] + 6, start["y"] + 6)
+    page.mouse.down()
+    page.mouse.move(start["x"] + 8, start["y"] + (20 if end["y"] > start["y"] else -8), steps=4)
+    page.mouse.move(end["x"] + 8, end["y"] + 8, steps=10)
+
+
+def test_a_dragged_row_tells_what_letting_go_does_and_undo_takes_it_back(page: Page, project: Project) -> None:
+    """R24."""
+    take(page, "e", over="b")
+    expect(page.locator(".would")).to_have_text(
+        "position 5 → 2; your b slips from 2 to 3, 2 others change their places"
+    )
+    expect(page.locator("#say")).to_contain_text("position 5 → 2")
+    assert accessibility_faults(page) == []
+    assert order(project) == "abcde"
+    page.mouse.up()
+    expect(shown(page)).to_have_text(list("aebcd"))
+    expect(page.get_by_text("e went from position 5 to 2")).to_be_visible()
+    assert page.evaluate(FOCUSED) == "Move e"
+    page.get_by_role("button", name="Undo").press("Enter")
+    expect(shown(page)).to_have_text(list("abcde"))
+    assert order(project) == "abcde"
+    assert page.evaluate(FOCUSED) == "Move e"  # and not nowhere, now that the button is gone
+
+
+def test_a_row_that_was_moved_stays_marked_for_a_while(page: Page) -> None:
+    grip(page, "d").press("Alt+ArrowUp")
+    expect(page.locator("#waiting tr.moved")).to_contain_text("d")
+    page.wait_for_timeout(2500)  # a poll has come in between
+    assert page.locator("#waiting tr.moved").count() == 1
+    expect(page.locator("#waiting tr.moved")).to_have_count(0)
+
+
+def test_a_row_carried_by_keys_is_put_back_by_escape_and_leaves_no_trace(page: Page, project: Project) -> None:
+    grip(page, "d").press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".would")).to_contain_text("position 4 → 2")
+    assert accessibility_faults(page) == []
+    page.keyboard.press("Escape")
+    expect(shown(page)).to_have_text(list("abcde"))
+    expect(page.locator("#waiting :is(.would, [data-would])")).to_have_count(0)
+    expect(page.locator("#say")).to_have_text("d is back in its place")
+    assert page.evaluate(FOCUSED) == "Move d"
+    assert order(project) == "abcde"
+
+
+def test_leaving_a_carried_row_puts_it_back(page: Page) -> None:
+    grip(page, "d").press("ArrowUp")
+    expect(page.locator(".would")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(shown(page)).to_have_text(list("abcde"))
+    expect(page.locator("#waiting :is(.would, [data-would])")).to_have_count(0)
+    expect(page.locator("#say")).to_have_text("d is back in its place")
+
+
+def test_a_carried_row_is_put_down_by_enter(page: Page, project: Project) -> None:
+    grip(page, "d").press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("d went from position 4 to 3")).to_be_visible()
+    assert order(project) == "abdce"
+    assert page.evaluate(FOCUSED) == "Move d"
+
+
+def test_the_list_stands_still_while_a_row_is_in_the_hand(page: Page, project: Project, mia: User) -> None:
+    take(page, "e", over="c")
+    make_run(project, mia, "newer")
+    services.set_priority(Run.objects.get(name="d"), mia, "manager", 90)
+    page.wait_for_timeout(2600)  # longer than the poll's interval
+    expect(shown(page)).to_have_text(list("abecd"))
+    page.mouse.up()
+    expect(shown(page)).to_have_text(["d", "a", "b", "e", "c", "newer"])
+
+
+def test_of_two_windows_that_move_the_same_run_one_wins_and_the_other_is_told(
+    page: Page, project: Project, live_server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    other = new_page()
+    sign_in(other, live_server.url, "ann", demo.PASSWORD)
+    take(page, "c", over="a")
+    expect(page.locator(".would")).to_contain_text("position 3 → 1")
+    other.get_by_label("Priority of c", exact=True).fill("40")
+    other.keyboard.press("Enter")
+    expect(other.get_by_text("c has priority 40 now")).to_be_visible()
+    page.mouse.up()
+    expect(page.get_by_text("c was changed by ann since you looked")).to_be_visible()
+    expect(shown(page)).to_have_text(list("abdec"))
+    expect(page.get_by_label("Priority of c", exact=True)).to_have_value("40")
+    assert order(project) == "abdec"
+    complaints.remove_failed_loads()
+
+
+def test_what_somebody_changed_meanwhile_is_not_undone(
+    page: Page, project: Project, mia: User, complaints: Complaints
+) -> None:
+    grip(page, "e").press("Alt+ArrowUp")
+    expect(page.get_by_text("e went from position 5 to 4")).to_be_visible()
+    services.set_priority(Run.objects.get(name="e"), mia, "manager", 80)
+    page.keyboard.press("Control+z")
+    expect(page.get_by_text("e was changed")).to_be_visible()
+    expect(shown(page)).to_have_text(list("eabcd"))
+    complaints.remove_failed_loads()
+
+
+def test_without_the_server_a_drop_is_told_and_the_row_goes_back(
+    page: Page, project: Project, complaints: Complaints
+) -> None:
+    take(page, "e", over="b")
+    expect(page.locator(".would")).to_be_visible()
+    page.context.set_offline(True)
+    page.mouse.up()
+    expect(page.get_by_text("That did not work")).to_be_visible()
+    expect(shown(page)).to_have_text(list("abcde"))
+    page.context.set_offline(False)
+    grip(page, "e").press("Alt+ArrowUp")
+    expect(shown(page)).to_have_text(list("abced"))
+    complaints.remove_failed_loads()
+
+
+def test_without_the_server_a_typed_priority_is_told_and_taken_back(page: Page, complaints: Complaints) -> None:
+    page.context.set_offline(True)
+    typed = page.get_by_label("Priority of b", exact=True)
+    typed.fill("77")
+    typed.press("Enter")
+    expect(page.get_by_text("That did not work")).to_be_visible()
+    expect(typed).to_have_value("50")
+    page.context.set_offline(False)
+    complaints.remove_failed_loads()
+
+
+def test_letters_move_between_rows_only_while_the_list_has_the_focus(page: Page) -> None:
+    page.keyboard.press("j")
+    assert page.evaluate(FOCUSED) == "BODY"
+    grip(page, "a").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate(FOCUSED) == "Move c"
+    page.keyboard.press("k")
+    page.keyboard.press("x")
+    expect(page.get_by_label("Select b", exact=True)).to_be_checked()
+    page.keyboard.press("Shift+J")
+    expect(shown(page)).to_have_text(list("acbde"))
+    assert page.evaluate(FOCUSED) == "Move b"
+
+
+def test_the_menu_of_a_handle_is_worked_by_keys(page: Page) -> None:
+    grip(page, "b").press("Enter")
+    expect(page.get_by_role("menuitem", name="Move up")).to_be_focused()
+    assert accessibility_faults(page) == []
+    page.keyboard.press("End")
+    expect(page.get_by_role("menuitem", name="After…")).to_be_focused()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(shown(page)).to_have_text(list("acbde"))
+    assert page.evaluate(FOCUSED) == "Move b"
+
+
+def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Project) -> None:
+    grip(page, "e").click()
+    page.get_by_role("menuitem", name="Before…").click()
+    place = page.get_by_label("The run to stand next to")
+    place.fill("b")
+    expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 2")
+    assert accessibility_faults(page) == []
+    place.press("Enter")
+    expect(shown(page)).to_have_text(list("aebcd"))
+    assert page.evaluate(FOCUSED) == "Move e"
+    assert order(project) == "aebcd"
+
+
+def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Project) -> None:
+    page.get_by_label("Select e", exact=True).check()
+    page.get_by_label("Select c", exact=True).check()
+    bar = page.get_by_role("group", name="What to do with the chosen runs")
+    expect(bar).to_contain_text("2 selected")
+    assert accessibility_faults(page) == []
+    bar.get_by_role("button", name="To top").click()
+    expect(page.get_by_text("2 runs were moved: they are at positions 1–2 now")).to_be_visible()
+    assert order(project) == "ceabd"
+    expect(page.get_by_label("Select c", exact=True)).to_be_checked()
+    page.keyboard.press("Control+z")
+    expect(shown(page)).to_have_text(list("abcde"))
+
+
+def test_who_stops_a_run_by_keys_goes_on_at_the_next_one(page: Page) -> None:
+    page.get_by_role("button", name="Stop b", exact=True).press("Enter")
+    page.get_by_role("button", name="Stop it").press("Enter")
+    expect(shown(page)).to_have_text(list("acde"))
+    assert page.evaluate(FOCUSED) == "Move c"
+
+
+def test_who_moves_a_run_off_the_page_goes_on_at_the_row_in_its_place(
+    page: Page, live_server, project: Project, mia: User
+) -> None:
+    for number in range(60):
+        make_run(project, mia, f"job-{number}")
+    page.goto(f"{live_server.url}/p/main/queue/?page=2")
+    expect(page.get_by_text("51–65 of 65")).to_be_visible()
+    names = shown(page).all_text_contents()
+    grip(page, names[1]).press("Enter")
+    page.get_by_role("menuitem", name="To top").press("Enter")
+    expect(page.get_by_text(f"{names[1]} went from position 52 to 1")).to_be_visible()
+    assert page.evaluate(FOCUSED) == f"Move {shown(page).all_text_contents()[1]}"
+
+
+def test_refreshes_keep_the_focus_and_say_nothing_of_others_runs(page: Page, project: Project, mia: User) -> None:
+    grip(page, "d").focus()
+    page.evaluate(
+        "window.said = []; for (const place of document.querySelectorAll('[role=status], [aria-live]'))"
+        " new MutationObserver(() => said.push(place.textContent)).observe(place, {childList: true, subtree: true})"
+    )
+    services.set_priority(Run.objects.get(name="c"), mia, "manager", 90)
+    expect(shown(page).first).to_have_text("c")
+    assert page.evaluate(FOCUSED) == "Move d"
+    assert [text for text in page.evaluate("said") if text.strip()] == []
