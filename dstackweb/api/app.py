@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import NinjaAPI, Schema
+from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.security import HttpBearer
 
@@ -29,7 +29,10 @@ class Token(HttpBearer):
 api = NinjaAPI(
     title="dstackweb",
     version="1.0",
-    description="Runs, queues and hosts of a team that shares GPUs.",
+    description=(
+        'Runs, queues and hosts of a team that shares GPUs. Errors are `{"detail": …}`. Any request may be answered '
+        "with 429 (too many, see `Retry-After`) or 503 (the database does not answer)."
+    ),
     urls_namespace="api",
     docs_url=None,
     auth=Token(),
@@ -73,8 +76,9 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 
 
 @api.exception_handler(DataError)
-def on_unstorable(request: HttpRequest, error: DataError) -> HttpResponse:
-    """PostgreSQL refuses what can't be in any of its rows, such as a NUL in a name."""
+@api.exception_handler(UnicodeEncodeError)
+def on_unstorable(request: HttpRequest, error: Exception) -> HttpResponse:
+    """What can't be in any row: PostgreSQL refuses a NUL in a name, and no database takes half a character."""
     return api.create_response(request, {"detail": "the request has a value that can't be stored"}, status=422)
 
 
@@ -96,6 +100,12 @@ def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
 def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
     """No such thing."""
     return api.create_response(request, {"detail": "not found"}, status=404)
+
+
+IfMatch = HeaderEx[str | None, P(alias="If-Match", description="The `ETag` of the run as it was seen")]
+IdempotencyKey = HeaderEx[
+    str, P(alias="Idempotency-Key", max_length=200, description="Sent again, it answers with the same run")
+]
 
 
 def ready(request: HttpRequest, answer: Schema) -> HttpResponse:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, HeaderEx, P, Path, Router, Schema, Status
+from ninja import Field, Path, Router, Schema, Status
 
-from dstackweb.api.app import caller, project_of
+from dstackweb.api.app import IdempotencyKey, caller, project_of
 from dstackweb.api.schemas import ErrorOut, RunOut
 from dstackweb.runs import holds, selectors, services
 
@@ -42,7 +42,7 @@ def hold(
     response: HttpResponse,
     project: Path[str],
     body: HoldIn,
-    idempotency_key: HeaderEx[str, P(max_length=200)] = "",
+    idempotency_key: IdempotencyKey = "",
 ) -> Status[RunOut]:
     """A run that keeps what it is given for a person to work on. It waits in its queue like any other.
 

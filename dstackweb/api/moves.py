@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, Path, Router
+from ninja import Path, Router
 
 from dstackweb.accounts.models import Project
-from dstackweb.api.app import caller, project_of
+from dstackweb.api.app import IfMatch, caller, project_of
 from dstackweb.api.queue_schemas import MoveIn, MoveOut, UndoIn
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.schemas import ErrorOut, StaleOut
 from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import edits, reorder, selectors
 from dstackweb.runs.models import Run
 
 router = Router(tags=["queues"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 412: ErrorOut, 422: ErrorOut}
+REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 412: StaleOut, 422: ErrorOut}
 
 
 @router.post("/{name}/move", response={200: MoveOut, **REFUSALS}, summary="Move waiting runs")
@@ -24,7 +24,7 @@ def move(
     project: Path[str],
     name: str,
     body: MoveIn,
-    if_match: Header[str | None] = None,
+    if_match: IfMatch = None,
 ) -> MoveOut:
     """Managers' runs stand exactly there. Members' change places with their other runs: nobody else's position changes.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, HeaderEx, P, Path, QueryEx, Router, Status
+from ninja import P, Path, QueryEx, Router, Status
 
-from dstackweb.api.app import caller, project_of, ready
+from dstackweb.api.app import IdempotencyKey, IfMatch, caller, project_of, ready
 from dstackweb.api.schemas import (
     ROW_COLUMNS,
     ErrorOut,
@@ -19,6 +19,7 @@ from dstackweb.api.schemas import (
     RunRow,
     RunsOut,
     RunStatusName,
+    StaleOut,
     StopIn,
     SubmitIn,
     SubmitRunIn,
@@ -33,6 +34,12 @@ from dstackweb.scheduler.plan import plan as plan_submission
 router = Router(tags=["runs"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 LOG_LIMIT = 4 << 20
+RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+LOG_HEADERS = {
+    "X-Next-Offset": {"schema": {"type": "integer"}, "description": "Where to go on"},
+    "X-Attempt": {"schema": {"type": "integer"}, "description": "0 where nothing was placed yet"},
+    "X-Log-Complete": {"schema": {"enum": ["true", "false"]}, "description": "`true`: nothing will follow"},
+}
 
 
 @router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="What a submission would do")
@@ -49,7 +56,7 @@ def submit(
     response: HttpResponse,
     project: Path[str],
     body: SubmitRunIn,
-    idempotency_key: HeaderEx[str, P(max_length=200)] = "",
+    idempotency_key: IdempotencyKey = "",
 ) -> Status[RunOut]:
     """Put a run in its queue. An `Idempotency-Key` makes retries safe: the same key answers with the same run."""
     found, role = project_of(request, project, "member")
@@ -81,14 +88,14 @@ def detail(request: HttpRequest, response: HttpResponse, project: Path[str], nam
     return _tagged(response, _run(request, project, name))
 
 
-@router.patch("/{name}", response={200: RunOut, **REFUSALS, 409: ErrorOut, 412: ErrorOut}, summary="Change a run")
+@router.patch("/{name}", response={200: RunOut, **REFUSALS, 409: ErrorOut, 412: StaleOut}, summary="Change a run")
 def change(
     request: HttpRequest,
     response: HttpResponse,
     project: Path[str],
     name: str,
     body: PatchRunIn,
-    if_match: Header[str | None] = None,
+    if_match: IfMatch = None,
 ) -> RunOut:
     """Change its priority or its queue; with `If-Match` a stale write is refused."""
     found, role = project_of(request, project, "member")
@@ -138,7 +145,12 @@ def list_events(
     return EventsOut(items=[EventOut.of(event) for event in events], next=following)
 
 
-@router.get("/{name}/logs", response={200: None, **REFUSALS}, summary="Raw log bytes of one job")
+@router.get(
+    "/{name}/logs",
+    response={200: None, **REFUSALS},
+    summary="Raw log bytes of one job",
+    openapi_extra={"responses": {200: {"content": RAW, "headers": LOG_HEADERS}}},
+)
 def read_logs(
     request: HttpRequest,
     project: Path[str],

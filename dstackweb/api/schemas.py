@@ -487,6 +487,16 @@ class ErrorOut(Schema):
     errors: list[dict[str, Any]] | None = None
 
 
+class StaleOut(ErrorOut):
+    """Somebody else was quicker, and nothing was applied: what the run is now, and its `ETag` without quotes."""
+
+    run: str | None = None
+    priority: int | None = None
+    queue: str | None = None
+    status: str | None = None
+    etag: str | None = None
+
+
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
 ]

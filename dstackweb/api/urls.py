@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest, JsonResponse
-from django.urls import path
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import URLPattern, URLResolver, path
 
 from dstackweb.api import decisions, deployment, history, holds, hosts, moves, ops, queues, runner, runs
 from dstackweb.api.app import api
@@ -26,8 +30,30 @@ def not_found(request: HttpRequest, rest: str) -> JsonResponse:
     return JsonResponse({"detail": f"the API has nothing at /api/v1/{rest}; see /api/v1/openapi.json"}, status=404)
 
 
+def _in_form(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """A method that an address doesn't have is refused in the API's form, too."""
+
+    @wraps(view)
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        response = view(request, *args, **kwargs)
+        if response.status_code != 405:
+            return response
+        told = f"{request.method} is not for this address; it takes {response['Allow']}"
+        return JsonResponse({"detail": told}, status=405, headers={"Allow": response["Allow"]})
+
+    return answer
+
+
+def _api_urls() -> tuple[list[URLResolver | URLPattern], str, str]:
+    patterns, app_name, namespace = api.urls
+    for pattern in patterns:
+        if isinstance(pattern, URLPattern) and pattern.callback:
+            pattern.callback = _in_form(pattern.callback)
+    return patterns, app_name, namespace
+
+
 urlpatterns = [
-    path("api/v1/", api.urls),
+    path("api/v1/", _api_urls()),
     path("api/v1/<path:rest>", not_found),
     path("healthz", ops.healthz),
     path("readyz", ops.readyz),

@@ -68,6 +68,34 @@ def test_a_run_file_that_no_database_can_hold_is_refused(api: Api, body: dict) -
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("queues/default/move", {"run": "\ud800", "top": True}),
+        ("queues/default/move", {"run": "hello", "before": "\ud800"}),
+        ("holds", {"for": "1h", "cpu": "1", "name": "\ud800"}),
+        ("runs", {"config": TASK | {"queue": "\ud800"}}),
+    ],
+)
+def test_half_a_character_is_refused(api: Api, project: Project, member: User, path: str, body: dict) -> None:
+    make_run(project, member, "hello")
+    answer = api("POST", f"projects/main/{path}", body)
+    assert 400 <= answer.status_code < 500, answer.content
+    assert Run.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("DELETE", "projects/main/runs/hello", {"GET", "PATCH"}), ("PUT", "hosts", {"GET"})],
+)
+def test_a_method_that_is_none_of_an_address_is_refused_in_the_apis_form(
+    api: Api, method: str, path: str, allowed: set[str]
+) -> None:
+    answer = api(method, path)
+    assert (answer.status_code, set(answer["Allow"].split(", "))) == (405, allowed)
+    assert method in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
         ("claim", {"nonce": ""}),
         ("claim", {"nonce": "n" * 65}),
         ("claim", {"nonce": "\0"}),

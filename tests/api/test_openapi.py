@@ -1,0 +1,51 @@
+"""The description of the API at /api/v1/openapi.json says what the API does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from tests.api.conftest import Api
+from tests.factories import make_run
+
+ANY_RUN = "/api/v1/projects/{project}/runs"
+
+
+@pytest.fixture
+def paths(api: Api) -> dict[str, Any]:
+    found: dict[str, Any] = api("GET", "openapi.json").json()["paths"]
+    return found
+
+
+def headers(operation: dict[str, Any]) -> set[str]:
+    return {given["name"] for given in operation["parameters"] if given["in"] == "header"}
+
+
+def test_headers_are_called_what_they_are_sent_as(paths: dict[str, Any]) -> None:
+    assert headers(paths[f"{ANY_RUN}/{{name}}"]["patch"]) == {"If-Match"}
+    assert headers(paths["/api/v1/projects/{project}/queues/{name}/move"]["post"]) == {"If-Match"}
+    assert headers(paths[ANY_RUN]["post"]) == {"Idempotency-Key"}
+    assert headers(paths["/api/v1/projects/{project}/holds"]["post"]) == {"Idempotency-Key"}
+
+
+def test_bytes_are_described_as_such(paths: dict[str, Any]) -> None:
+    told = paths[f"{ANY_RUN}/{{name}}/logs"]["get"]["responses"]["200"]
+    assert list(told["content"]) == ["application/octet-stream"]
+    assert {"X-Next-Offset", "X-Attempt", "X-Log-Complete"} <= set(told["headers"])
+    upload = paths["/api/v1/projects/{project}/archives/{sha256}"]["put"]
+    assert list(upload["requestBody"]["content"]) == ["application/gzip"]
+
+
+def test_what_a_stale_write_is_answered_with_is_described(
+    api: Api, project: Project, member: User, paths: dict[str, Any]
+) -> None:
+    run = make_run(project, member, "hello")
+    refused = api("PATCH", f"projects/main/runs/{run.name}", {"priority": 40}, If_Match='"older"')
+    assert refused.status_code == 412
+    schemas = api("GET", "openapi.json").json()["components"]["schemas"]
+    assert set(refused.json()) <= set(schemas["StaleOut"]["properties"])
+    for path, method in ((f"{ANY_RUN}/{{name}}", "patch"), ("/api/v1/projects/{project}/queues/{name}/move", "post")):
+        told = paths[path][method]["responses"]["412"]["content"]["application/json"]["schema"]
+        assert told == {"$ref": "#/components/schemas/StaleOut"}
