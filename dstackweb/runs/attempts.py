@@ -144,9 +144,12 @@ def _follow(run: Run) -> None:
 
 
 def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
-    """When the next occurrence of a run that has just ended is due; None without a schedule."""
+    """When the next occurrence of a run that has just ended is due; None without a schedule.
+
+    Never at its own time again, which has come: not even where the clock here is behind that of who let it in.
+    """
     crons = (run.spec.get("schedule") or {}).get("cron", ())
-    return after_end(crons, run.stop_reason, now)
+    return after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
 def _retry(run: Run, because: JobView, since: dt.datetime, now: dt.datetime) -> None:

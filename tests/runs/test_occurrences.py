@@ -29,7 +29,9 @@ def nightly(project: Project, user: User, **keys: Any) -> Run:
 
 def place(run: Run) -> Run:
     """Let its time come, and a pass place it."""
-    attempts.requeue_due(timezone.now() + DAY)
+    due = Run.objects.get(pk=run.pk).retry_at
+    assert due is not None
+    attempts.requeue_due(due)
     place_all()
     start(placed_job(run))
     return Run.objects.get(pk=run.pk)
@@ -86,6 +88,15 @@ def test_it_comes_round_again_however_it_ended_by_itself(
     assert scheduled.data == {"previous": str(first.uid), "at": second.retry_at.isoformat()}
     assert first.events.get(kind="next_scheduled").data["next"] == str(second.uid)
     assert list(differences()) == []
+
+
+def test_a_clock_that_is_behind_makes_no_second_one_of_the_same_hour(project: Project, member: User, box: None) -> None:
+    """Its end is heard by another machine than the one that let its time come."""
+    first = nightly(project, member)
+    due = first.retry_at
+    assert due is not None
+    assert due > timezone.now()
+    assert end(place(first)).retry_at == due + DAY
 
 
 def test_looking_again_makes_no_second_one(project: Project, member: User, box: None) -> None:
