@@ -7,7 +7,7 @@ import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
 const ASK_MS = 120;
-let hand = null; // {row, others, order, moving, told, timer, asking}
+let hand = null; // {row, others, order, moving (by keys), no, told, timer, asking}
 
 function lift(row) {
   const all = rows();
@@ -27,6 +27,7 @@ function target() {
   return all[at - 1] ? { do: "after", anchor: keyOf(all[at - 1]) } : null;
 }
 
+const byKeys = () => "moving" in hand;
 const moved = () => rows().some((row, index) => row !== hand.order[index]);
 const tokens = () => hand.order.filter((row) => row === hand.row || hand.others.includes(row)).map(tokenOf).join(",");
 
@@ -90,6 +91,12 @@ function putBack() {
   const { row } = hand;
   cancel();
   say(word("putBack").replace("%s", nameOf(row)));
+}
+
+/** Escape while the pointer still drags: SortableJS must have ended before the rows are anybody else's. */
+function letGo() {
+  hand.no = true;
+  for (const type of ["pointerup", "mouseup", "touchend"]) document.dispatchEvent(new Event(type));
 }
 
 async function drop() {
@@ -164,7 +171,7 @@ function makeSortable() {
     scrollSensitivity: 80,
     onStart: (event) => lift(event.item),
     onChange: () => hand && preview(),
-    onEnd: () => hand && drop(),
+    onEnd: () => hand && (hand.no ? putBack() : drop()),
   });
 }
 
@@ -172,7 +179,7 @@ if (here) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && hand) {
       event.preventDefault();
-      return putBack();
+      return byKeys() ? putBack() : letGo();
     }
     const row = rowOf(event.target);
     if (!row) return;
@@ -180,7 +187,7 @@ if (here) {
     if (!event.defaultPrevented) listKey(event, row);
   });
   document.addEventListener("focusout", (event) => {
-    if (hand && "moving" in hand && !hand.moving && event.target === gripOf(hand.row)) putBack();
+    if (hand && byKeys() && !hand.moving && event.target === gripOf(hand.row)) putBack();
   });
   document.addEventListener("htmx:after:swap", makeSortable);
   document.addEventListener("DOMContentLoaded", makeSortable); // the page loads SortableJS after this module

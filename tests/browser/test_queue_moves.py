@@ -278,3 +278,44 @@ def test_refreshes_keep_the_focus_and_say_nothing_of_others_runs(page: Page, pro
     expect(shown(page).first).to_have_text("c")
     assert page.evaluate(FOCUSED) == "Move d"
     assert [text for text in page.evaluate("said") if text.strip()] == []
+
+
+def test_escape_in_the_middle_of_a_drag_means_no_wherever_the_pointer_goes_on_to(page: Page, project: Project) -> None:
+    take(page, "e", over="b")
+    expect(page.locator(".would")).to_be_visible()
+    page.keyboard.press("Escape")
+    place = grip(page, "c").bounding_box()
+    assert place
+    page.mouse.move(place["x"] + 8, place["y"] + 8, steps=8)
+    page.mouse.up()
+    page.wait_for_timeout(300)
+    expect(shown(page)).to_have_text(list("abcde"))
+    expect(page.locator("#waiting :is(.would, .carried, [data-would])")).to_have_count(0)
+    assert order(project) == "abcde"
+
+
+def test_a_place_that_cant_be_is_told_in_the_dialog_which_stays(page: Page, project: Project) -> None:
+    grip(page, "e").click()
+    page.get_by_role("menuitem", name="After…").click()
+    place = page.get_by_label("The run to stand next to")
+    place.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()  # it asks for a name first
+    place.fill("nobody")
+    expect(page.locator("#place [data-told]")).to_have_text("No run called nobody waits in this queue.")
+    place.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert page.evaluate(FOCUSED) == "Move e"
+    assert order(project) == "abcde"
+
+
+def test_what_is_left_of_the_page_is_shown_after_a_move_that_was_refused(
+    page: Page, five: dict[str, Run], project: Project, mia: User, complaints: Complaints
+) -> None:
+    services.stop(five["e"], mia, "manager")
+    grip(page, "e").press("Alt+ArrowUp")
+    expect(page.get_by_text("has already ended")).to_be_visible()
+    expect(shown(page)).to_have_text(list("abcd"))
+    assert page.evaluate(FOCUSED) == "Move d"
+    complaints.remove_failed_loads()
