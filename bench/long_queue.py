@@ -100,6 +100,10 @@ def measure(sizes: list[int]) -> None:
     def page() -> Callable[[], object]:
         return lambda: sides.must_be(browser.get("/p/main/queue/").status_code, 200)
 
+    def page_kb(encoding: str = "identity") -> str:
+        answer = browser.get("/p/main/queue/", headers={"Accept-Encoding": encoding})
+        return f"{len(answer.content) / 1024:.1f}"
+
     def placements_a_second() -> str:
         there.submit(MANY, priority=100)
         took_ms = sides.timed(lambda: sides.must_be(run_passes(), MANY))
@@ -140,7 +144,8 @@ def measure(sizes: list[int]) -> None:
         there.fill(size)
         for name, prepare in rows.items():
             found[name].append(sides.measured(prepare, REPEATS))
-        found["first queue page, KB"].append(f"{len(browser.get('/p/main/queue/').content) / 1024:.1f}")
+        found["first queue page, KB"].append(page_kb())
+        found["first queue page, KB as sent"].append(page_kb("gzip"))
         found[f"placements a second, {MANY} at once"].append(placements_a_second())
         found["runs a second, submit to done"].append(runs_a_second())
         sides.must_be(Run.objects.filter(queue=there.queue, status="submitted").count(), size)
