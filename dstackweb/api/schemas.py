@@ -350,7 +350,8 @@ class PlanOut(Schema):
     settings: dict[str, Any]
     provenance: dict[str, Any]
     queue: str
-    position: int
+    position: int | None = Field(description="Null for a run with a schedule, which is in no line yet")
+    next_at: dt.datetime | None = Field(description="When a run with a schedule enters its queue")
     offers: list[OfferOut]
     reason: str | None
     reason_detail: str | None
@@ -366,6 +367,7 @@ class PlanOut(Schema):
             provenance=effective.provenance,
             queue=plan.prepared.queue.name,
             position=plan.position,
+            next_at=plan.next_at,
             offers=[OfferOut.of(offer) for offer in plan.offers],
             reason=plan.waits.reason if plan.waits else None,
             reason_detail=text,

@@ -47,7 +47,7 @@ def _in_form(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
 def _api_urls() -> tuple[list[URLResolver | URLPattern], str, str]:
     patterns, app_name, namespace = api.urls
     for pattern in patterns:
-        if isinstance(pattern, URLPattern) and pattern.callback:
+        if isinstance(pattern, URLPattern) and pattern.callback is not None:
             pattern.callback = _in_form(pattern.callback)
     return patterns, app_name, namespace
 

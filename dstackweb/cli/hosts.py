@@ -9,7 +9,7 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.errors import UsageError
-from dstackweb.cli.output import Column, age_text, note, show_json, show_table
+from dstackweb.cli.output import Column, age_text, clock_text, note, show_json, show_table
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -151,7 +151,7 @@ def invite() -> None:
     api = _connect()
     made = api.json(api.send("POST", _path("invites")))
     typer.echo(made["command"])
-    note(f"Works once, until {made['expires_at']}. Whoever runs it gets all that the server can do.")
+    note(f"Works once, until {clock_text(made['expires_at'])}. Whoever runs it gets all that the server can do.")
     for obstacle in made["obstacles"]:
         note(f"In the way of another machine: {obstacle}.")
 

@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import typer
 
-from dstackweb.cli.output import Column, clean, show_table, size_text
+from dstackweb.cli.output import Column, clean, clock_text, show_table, size_text
 
 OFFERS_SHOWN = 5
 LINES_SHOWN = 8
@@ -36,7 +36,9 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
 def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     """Write the one line of a plan that matters most to `stream`: the position, and whether it would wait there."""
     starts = f"waits: {clean(plan['reason_detail'])}" if plan["reason"] else "there is room for it now"
-    typer.echo(f"Position {plan['position']} of queue {clean(plan['queue'])}; {starts}", file=stream)
+    queue, at = f"queue {clean(plan['queue'])}", plan["next_at"]
+    stands = f"Enters {queue} at {clock_text(at)}" if at else f"Position {plan['position']} of {queue}"
+    typer.echo(f"{stands}; {starts}", file=stream)
 
 
 def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:

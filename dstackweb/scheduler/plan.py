@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.runs import ordering
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queues import now_us
+from dstackweb.runs.schedule import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import Prepared, Submission, prepare
 from dstackweb.scheduler import loading, offers
@@ -25,11 +27,15 @@ from dstackweb.scheduler.reserving import stored
 
 @dataclass(frozen=True)
 class Plan:
-    """`waits` is None when the run could start at once, were it first in line."""
+    """`waits` is None when the run could start at once, were it first in line.
+
+    A run with a schedule enters its queue `next_at`, and has no `position` until then.
+    """
 
     prepared: Prepared
     offers: Sequence[Offer]
-    position: int
+    position: int | None
+    next_at: dt.datetime | None
     waits: Waits | None
 
     @property
@@ -57,7 +63,9 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     )
     kept = stored()
     capacity = loading.capacity([queue], Market(), now, kept.reserved if kept else None)
-    return Plan(prepared, _offers(run, capacity), position_at(queue, rank, None), _waits(run, queue, capacity))
+    next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
+    position = None if next_at else position_at(queue, rank, None)
+    return Plan(prepared, _offers(run, capacity), position, next_at, _waits(run, queue, capacity))
 
 
 def _waits(run: Waiting, queue: Queue, capacity: Capacity) -> Waits | None:

@@ -116,6 +116,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
     return {
         "queue": planned.prepared.queue,
         "position": planned.position,
+        "next_at": planned.next_at,
         "waits": wording.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "offers": [

@@ -58,6 +58,15 @@ def test_the_plan_shows_settings_with_their_origin_offers_and_position_and_store
     assert Run.objects.count() == 1
 
 
+def test_the_plan_of_a_run_with_a_schedule_has_its_time_and_no_position(api: Api) -> None:
+    make_host()
+    config = HELLO + "schedule: {cron: '0 2 * * *'}\n"
+    plan = api("POST", f"{RUNS}/plan", {"config": config}).json()
+    submitted = api("POST", RUNS, {"config": config}).json()
+    assert (plan["position"], plan["next_at"]) == (None, submitted["next_at"])
+    assert api("POST", f"{RUNS}/plan", {"config": HELLO.replace("hello", "other")}).json()["next_at"] is None
+
+
 def test_the_plan_offers_only_hosts_that_the_run_names(api: Api) -> None:
     make_host("attic", labels={"region": "attic"})
     make_host("cellar", labels={"region": "cellar"})

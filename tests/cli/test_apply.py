@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import os
 import tarfile
+from datetime import UTC, datetime
 
 import pytest
 from django.conf import LazySettings
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.cli.errors import Refused
+from dstackweb.cli.output import clock_text
 from dstackweb.cli.runfile import RunFile, explain
 from dstackweb.runs.archives import path as archive_path
 from dstackweb.runs.models import Archive, Run
+from dstackweb.runs.schedule import next_time
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run
 
@@ -215,3 +218,11 @@ def test_the_caret_stands_under_the_key_also_behind_wide_characters_and_tabs() -
     assert pointed("a: [b", loc=[], col=4)[-1] == "  |    ^ wrong"
     assert pointed("a", loc=["x"], line=7) == ["x: wrong"]
     assert pointed("", loc=[])[-1] == "wrong"
+
+
+def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(cli: Cli) -> None:
+    cli.file("type: task\nname: nightly\ncommands: [a]\nschedule: {cron: '0 2 * * *'}\n")
+    shown = cli.ok("apply", "-f", "run.yaml", "--dry-run")
+    at = next_time(["0 2 * * *"], datetime.now(UTC))
+    assert f"Enters queue default at {clock_text(at.isoformat())}; there is room for it now" in shown
+    assert "Position" not in shown

@@ -42,6 +42,17 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
     assert not Run.objects.filter(name="hello").exists()
 
 
+def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1")
+    config = HELLO + "schedule: {cron: '0 2 * * *'}\n"
+    page = as_user(ann).post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    assert "It would wait for its time" in page
+    assert "It enters queue default at <time" in page
+    assert "Position" not in page
+
+
 def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: SignIn) -> None:
     answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "resurces: {}\n"}, headers=HTMX)
     page = answer.content.decode()
