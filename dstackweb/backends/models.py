@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -30,6 +31,17 @@ class Isolation(models.TextChoices):
 
 
 HOST_NAME = RegexValidator(r"^[\w.-]+\Z", "Letters, digits, dots, dashes and underscores.")
+HOST_NAME_LENGTH = 100
+
+
+def check_host_name(name: str) -> None:
+    """Raises ValueError for what can't be a host's name, and so no part of its address in the API."""
+    if len(name) > HOST_NAME_LENGTH or not re.fullmatch(r"[\w.-]*[^\W_][\w.-]*", name):
+        shown = name if len(name) <= HOST_NAME_LENGTH else f"{name[:20]}…"
+        raise ValueError(
+            f"{shown!r} is no name of a host: letters, digits, dots, dashes and underscores, a letter or digit among "
+            f"them, at most {HOST_NAME_LENGTH}"
+        )
 
 
 class Backend(models.Model):
@@ -77,7 +89,7 @@ class Host(models.Model):
     """
 
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
-    name = models.CharField(max_length=100, unique=True, validators=[HOST_NAME])
+    name = models.CharField(max_length=HOST_NAME_LENGTH, unique=True, validators=[HOST_NAME])
     address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
     cluster = models.CharField(max_length=120, help_text="The django-q2 cluster that works on this machine")
     labels: models.JSONField[Any, Any] = models.JSONField(

@@ -145,6 +145,14 @@ def test_obstacles_refuse_the_join_and_leave_the_token(invite: tuple[HostInvite,
     assert HostInvite.objects.filter(used_at=None).exists()
 
 
+@pytest.mark.parametrize("name", ["two words", "", "..", "-", "a/b", "n" * 101, "a\n", "\0"])
+def test_a_name_that_is_none_of_a_host_is_refused_in_words(invite: tuple[HostInvite, str], name: str) -> None:
+    for check in (True, False):
+        refused = caller(invite[1])("POST", "/join", machine(name=name, check=check))
+        assert (refused.status_code, "is no name of a host" in refused.json()["detail"]) == (422, True)
+    assert HostInvite.objects.filter(used_at=None).exists()
+
+
 @pytest.mark.parametrize("bad", [{"name": "two words"}, {"labels": {"a b": "c"}}, {"extra": 1}])
 def test_a_machine_that_can_not_be_a_host_is_refused(invite: tuple[HostInvite, str], bad: dict[str, object]) -> None:
     assert caller(invite[1])("POST", "/join", machine(**bad, check=True) | bad).status_code == 422

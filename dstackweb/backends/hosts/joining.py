@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core import signing
-from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -23,7 +22,7 @@ from django.utils import timezone
 import dstackweb
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.backends.models import HOST_NAME, Host, HostInvite
+from dstackweb.backends.models import Host, HostInvite, check_host_name
 from dstackweb.lib.addresses import is_exposed, is_local, is_loopback
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.lib.secrets import digest, new_token
@@ -155,10 +154,11 @@ def elsewhere(url: str, *, insecure: bool = False) -> list[str]:
 
 def _check(machine: Machine) -> None:
     try:
-        HOST_NAME(machine.name)
+        check_host_name(machine.name)
+    except ValueError as error:
+        raise Invalid.at("name", msg=str(error)) from None
+    try:
         check_labels(machine.labels or {})
-    except ValidationError as error:
-        raise Invalid.at("name", msg=f"{machine.name!r} is no name of a host: {error.message}") from None
     except ValueError as error:
         raise Invalid.at("labels", msg=str(error)) from None
 

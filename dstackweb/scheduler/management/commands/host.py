@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
@@ -27,7 +26,7 @@ from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
 from dstackweb.backends.hosts.probe import Probe, boot_id, own_address, probe
 from dstackweb.backends.hosts.prober import Prober
 from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
-from dstackweb.backends.models import HOST_NAME, Host
+from dstackweb.backends.models import Host, check_host_name
 from dstackweb.lib.process import PARENT_VARIABLE
 from dstackweb.scheduler.host_start import NotReady, api_trouble, check, hold_home
 from dstackweb.spec.labels import read_pair
@@ -61,9 +60,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         name, embedded = options["name"], options["embedded"]
         try:
-            HOST_NAME(name)
-        except ValidationError as error:
-            raise CommandError(f"--name {name}: {error.message}") from error
+            check_host_name(name)
+        except ValueError as error:
+            raise CommandError(f"--name: {error}") from error
         cluster = settings.DSTACKWEB_CLUSTERS["control"] if embedded else f"host-{name}"
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
