@@ -76,9 +76,9 @@ class Capacity:
 
     @property
     def holders(self) -> Sequence[Holder]:
-        """What jobs hold of the hosts, with what was placed since."""
+        """What jobs hold of the hosts, with what was placed since: that as it was taken, written or not."""
         if self._holders is None:
-            self._holders = {holder.job: holder for holder in (*self._added, *self.read_holders())}
+            self._holders = {holder.job: holder for holder in (*self.read_holders(), *self._added)}
         return list(self._holders.values())
 
     def decide(self, run: Waiting) -> Placed | Bought | Waits:

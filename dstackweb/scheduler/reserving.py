@@ -47,6 +47,15 @@ class Change:
         after = self.after.run.id if self.after else None
         return after != (self.before.run_id if self.before else None)
 
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether it isn't the one before, with other times: also one of the same run may have expired.
+
+        It is then made when it is written, after what its pass placed before it, which it takes to end as well.
+        """
+        known = self.before.reserved if self.before else None
+        return self.after is not None and (known is None or self.after.made_at != known.made_at)
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -100,7 +109,7 @@ def write(change: Change, now: dt.datetime) -> set[int]:
         _record(change.before.run_id, "reservation_ended", {"reason": change.why}, now)
         queues.add(change.before.queue_id)
     if change.after is not None:
-        _store(change.after)
+        _store(change.after, now if change.is_made_anew else change.after.made_at)
         if change.is_of_another_run:
             _record(change.after.run.id, "reserved", _told(change.after), now)
         queues.add(change.after.run.queue_id)
@@ -114,12 +123,12 @@ def _record(run_id: int, kind: str, data: dict[str, Any], now: dt.datetime) -> N
         record(run, kind, data, at=now)
 
 
-def _store(reserved: Reserved) -> None:
+def _store(reserved: Reserved, made_at: dt.datetime) -> None:
     Reservation.objects.update_or_create(
         pk=1,
         defaults={
             "run_id": reserved.run.id,
-            "made_at": reserved.made_at,
+            "made_at": made_at,
             "starts_at": reserved.starts_at,
             "expires_at": reserved.expires_at,
             "nodes": [node.as_row() for node in reserved.nodes],

@@ -183,6 +183,19 @@ def test_where_nobody_knows_the_start_it_is_held_for_a_time_and_judged_again(pro
     assert fresh(other).status == RunStatus.PROVISIONING
 
 
+def test_where_nobody_knows_the_start_a_run_placed_by_the_same_pass_is_taken_to_end_too(
+    project: Project, member: User
+) -> None:
+    """At the start the host has four CPUs and keeps one: a run of two finds room beside it."""
+    make_host(gpus=2, cpus=4)
+    small(project, member, resources={"gpu": 1, "cpu": 2}, max_duration="off")
+    run = waited(small(project, member, resources={"gpu": 2, "cpu": 1}))
+    assert place_all() == 1
+    assert Reservation.objects.get().run == run
+    make_run(project, member, resources={"cpu": 2}, max_duration="off")
+    assert place_all() == 1
+
+
 def test_more_time_for_a_holder_moves_the_start(reserved: Run) -> None:
     before = Reservation.objects.get().starts_at
     Run.objects.filter(name="holder-30m").update(extended_s=900)
