@@ -19,10 +19,11 @@ from django.views.decorators.http import require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import holds, selectors, wording
+from dstackweb.runs import holds, selectors, services, wording
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
 from dstackweb.runs.states import ENDED, Reason, RunStatus
+from dstackweb.scheduler.plan import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.account_forms import Styled, attempt
 from dstackweb.web.pages import PageRequest, done, notice, project_page
@@ -88,16 +89,23 @@ def hold_page(request: PageRequest) -> HttpResponse:
         return _form_page(request, HoldForm(request, initial=_initial(request)))
     form = HoldForm(request, request.POST)
     run = attempt(form, lambda: _named(lambda: _hold(request, form.cleaned_data)))
-    if run is None:
-        return _form_page(request, form, status=422)
+    if not isinstance(run, Run):
+        return _form_page(request, form, run or "", status=422)
     return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
 
 
-def _hold(request: PageRequest, wanted: dict[str, Any]) -> Run:
-    return holds.hold(request.project, request.user, request.role, holds.Wanted(**wanted))
+def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
+    """The hold; or why nothing here could ever give it, unless it is wanted anyway."""
+    wanted = holds.Wanted(**fields)
+    if request.POST.get("anyway") != "yes" and (wanted.gpu or wanted.cpu):
+        config = holds.config(wanted, holds.parse_time(wanted.duration))
+        planned = plan(request.project, request.user, request.role, services.Submission(config, hold=True))
+        if planned.waits and planned.impossible:
+            return wording.reason(planned.waits.reason, planned.waits.data).text
+    return holds.hold(request.project, request.user, request.role, wanted)
 
 
-def _named(act: Callable[[], Run]) -> Run:
+def _named(act: Callable[[], Run | str]) -> Run | str:
     """Errors of a run file beside the field of the form that they come from."""
     fields = {"for": "duration", "max_duration": "duration"}
     try:
@@ -109,8 +117,8 @@ def _named(act: Callable[[], Run]) -> Run:
         raise
 
 
-def _form_page(request: PageRequest, form: HoldForm, status: int = 200) -> HttpResponse:
-    return render(request, "web/hold.html", {"form": form, "models": gpu_models()}, status=status)
+def _form_page(request: PageRequest, form: HoldForm, never: str = "", status: int = 200) -> HttpResponse:
+    return render(request, "web/hold.html", {"form": form, "models": gpu_models(), "never": never}, status=status)
 
 
 def _initial(request: PageRequest) -> dict[str, Any]:

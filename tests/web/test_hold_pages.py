@@ -46,6 +46,17 @@ def test_the_form_says_what_there_is_and_puts_a_hold_in_its_queue(project: Proje
     assert (run.is_hold, run.priority, run.spec["max_duration_s"]) == (True, 60, 10800)
 
 
+def test_what_no_host_could_ever_give_is_held_only_by_who_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=2)
+    client = as_user(ann)
+    answer = client.post("/p/main/hold/", {**FORM, "gpu": "99"})
+    assert answer.status_code == 422
+    assert "No host could ever give this: needs 99 GPUs" in answer.content.decode()
+    assert not Run.objects.exists()
+    assert client.post("/p/main/hold/", {**FORM, "gpu": "99", "anyway": "yes"}).status_code == 302
+    assert Run.objects.get().is_hold
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [({"gpu": "A100:2:2:2:2"}, "id_gpu"), ({"cpu": "many"}, "id_cpu"), ({"name": "Not A Name"}, "id_name")],
