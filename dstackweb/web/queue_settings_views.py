@@ -67,7 +67,9 @@ class NewQueueForm(Styled):
     name = forms.SlugField(
         label=gettext_lazy("Name"),
         max_length=60,
-        help_text=gettext_lazy("Run files name it with queue:. Letters, digits, hyphens and underscores."),
+        help_text=gettext_lazy(
+            "Letters, digits, hyphens and underscores. A run file chooses it with “queue: nightly”."
+        ),
         widget=forms.TextInput(attrs={"placeholder": "nightly", "autocomplete": "off", "autocapitalize": "none"}),
     )
 
