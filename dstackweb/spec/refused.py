@@ -5,7 +5,7 @@ from __future__ import annotations
 REFUSED_TYPES = {
     "service": "write `type: task`, and start the server among its `commands`",
     "dev-environment": "`dstackweb hold` keeps GPUs for you to work on by ssh; in a file, write `type: task`",
-    "fleet": "hosts join by `manage.py host`, and an admin sets up the other backends",
+    "fleet": "hosts join by `dstackweb host join`, and an admin sets up the other backends",
     "gateway": "there are no services, and so no gateways",
     "volume": "use a directory that the hosts share",
 }
