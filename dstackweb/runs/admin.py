@@ -92,6 +92,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 class PriorityForm(forms.ModelForm[Run]):
     """The one thing of a run that is changed here, and the run as it was seen."""
 
+    priority = forms.IntegerField(min_value=0, max_value=100, help_text="0–100; higher goes first.")
     seen = forms.CharField(widget=forms.HiddenInput)
 
     class Meta:
