@@ -13,11 +13,11 @@ from dstackweb.cli.output import Column, age_text, clean, note, show_json, show_
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-LIMITS = {
-    "max_running": "runs placed",
-    "max_gpus": "GPUs held",
-    "max_running_per_user": "runs placed per member",
-    "max_gpus_per_user": "GPUs held per member",
+LIMITS = {  # for one, for any other number
+    "max_running": ("run placed", "runs placed"),
+    "max_gpus": ("GPU held", "GPUs held"),
+    "max_running_per_user": ("run placed per member", "runs placed per member"),
+    "max_gpus_per_user": ("GPU held per member", "GPUs held per member"),
 }
 
 DIGITS = 12
@@ -108,7 +108,7 @@ def settings_text(row: dict[str, Any]) -> list[str]:
         told.append("paused: nothing leaves it until a manager resumes it")
     if row["draining"]:
         told.append("draining: it takes no new runs, what waits still starts")
-    told += [f"at most {row[key]} {what}" for key, what in LIMITS.items() if row[key] is not None]
+    told += [f"at most {row[key]} {what[row[key] != 1]}" for key, what in LIMITS.items() if row[key] is not None]
     minutes = row["ageing_minutes"]
     told.append("strict priority" if minutes is None else f"a point of priority per {minutes} min of waiting")
     return told

@@ -69,7 +69,7 @@ def zone_called(name: str) -> dt.tzinfo:
     """The time zone of this IANA name; "" is UTC. ValueError for a name that this machine doesn't know."""
     try:
         return ZoneInfo(name or "UTC")
-    except (KeyError, OSError) as error:  # nobody's name, a folder's
+    except (KeyError, OSError, ValueError) as error:  # nobody's name, a folder's, a way out of the folder
         raise ValueError(f"no time zone is called {name[:60]!r}") from error
 
 

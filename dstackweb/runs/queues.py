@@ -20,6 +20,7 @@ from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.transitions import touch
 
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
+NAME = "letters, digits, dashes and underscores, at most 60"
 SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS)
 
 
@@ -107,7 +108,8 @@ def _check(queue: Queue) -> None:
         queue.clean_fields()
     except ValidationError as error:
         name, messages = next(iter(error.message_dict.items()))
-        raise Invalid.at(name, msg=f"{name}: {messages[0]}") from None
+        told = f"{queue.name[:60]!r} is no name of a queue: {NAME}" if name == "name" else f"{name}: {messages[0]}"
+        raise Invalid.at(name, msg=told) from None
 
 
 def _rank_anew(queue: Queue) -> None:

@@ -29,7 +29,9 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
     made = manager("POST", QUEUES, {"name": "night", "ageing_minutes": None, "max_running": 2})
     assert (made.status_code, made.json()["max_running"], made.json()["ageing_minutes"]) == (201, 2, None)
     assert manager("POST", QUEUES, {"name": "night"}).status_code == 409
-    assert manager("POST", QUEUES, {"name": "not a name"}).status_code == 422
+    for name in ("not a name", "", "n" * 61, "ü", "a\n"):
+        refused = manager("POST", QUEUES, {"name": name})
+        assert (refused.status_code, "is no name of a queue: letters" in refused.json()["detail"]) == (422, True)
     assert api("POST", QUEUES, {"name": "mine"}).status_code == 403
     listed = {row["name"]: row["submitted"] for row in api("GET", QUEUES).json()["items"]}
     assert listed == {"default": 5, "night": 0}

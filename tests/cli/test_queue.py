@@ -129,7 +129,7 @@ def test_queues_are_made_and_listed(manager: Cli, cli: Cli, runs: dict[str, Run]
         ["default", "5", "0", "0"],
         ["night", "0", "0", "0"],
     ]
-    assert "at most 1 runs placed" in lines[2]
+    assert "at most 1 run placed;" in lines[2]
 
 
 @pytest.mark.parametrize("setting", [("--pause",), ("--create",), ("--max-gpus", "1")])
