@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
-from dstackweb.cli.errors import CliError, Refused, TryLater, Unreachable, UsageError
+from dstackweb.cli.errors import CliError, Interrupted, Refused, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
 
 BASE = "/api/v1"
@@ -73,6 +73,10 @@ class Api:
         for attempt in itertools.count(1):
             try:
                 response = self._http.request(method, path, content=body() if body else None, **request)
+            except KeyboardInterrupt:
+                if method in ("GET", "HEAD"):
+                    raise
+                raise Interrupted from None
             except httpx.TransportError as error:
                 if attempt >= tries or not isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
                     raise self._unreachable(error, changes=method not in ("GET", "HEAD")) from None

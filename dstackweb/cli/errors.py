@@ -9,6 +9,10 @@ FAILED = 1
 UNREACHABLE = 3
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while the server was asked for a change, which may have been made."""
+
+
 class CliError(Exception):
     """An expected fault: one sentence, then `notes` (what is safe, what to do), and the exit code."""
 

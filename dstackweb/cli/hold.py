@@ -54,7 +54,7 @@ def hold(
         run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
     except KeyboardInterrupt:
         note("\nInterrupted: it may have been submitted, dstackweb ps tells.")
-        raise
+        raise typer.Exit(INTERRUPTED) from None
     if detach:
         note(f"Submitted {run['name']}. Its way in, once it has its place: dstackweb logs {run['name']}")
         typer.echo(run["name"])

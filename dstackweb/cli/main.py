@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from dstackweb.cli import config, history, hold, hosts, moves, queue
-from dstackweb.cli.errors import INTERRUPTED, CliError, Refused, UsageError
+from dstackweb.cli.errors import INTERRUPTED, CliError, Interrupted, Refused, UsageError
 from dstackweb.cli.output import Column, age_text, note, show_error, show_json, show_table, warn
 
 if TYPE_CHECKING:
@@ -23,15 +24,25 @@ class _Commands(TyperGroup):
     """Words expected faults and turns them into exit codes, for all commands in one place."""
 
     def invoke(self, ctx: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                # What a terminal's encoding doesn't have must not end a command that has made its change.
+                stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except CliError as error:
+            show_error(error)
+            raise typer.Exit(error.code) from None
+        except UnicodeEncodeError:
+            error = UsageError("a word of the command line is no UTF-8 text; nothing was sent.")
             show_error(error)
             raise typer.Exit(error.code) from None
         except (KeyboardInterrupt, typer.Abort) as stopped:
             # A prompt turns Ctrl-C, and the end of its input, into the same exception.
             if isinstance(stopped, typer.Abort) and not isinstance(stopped.__context__, KeyboardInterrupt):
                 raise
+            if isinstance(stopped, Interrupted):
+                note("\nInterrupted: it isn't known whether the change was made. Look before you try again.")
             raise typer.Exit(INTERRUPTED) from None
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import sys
+from subprocess import PIPE, Popen
 from subprocess import run as call
 from time import monotonic
 
@@ -13,6 +16,7 @@ from dstackweb.cli.client import PATIENCE_S, TRIES, Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.errors import CliError, Unreachable
 from dstackweb.cli.logs import Cursor, Follower
+from tests.support import REPO
 
 Answer = httpx.Response | Exception
 SETTINGS = Settings("http://server.test", "dw_secret-token", "main", "DSTACKWEB_TOKEN")
@@ -151,6 +155,32 @@ def test_following_outlasts_any_number_of_faults() -> None:
     assert follower.follow(run)["status"] == "done"
     assert b"".join(written) == b"hello"
     assert max(wire.pauses) <= 5
+
+
+@pytest.mark.parametrize(
+    ("args", "unknown"), [(["queue", "--pause"], True), (["move", "--undo"], True), (["queue"], False)]
+)
+def test_ctrl_c_while_a_change_is_asked_for_says_that_it_may_have_been_made(args: list[str], unknown: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        env = {"DSTACKWEB_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "DSTACKWEB_TOKEN": "dw_x"}
+        command = [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args]
+        process = Popen(command, cwd=REPO, env=env, stdout=PIPE, stderr=PIPE, text=True)
+        asked, _address = silent.accept()
+        with asked:
+            asked.recv(1)
+            process.send_signal(signal.SIGINT)
+            _out, told = process.communicate(timeout=20)
+    assert (process.returncode, "it isn't known whether the change was made" in told) == (130, unknown)
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("args", [["priority", b"\xff", "3"], ["move", b"\xff", "--top"], ["host", "drain", b"\xff"],
+                                  ["hold", "--for", "1h", "--cpu", b"\xff"]])  # fmt: skip
+def test_a_word_that_is_no_text_is_a_usage_error(args: list[str | bytes]) -> None:
+    env = {"DSTACKWEB_URL": "http://127.0.0.1:9", "DSTACKWEB_TOKEN": "dw_x", "PYTHONUTF8": "1"}
+    command = [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args]
+    done = call(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no UTF-8 text" in done.stderr) == (2, True)
 
 
 def test_help_comes_at_once_and_no_command_loads_the_server() -> None:

@@ -154,6 +154,13 @@ def test_whoever_may_not_is_told_who_may(connect: Callable[..., Cli], project: P
         assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
 
 
+def test_a_terminal_that_lacks_a_sign_is_told_of_the_change_all_the_same(cli: Cli, runs: dict[str, Run]) -> None:
+    process = cli.spawn("priority", "a", "60", PYTHONIOENCODING="latin-1")
+    out, told = process.communicate(timeout=20)
+    assert (process.returncode, told) == (0, b"")
+    assert out == b"a: priority 50 ? 60, position 1 ? 1 of default\n"
+
+
 def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
