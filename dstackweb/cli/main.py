@@ -34,9 +34,8 @@ class _Commands(TyperGroup):
             show_error(error)
             raise typer.Exit(error.code) from None
         except UnicodeEncodeError:
-            error = UsageError("a word of the command line is no UTF-8 text; nothing was sent.")
-            show_error(error)
-            raise typer.Exit(error.code) from None
+            show_error(UsageError("a word of the command line is no UTF-8 text; nothing was sent."))
+            raise typer.Exit(UsageError.code) from None
         except (KeyboardInterrupt, typer.Abort) as stopped:
             # A prompt turns Ctrl-C, and the end of its input, into the same exception.
             if isinstance(stopped, typer.Abort) and not isinstance(stopped.__context__, KeyboardInterrupt):
