@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, holds, logs, services
+from dstackweb.runs import attempts, holds, logs, ordering, queues, reorder, services
 from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import QueueHour, Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -46,6 +46,7 @@ def build() -> tuple[Project, User]:
     mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
     ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
     join(make_project("research"), mia, "admin")
+    make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
     make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=5, labels={"site": "lab", "nvlink": "yes"})
     make_host("cpu-box-2", cpus=16, memory_gib=64, draining=True)
     old = make_host("old-box-3", cpus=8, memory_gib=32, gpus=1, error="no space left on the runs' disk")
@@ -91,9 +92,19 @@ def build() -> tuple[Project, User]:
     make_run(project, bo, "too-large", priority=30, resources={"gpu": 16})
     place_all()
     for hours, run in enumerate(Run.objects.filter(status="submitted").order_by("-id"), start=1):
-        Run.objects.filter(pk=run.pk).update(submitted_at=now - dt.timedelta(hours=hours * 3, minutes=7))
+        _submitted(run, now - dt.timedelta(hours=hours * 3, minutes=7))
+    moved, before = (Run.objects.get(name=name) for name in ("sweep-lr-0033", "sweep-lr-0031"))
+    reorder.move([moved], mia, "admin", reorder.Target("before", before))
     past(project, now)
+    queues.change(services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2)
     return project, mia
+
+
+def _submitted(run: Run, at: dt.datetime) -> None:
+    """As if it had been submitted then; older runs must stay the older ones."""
+    seniority = round(at.timestamp() * 1_000_000)
+    rank = ordering.rank(seniority, run.priority, run.queue.step_us)
+    Run.objects.filter(pk=run.pk).update(submitted_at=at, queued_at=at, seniority_us=seniority, rank=rank)
 
 
 def past(project: Project, now: dt.datetime) -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
+from dstackweb.backends.hosts import joining
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
 
 PAGES = (
     "/p/main/queue/",
+    "/p/main/queues/night/",
+    "/p/main/queues/default/settings/",
     "/p/main/runs/",
     "/p/main/runs/train-llama-sft/",
+    "/p/main/runs/ab-reranker-7/",
+    "/p/main/runs/ab-reranker-7/why/",
+    "/p/main/runs/too-large/why/",
+    "/p/main/runs/evaluate-checkpoint-of-the-long-named-experiment/why/",
+    "/p/main/runs/train-llama-sft/why/",
     "/p/main/runs/export-onnx/",
     "/p/main/runs/hold-swift-otter/",
     "/p/main/runs/report-nightly/",
@@ -52,6 +61,61 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
             faults[f"{path} {theme}"] = accessibility_faults(page)
     assert {path: found for path, found in faults.items() if found} == {}
     assert complaints == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_looking_after_hosts_is_accessible_and_fits_a_phone(
+    live_server, new_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the command by which a machine joins, shown once."""
+    monkeypatch.setattr(joining, "needs_postgres", lambda: None)  # the panel of a server that can have other hosts
+    demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "root", demo.PASSWORD)
+    for theme, width in (("light", 1360), ("dark", 390)):
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto(f"{live_server.url}/p/main/hosts/")
+        page.get_by_role("button", name="Make a join command").click()
+        expect(page.get_by_label("Run this on the other machine, as root")).to_have_value(re.compile("host join"))
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert accessibility_faults(page) == []
+        page.get_by_role("button", name="Leave").first.click()
+        expect(page.get_by_role("dialog")).to_contain_text("Have cpu-box-2 leave?")
+        assert accessibility_faults(page) == []
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("theme", "width"), [("light", 390), ("dark", 1360), ("dark", 390)])
+def test_all_that_is_done_to_rows_is_accessible_and_fits_a_phone(
+    live_server, new_page: Callable[..., Page], theme: str, width: int
+) -> None:
+    demo.build()
+    page = new_page(color_scheme=theme, viewport={"width": width, "height": 844}, reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+
+    def check(what: str) -> None:
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, what
+        assert (what, accessibility_faults(page)) == (what, [])
+
+    handle = page.get_by_role("button", name="Move sweep-lr-0030")
+    handle.press("ArrowUp")
+    expect(page.locator(".would")).to_contain_text("position 3 → 2")
+    check("carried")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+    check("moved")
+    handle.press("Enter")
+    check("menu")
+    page.get_by_role("menuitem", name="Before…").click()
+    page.get_by_label("The run to stand next to").fill("nobody")
+    expect(page.locator("#place [data-told]")).to_contain_text("No run called nobody")
+    check("place")
+    page.keyboard.press("Escape")
+    page.get_by_label("Select sweep-lr-0032").check()
+    page.get_by_label("Select too-large").check()
+    check("chosen")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,20 +12,29 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from dstackweb.backends.hosts import joining
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import sign_in
 
 PAGES = {
     "queue": "/p/main/queue/",
+    "queue-paused": "/p/main/queues/night/",
+    "queue-settings": "/p/main/queues/night/settings/",
     "queue-empty": "/p/research/queue/",
     "history": "/p/main/queues/default/history/",
     "history-all": "/p/main/history/?days=30",
+    "history-table": "/p/main/queues/default/history/?as=table",
     "history-empty": "/p/research/history/",
     "runs": "/p/main/runs/",
     "run": "/p/main/runs/train-llama-sft/",
     "run-failed": "/p/main/runs/export-onnx/",
     "run-waiting": "/p/main/runs/ab-reranker-7/",
+    "run-held": "/p/main/runs/hold-swift-otter/",
+    "run-scheduled": "/p/main/runs/report-nightly/",
+    "why": "/p/main/runs/ab-reranker-7/why/",
+    "why-never": "/p/main/runs/too-large/why/",
+    "hold": "/p/main/hold/",
     "submit": "/p/main/submit/",
     "hosts": "/p/main/hosts/",
     "profiles": "/p/main/profiles/",
@@ -44,8 +53,15 @@ WRONG = "type: task\nname: big\ncommands: [python train.py]\nresources: {gpu: A1
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_pictures_of_every_page(
-    live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path, theme: str, size: str
+    live_server,
+    new_page: Callable[..., Page],
+    complaints: Complaints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    theme: str,
+    size: str,
 ) -> None:
+    monkeypatch.setattr(joining, "needs_postgres", lambda: None)  # the panel of a server that can have other hosts
     folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     demo.build()
@@ -79,7 +95,33 @@ def test_pictures_of_every_page(
     page.get_by_role("button", name="Raise the priority of ab-reranker-7").click()
     page.get_by_text("ab-reranker-7 has priority 71 now").wait_for()
     take("queue-moved")
+    page.get_by_role("button", name="Move sweep-lr-0031").press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".would")).to_contain_text("position 5 → 3")
+    take("queue-carried")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Move sweep-lr-0031").click()
+    take("queue-menu")
+    page.get_by_role("menuitem", name="After…").click()
+    page.get_by_label("The run to stand next to").fill("ab-reranker-7")
+    expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 3")
+    take("queue-place")
+    page.keyboard.press("Escape")
+    page.get_by_label("Select sweep-lr-0031").check()
+    page.get_by_label("Select too-large").check()
+    take("queue-chosen")
+    page.goto(f"{live_server.url}/p/main/hold/")
+    page.get_by_label("GPUs", exact=True).fill("99")
+    page.get_by_role("button", name="Hold", exact=True).click()
+    page.get_by_text("This can never be held here").wait_for()
+    take("hold-never")
     if size == "phone":
         page.get_by_role("button", name="Menu").click()
         take("menu")
+    page.context.clear_cookies()
+    sign_in(page, live_server.url, "root", demo.PASSWORD)
+    page.goto(f"{live_server.url}/p/main/hosts/")
+    page.get_by_role("button", name="Make a join command").click()
+    page.get_by_label("Run this on the other machine, as root").wait_for()
+    take("hosts-join")
     complaints.remove_failed_loads()
