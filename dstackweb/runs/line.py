@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from django.db.models import Exists, OuterRef, QuerySet
@@ -15,7 +16,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import selectors
 from dstackweb.runs.edits import may_change
 from dstackweb.runs.models import Queue, QueueCount, Run
-from dstackweb.runs.moves import NUDGE_US, AbovePriority, Change, Place, Terms, plan_move, plan_permutation
+from dstackweb.runs.moves import NUDGE_US, AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
 from dstackweb.runs.states import PLACED, RunStatus
 
 AT_MOST = 1000
@@ -26,6 +27,8 @@ FIRST, LAST = (-(2**63), 0), (2**63 - 1, 2**63 - 1)
 """Places (rank, id) ahead of every run, and behind."""
 
 Key = tuple[int, int]
+Plan = Callable[[Sequence[Place], Iterable[Place], Iterable[Place]], list[Change]]
+"""What changes when runs are put between those ahead and those behind, each nearest first."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,11 @@ def reordering(queue: Queue, run_ids: Sequence[int], user: User, role: str, targ
     newest = max(now_us, queue.last_seniority_us)
     terms = Terms(queue.step_us, min(oldest, default=newest), newest)
     if allows(role, "manager"):
-        return _anywhere(queue, moved, cut, terms, runs)
+        return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms))
+    most = queue.project.member_max_priority
+    among_own = partial(plan_alone, terms=terms, most=most)
+    if found := _past_own_alone(queue, moved, cut, runs, user, among_own):
+        return found
     return _among_own(queue, moved, cut, terms, runs, user)
 
 
@@ -182,11 +189,11 @@ def runs_ahead(queue: Queue, cuts: Iterable[Key]) -> dict[Key, int]:
     return found
 
 
-def _anywhere(queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: dict[int, Run]) -> Reordering:
-    """A manager's move: the runs stand exactly where they were put."""
+def _anywhere(queue: Queue, moved: list[Place], cut: Key, runs: dict[int, Run], plan: Plan) -> Reordering:
+    """The runs stand exactly where they were put."""
     front, nearest_ahead = itertools.tee(_walk(queue, cut, True, runs))
     back, nearest_behind = itertools.tee(_walk(queue, cut, False, runs))
-    written = plan_move(moved, front, back, terms)
+    written = plan(moved, front, back)
     if not written:
         return NOTHING
     ahead = runs_ahead(queue, [cut, *(place.key for place in moved)])
@@ -220,6 +227,30 @@ def _anywhere(queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: di
         for index, place in enumerate(moved)
     ]
     return Reordering(Preview(changes, slips, back_by + forward_by, True), written)
+
+
+def _past_own_alone(
+    queue: Queue, moved: list[Place], cut: Key, runs: dict[int, Run], user: User, plan: Plan
+) -> Reordering | None:
+    """A member's move past none but their own runs, however many: only those moved change. None where it is not so."""
+    first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
+    waiting = selectors.in_order(queue)
+    own = _from(_ahead_of(waiting.filter(user=user), last), first)
+    # Behind the others that stand at the target, or ahead of them: the nearest that the runs come to it.
+    nearest = cut
+    if cut == first and (head := own.values_list("rank", "pk").first()):
+        nearest = head
+    elif cut == last and (tail := own.order_by("-rank", "-id").values_list("rank", "pk").first()):
+        nearest = tail[0], tail[1] + 1
+    first, last = min(moved[0].key, nearest), max(moved[-1].key, nearest)
+    if _from(_ahead_of(waiting.exclude(user=user), last), first).exists():
+        return None
+    found = _anywhere(queue, moved, nearest, runs, plan)
+    if not found.written:
+        return None
+    ahead = runs_ahead(queue, [cut, nearest])
+    gap, wanted = (ahead[key] - sum(place.key < key for place in moved) for key in (nearest, cut))
+    return replace(found, preview=replace(found.preview, exact=gap == wanted))
 
 
 def _among_own(

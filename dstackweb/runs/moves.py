@@ -6,7 +6,8 @@ A moved run stands exactly where it was put. Its seniority moves between the que
 enough, its priority changes by the fewest points that are; where no rank is left between its neighbours, the fewest
 of them give way by the fewest µs, in their seniority alone.
 
-A member's move permutes the ranks of their own runs, so that nobody else's position changes.
+A member's move permutes the ranks of their own runs, so that nobody else's position changes; past none but their own
+runs, which may be a hundred thousand, only the moved ones change.
 """
 
 from __future__ import annotations
@@ -101,6 +102,19 @@ def plan_move(moved: Sequence[Place], before: Iterable[Place], after: Iterable[P
         return []
     planned = _between(moved, left, right, terms) or _squeezed(moved, front, back, terms)
     return _changes(planned, (*moved, *front.fetched, *back.fetched))
+
+
+def plan_alone(
+    moved: Sequence[Place], before: Iterable[Place], after: Iterable[Place], terms: Terms, most: int
+) -> list[Change]:
+    """As `plan_move`, where none but `moved` may change, and none of them to more than `most` unless it had that.
+
+    Nothing where that can't be.
+    """
+    planned = _between(moved, next(iter(before), None), next(iter(after), None), terms) or []
+    if any(place.priority > max(most, run.priority) for run, place in zip(moved, planned, strict=False)):
+        return []
+    return _changes(planned, moved)
 
 
 def plan_permutation(

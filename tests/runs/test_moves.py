@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs import ordering
-from dstackweb.runs.moves import AbovePriority, Change, Place, Terms, plan_move, plan_permutation
+from dstackweb.runs.moves import AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
 
 PRIORITIES = range(101)
 CRAMPED_US = 12
@@ -206,6 +206,27 @@ def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataO
         assert change.priority in fitting
         wanted = levels[change.id]
         assert abs(change.priority - wanted) == min(abs(priority - wanted) for priority in fitting)
+
+
+@given(lines(), st.data(), st.sampled_from([0, 50, 98, 100]))
+def test_runs_that_alone_may_change_stand_where_they_were_put_or_not_at_all(
+    line: Line, data: st.DataObject, most: int
+) -> None:
+    run = data.draw(st.sampled_from(line.runs))
+    gap = data.draw(st.integers(0, len(line.runs) - 1))
+    front, back, ids = moved_to(line, [run], gap)
+    changes = plan_alone([run], reversed(front), back, line.terms, most)
+    if changes:
+        assert [one.id for one in line.after(changes)] == ids
+        assert [change.id for change in changes] == [run.id]
+        assert changes[0].priority <= max(most, run.priority)
+    elif [one.id for one in line.runs] != ids:
+        alike = [
+            rank
+            for rank in ranks_for(line.terms, [run.priority])
+            if (not front or front[-1].key < (rank, run.id)) and (not back or (rank, run.id) < back[0].key)
+        ]
+        assert not alike, "there was room without a change of priority"
 
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=30), st.sampled_from([None, 1, 30]), st.data())

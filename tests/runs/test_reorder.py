@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
-from dstackweb.runs import line, ordering, reorder, selectors, services
+from dstackweb.runs import line, ordering, queues, reorder, selectors, services
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.reorder import Target
 from dstackweb.runs.states import RunStatus
@@ -117,6 +118,87 @@ def test_a_members_move_changes_nobody_elses_position(project: Project, member: 
     assert [(c.run.name, c.position_before, c.position_after) for c in done.changes] == [("e", 5, 1)]
     assert [(c.run.name, c.position_before, c.position_after) for c in done.slips] == [("a", 1, 3), ("c", 3, 5)]
     assert [vars(change) for change in told.slips] == [vars(change) for change in done.slips]
+
+
+def crowd(project: Project, rnd: random.Random, people: list[User]) -> None:
+    """Waiting runs of these people at few ranks, some of them equal."""
+    queue = services.ensure_queue(project)
+    queue.ageing_minutes = rnd.choice([None, 1, 30])
+    queue.save()
+    start, spread = queues.now_us() - 10_000_000, rnd.choice([3, 100, 5_000_000])
+    for _ in range(rnd.randint(2, 10)):
+        run = make_run(project, rnd.choice(people))
+        seniority, priority = start + rnd.randint(0, spread), rnd.choice([50, 50, 51, 70])
+        rank = ordering.rank(seniority, priority, queue.step_us)
+        Run.objects.filter(pk=run.pk).update(seniority_us=seniority, priority=priority, rank=rank)
+
+
+def among_own(line: list[Run], user: User, moved: set[int], gap: int) -> tuple[list[int], bool]:
+    """The order after a member's move to the gap before `line[gap]`, by brute force, and whether it is exact."""
+    at = [index for index, run in enumerate(line) if run.pk in moved]
+    first, last = min(at[0], gap), max(at[-1] + 1, gap)
+    places = [index for index in range(first, last) if line[index].user_id == user.pk]
+    staying = [index for index in places if index not in at]
+    order = [*(index for index in staying if index < gap), *at, *(index for index in staying if index >= gap)]
+    ids = [run.pk for run in line]
+    for place, index in zip(places, order, strict=True):
+        ids[place] = line[index].pk
+    wanted = gap - sum(index < gap for index in at)
+    return ids, [ids.index(line[index].pk) for index in at] == list(range(wanted, wanted + len(at)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_members_move_does_what_their_runs_in_each_others_places_would(
+    project: Project, member: User, bob: User, seed: int
+) -> None:
+    """Whether only own runs are passed, which then stay as they are, or those of others as well."""
+    rnd = random.Random(seed)
+    crowd(project, rnd, [member, member, member, bob])
+    queue = services.ensure_queue(project)
+    for _ in range(5):
+        line = list(selectors.in_order(queue).select_related("queue", "project", "user"))
+        mine = [run for run in line if run.user == member]
+        moved = rnd.sample(mine, min(len(mine), rnd.choice([1, 1, 2])))
+        where = rnd.choice(["top", "bottom", "before", "after"])
+        anchors = [run for run in line if run not in moved]
+        if not moved or not anchors:
+            continue
+        anchor = rnd.choice(anchors) if where in ("before", "after") else None
+        gap = {"top": 0, "bottom": len(line)}.get(where, 0)
+        gap = gap if anchor is None else line.index(anchor) + (where == "after")
+        expected, exact = among_own(line, member, {run.pk for run in moved}, gap)
+        try:
+            told = reorder.move(moved, member, "member", Target(where, anchor))
+        except (Forbidden, Conflict):
+            continue
+        now = list(selectors.in_order(queue))
+        assert [run.pk for run in now] == expected
+        others = {run.pk: (run.rank, run.seniority_us) for run in line if run.user == bob}
+        assert {run.pk: (run.rank, run.seniority_us) for run in now if run.user == bob} == others
+        if told.changes:
+            assert told.exact == exact
+            slipped = [run for run in line if expected.index(run.pk) != line.index(run)]
+            assert told.slips_total == len([run for run in slipped if run not in moved])
+
+
+def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(
+    project: Project, member: User, bob: User
+) -> None:
+    ahead = make_run(project, bob)
+    run = make_run(project, member, "last")
+    start = ahead.seniority_us + 1
+    Run.objects.bulk_create(
+        Run(
+            project=project, queue=run.queue, user=member, name=f"sweep-{number}", spec=run.spec, shape=run.shape,
+            seniority_us=start + number, rank=ordering.rank(start + number, 50, run.queue.step_us),
+        )
+        for number in range(500)
+    )  # fmt: skip
+    Run.objects.filter(pk=run.pk).update(seniority_us=start + 900, rank=run.rank - run.seniority_us + start + 900)
+    moved = reorder.move([again(run)], member, "member", Target("top"))
+    assert (moved.slips_total, moved.exact) == (500, False)
+    assert [(change.position_before, change.position_after) for change in moved.changes] == [(502, 2)]
+    assert len(Move.objects.get().changes) == 1
 
 
 def test_a_members_run_comes_to_the_nearest_of_their_own_places(
