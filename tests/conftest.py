@@ -8,10 +8,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
+
+# An example takes as long as a busy machine lets it: no test is about that.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 ONE_SIDE = {"browser", "cli"}
