@@ -71,8 +71,9 @@ def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 @api.exception_handler(HttpError)
 def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    """What the framework itself refuses (a body that isn't JSON)."""
-    return api.create_response(request, {"detail": str(error)}, status=error.status_code)
+    """What the framework itself refuses: a body that isn't JSON."""
+    told = "the body is no JSON" if error.status_code == 400 else str(error)
+    return api.create_response(request, {"detail": told}, status=422 if error.status_code == 400 else error.status_code)
 
 
 @api.exception_handler(DataError)

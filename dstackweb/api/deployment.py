@@ -27,7 +27,7 @@ router = Router(tags=["deployment"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
-TAR_GZ = {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}
+RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 @router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")
@@ -67,7 +67,7 @@ def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> H
     "/projects/{project}/archives/{sha256}",
     response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, 413: ErrorOut},
     summary="Upload a working directory",
-    openapi_extra={"requestBody": {"required": True, "content": TAR_GZ}},
+    openapi_extra={"requestBody": {"required": True, "content": RAW}},
 )
 def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Status[ArchiveOut]:
     """The raw bytes of a tar.gz; kept once per content."""

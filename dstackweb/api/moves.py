@@ -62,6 +62,8 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     if (body.run is None) == (body.runs is None):
         raise Invalid.at("run", msg="send either `run` or `runs`")
     names = [body.run] if body.run is not None else body.runs or []
+    if not names:
+        raise Invalid.at("runs", msg="name at least one run")
     runs = [selectors.find_run(project, name) for name in dict.fromkeys(names)]
     selectors.find_queue(project, queue)
     for run in runs:

@@ -62,6 +62,8 @@ def read(job_id: UUID, offset: int, limit: int) -> bytes:
     """Up to `limit` bytes from `offset`; empty behind the end."""
     try:
         with path(job_id).open("rb") as file:
+            if offset >= os.fstat(file.fileno()).st_size:
+                return b""  # a file system may refuse to seek as far
             file.seek(offset)
             return file.read(limit)
     except FileNotFoundError:

@@ -27,6 +27,8 @@ TASK = {"type": "task", "commands": ["a"]}
         "projects/main/queues/%00",
         f"projects/main/queues/default?cursor={HUGE}",
         f"projects/main/runs/hello/logs?offset={HUGE}",
+        "projects/main/runs/hello/logs?offset=17736161082999",  # more than ext4 has in a file
+        f"projects/main/runs/hello/logs?offset={2**62 - 1}",
         f"projects/main/runs/hello/logs?node={HUGE}",
         f"projects/main/runs/hello/logs?attempt={HUGE}",
     ],

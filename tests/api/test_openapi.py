@@ -35,7 +35,7 @@ def test_bytes_are_described_as_such(paths: dict[str, Any]) -> None:
     assert list(told["content"]) == ["application/octet-stream"]
     assert {"X-Next-Offset", "X-Attempt", "X-Log-Complete"} <= set(told["headers"])
     upload = paths["/api/v1/projects/{project}/archives/{sha256}"]["put"]
-    assert list(upload["requestBody"]["content"]) == ["application/gzip"]
+    assert list(upload["requestBody"]["content"]) == ["application/octet-stream"]
 
 
 def test_what_a_stale_write_is_answered_with_is_described(

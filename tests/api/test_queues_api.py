@@ -86,6 +86,15 @@ def test_a_draining_queue_takes_nothing_new_and_lets_what_waits_start(
     assert order(api) == "bcde"
 
 
+@pytest.mark.parametrize("body", [{"runs": [], "top": True}, {"runs": [], "bottom": True, "dry_run": True}])
+def test_a_move_of_no_run_is_refused_with_an_if_match_as_well(
+    manager: Api, line: dict[str, Run], body: dict[str, Any]
+) -> None:
+    for headers in ({}, {"If_Match": '"any"'}):
+        refused = manager("POST", f"{QUEUES}/default/move", body, **headers)
+        assert (refused.status_code, refused.json()["errors"][0]["loc"]) == (422, ["runs"])
+
+
 @pytest.mark.parametrize(
     ("body", "after"),
     [
