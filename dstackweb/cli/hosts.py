@@ -30,6 +30,9 @@ Labels = Annotated[
     list[str] | None,
     typer.Option("--label", "-l", metavar="NAME=VALUE", help="A label that runs can ask for; again for more."),
 ]
+Address = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Where a run's other nodes, and people with a hold, reach this machine.")
+]
 
 
 def _connect() -> Api:
@@ -162,7 +165,7 @@ def join(
     token: Annotated[str, typer.Option(envvar="DSTACKWEB_JOIN_TOKEN", help="The join token, from the hosts page.")],
     name: Annotated[str, typer.Option(help="The host's name; by default the machine's.")] = "",
     labels: Labels = None,
-    address: Annotated[str, typer.Option(help="Where a run's other nodes reach this machine.")] = "",
+    address: Address = "",
     home: Home = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain HTTP will do: a network that you trust.")] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Go on as the host at once.")] = True,
@@ -198,7 +201,7 @@ def join(
 
 
 @app.command()
-def run(home: Home = None, labels: Labels = None, address: Annotated[str, typer.Option()] = "") -> None:
+def run(home: Home = None, labels: Labels = None, address: Address = "") -> None:
     """Be the host that this machine joined as, until stopped. Jobs outlive it."""
     from dstackweb.cli import joining
 
