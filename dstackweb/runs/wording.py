@@ -235,7 +235,7 @@ def tried(code: str, data: dict[str, Any]) -> Told:
         case "busy" if data.get("short"):
             return Told(_("busy"), "; ".join(_lack(what, data) for what in data["short"]) + _busy_until(data))
         case "too_small":
-            return Told(_("too small"), "; ".join(_never(what, data) for what in data.get("short", ())), "bad")
+            return Told(_("too small"), "; ".join(_has_only(what, data) for what in data.get("short", ())), "bad")
     label, text, tone = _TRIED.get(code, (code.replace("_", " "), "", "wait"))
     return Told(_(label), _(text) % _Asked(data) if text else "", tone)
 
@@ -376,6 +376,17 @@ def _never(what: str, data: dict[str, Any]) -> str:
     }
 
 
+def _has_only(what: str, data: dict[str, Any]) -> str:
+    """What one host lacks for good."""
+    needs, has = data.get(what, 0), data.get(f"{what}_total", 0)
+    texts = {
+        "gpus": (gpus(needs), str(has) if has else _("none")),
+        "cpus": (cpus(needs), str(has)),
+        "memory_mib": (_("%s of memory") % mebibytes(needs), mebibytes(has)),
+    }
+    return _("needs %(needs)s, has %(has)s") % dict(zip(("needs", "has"), texts[what], strict=True))
+
+
 def _unavailable(data: dict[str, Any]) -> str:
     hosts = ", ".join(data.get("hosts", ()))
     match data.get("code"):
@@ -409,7 +420,7 @@ def offer_detail(detail: dict[str, Any]) -> str:
         case "busy":
             return "; ".join(_lack(what, detail) for what in detail.get("short", ()))
         case "too_small":
-            return "; ".join(_never(what, detail) for what in detail.get("short", ())) or _("too small")
+            return "; ".join(_has_only(what, detail) for what in detail.get("short", ())) or _("too small")
         case "offline":
             return _("offline")
         case "draining":

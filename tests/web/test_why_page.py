@@ -60,7 +60,7 @@ def test_every_place_is_told_with_what_it_lacks(project: Project, ann: User, as_
     page = why(as_user(ann), run)
     told = text_of(page)
     assert "needs 2 GPUs, 0 of 2 free" in told
-    assert "needs 2 GPUs, the most on one host is 1" in told
+    assert "needs 2 GPUs, has 1" in told
     assert "it takes no new jobs" in told
     assert "computed at" in told
     assert "It waits in position 1" in told
