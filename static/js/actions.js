@@ -1,4 +1,5 @@
 // What the reader does to a page: confirmations, priority steps, and errors of htmx requests as notices.
+import { anew } from "./polling.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
@@ -49,7 +50,17 @@ document.addEventListener("click", (event) => {
 // While a number is being edited no poll may change it or its etag underneath: the server must see
 // what the reader saw, so that it can refuse a stale write.
 const hold = (form) => form.setAttribute("hx-morph-skip", "");
-const release = (form) => form.removeAttribute("hx-morph-skip");
+function release(form) {
+  if (!form.hasAttribute("hx-morph-skip")) return;
+  form.removeAttribute("hx-morph-skip");
+  anew(form); // polls that came in between have left it as it was
+}
+
+// htmx leaves the value of what has the focus alone: a number that nobody is editing is what it has become.
+document.addEventListener("htmx:after:swap", () => {
+  const input = document.activeElement;
+  if (input?.matches(".prio input") && !input.closest("[hx-morph-skip]")) input.value = input.defaultValue;
+});
 
 document.addEventListener("input", (event) => {
   const form = event.target.closest?.("form[data-priority]");

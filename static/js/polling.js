@@ -46,6 +46,21 @@ export function release(why) {
   if (held.delete(why)) lookNow();
 }
 
+const outdated = new WeakSet(); // polled elements a part of which was held while the rest was renewed
+
+/** Have the whole of it at the next look, whatever version it shows: a part of it stood still. */
+export function anew(part) {
+  const element = part.closest("[data-poll]");
+  if (!element) return;
+  outdated.add(element);
+  lookNow();
+}
+
+document.addEventListener("htmx:config:request", (event) => {
+  const { ctx } = event.detail;
+  if (outdated.delete(ctx.sourceElement)) delete ctx.request.headers["HX-PTag"];
+});
+
 function look() {
   if (document.hidden || held.size) return;
   const now = performance.now();

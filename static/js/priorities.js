@@ -1,5 +1,6 @@
 // − and + and the number between them, in the rows of the queue. Presses are gathered and sent as one change.
 import { confirmed } from "./actions.js";
+import { anew } from "./polling.js";
 import { here, keyOf, nameOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
@@ -23,8 +24,10 @@ function edit(row) {
 function letGo(key) {
   clearTimeout(pending.get(key)?.timer);
   pending.delete(key);
-  const row = rowOfRun(key);
-  if (row) prioOf(row)?.removeAttribute("hx-morph-skip");
+  const prio = prioOf(rowOfRun(key));
+  if (!prio?.hasAttribute("hx-morph-skip")) return;
+  prio.removeAttribute("hx-morph-skip");
+  anew(prio); // polls that came in between have left it as it was
 }
 
 function takeBack(row) {

@@ -10,15 +10,19 @@ export const rowOfRun = (key) => document.getElementById(`run-${key}`);
 export const keyOf = (row) => row.id.slice("run-".length);
 export const gripOf = (row) => row?.querySelector(".grip") ?? null;
 export const nameOf = (row) => row.querySelector(".q-run a").textContent;
-export const prioOf = (row) => row.querySelector(".prio");
+export const prioOf = (row) => row?.querySelector(".prio") ?? null;
 /** The run with its etag as the reader saw it: what a change is sent with, so that a stale one is refused. */
 export const tokenOf = (row) => row.querySelector("[name=run]").value;
+
+/** A list tells its version; the page of a proxy or of a refused token doesn't, and must not take its place. */
+const isList = (response) => response.headers.has("HX-PTag");
 
 /** Do something to runs. Resolves to whether the list was shown anew, as it is after a refusal too. */
 export async function send(values) {
   let shown = false;
   const note = (event) => {
-    if (event.detail.ctx.sourceElement === actions) shown = true;
+    const { ctx } = event.detail;
+    if (ctx.sourceElement === actions) shown = isList(ctx.response);
   };
   document.addEventListener("htmx:after:swap", note);
   try {
@@ -55,7 +59,9 @@ function mark(answered) {
 let focused = null; // {row, at}: where in the list the focus was when an answer came
 
 if (here) {
-  document.addEventListener("htmx:before:swap", () => {
+  document.addEventListener("htmx:before:swap", (event) => {
+    const { ctx } = event.detail;
+    if (ctx.sourceElement === actions && !isList(ctx.response)) return event.preventDefault();
     const row = rowOf(document.activeElement);
     focused = row && { row, at: rows().indexOf(row) };
   });

@@ -319,3 +319,63 @@ def test_what_is_left_of_the_page_is_shown_after_a_move_that_was_refused(
     expect(shown(page)).to_have_text(list("abcd"))
     assert page.evaluate(FOCUSED) == "Move d"
     complaints.remove_failed_loads()
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_an_answer_that_is_no_list_never_takes_the_lists_place(
+    page: Page, project: Project, complaints: Complaints, status: int
+) -> None:
+    """A proxy that is in the way, a sign-in in another window that made this page's token worthless."""
+    page.route("**/change/*", lambda route: route.fulfill(status=status, body="<html><body>down</body></html>"))
+    take(page, "e", over="b")
+    expect(page.locator(".would")).to_be_visible()
+    page.mouse.up()
+    expect(page.get_by_text(f"That did not work ({status})")).to_be_visible()
+    assert shown(page).count() == 5  # not even until the next poll
+    expect(shown(page)).to_have_text(list("abcde"))
+    assert order(project) == "abcde"
+    complaints.remove_failed_loads()
+
+
+def test_a_sign_in_elsewhere_is_told_and_costs_nothing(page: Page, project: Project, complaints: Complaints) -> None:
+    page.evaluate("document.body.setAttribute('hx-headers:inherited', '{\"X-CSRFToken\": \"of another sign-in\"}')")
+    grip(page, "e").press("Alt+ArrowUp")
+    expect(page.get_by_text("That did not work (403). Reload the page and try again.")).to_be_visible()
+    assert shown(page).all_text_contents() == list("abcde")
+    expect(shown(page)).to_have_text(list("abcde"))
+    complaints.remove_failed_loads()
+
+
+def test_a_priority_typed_on_the_runs_own_page_is_refused_when_it_is_stale(
+    page: Page, live_server, five: dict[str, Run], mia: User, complaints: Complaints
+) -> None:
+    page.goto(f"{live_server.url}/p/main/runs/b/")
+    typed = page.get_by_label("Priority", exact=True)
+    typed.fill("77")
+    services.set_priority(five["b"], mia, "manager", 20)
+    page.wait_for_timeout(2600)  # a poll has come in between
+    expect(typed).to_have_value("77")
+    typed.press("Enter")
+    expect(page.get_by_text("b was changed by mia since you looked")).to_be_visible()
+    expect(typed).to_have_value("20")
+    typed.fill("30")
+    typed.press("Enter")
+    page.get_by_role("button", name="Undo").click()
+    expect(typed).to_have_value("20")
+    complaints.remove_failed_loads()
+
+
+@pytest.mark.parametrize("leave", ["Escape", "Tab"])
+def test_a_number_that_was_touched_and_left_shows_what_it_is_by_now(
+    page: Page, five: dict[str, Run], mia: User, leave: str
+) -> None:
+    typed = page.get_by_label("Priority of e", exact=True)
+    typed.fill("77")
+    services.set_priority(five["e"], mia, "manager", 20)
+    services.set_priority(five["d"], mia, "manager", 60)
+    expect(shown(page).first).to_have_text("d")  # a poll has come in between
+    expect(typed).to_have_value("77")
+    if leave == "Tab":
+        typed.fill("50")
+    typed.press(leave)
+    expect(typed).to_have_value("20")
