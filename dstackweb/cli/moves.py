@@ -37,7 +37,7 @@ def move(
     if undo:
         if runs or given or dry_run:
             raise UsageError("--undo goes by itself: it takes back your latest move.")
-        _undo(api, queue or "default")
+        _undo(api, queue)
         return
     if queue:
         raise UsageError("--queue goes with --undo: a run is moved in the queue that it is in.")
@@ -85,7 +85,12 @@ def _in(queue: str) -> str:
 
 
 def _undo(api: Api, queue: str) -> None:
-    told = api.json(api.send("POST", api.in_project("queues", queue, "undo"), json={}))
+    try:
+        told = api.json(api.send("POST", api.in_project("queues", queue or "default", "undo"), json={}))
+    except Refused as refused:
+        if queue or refused.status != 409:
+            raise
+        raise CliError(refused.message, "A move in another queue: dstackweb move --undo --queue NAME") from None
     _print(told)
     note("As before.")
 

@@ -47,7 +47,8 @@ def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: 
     assert manager.ok("move", "--undo") == "e: position 2 → 5\n"
     assert order() == "abcde"
     again = manager("move", "--undo")
-    assert (again.exit_code, "you moved nothing" in again.stderr) == (1, True)
+    assert (again.exit_code, "you moved nothing" in again.stderr, "--queue NAME" in again.stderr) == (1, True, True)
+    assert "--queue NAME" not in manager("move", "--undo", "--queue", "default").stderr
 
 
 def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager: Cli, runs: dict[str, Run]) -> None:
