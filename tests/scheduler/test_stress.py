@@ -38,5 +38,7 @@ def test_three_seconds_of_everything_at_once_break_nothing(deployment: dict[str,
 def test_twenty_seconds_of_everything_at_once_break_nothing(deployment: dict[str, str]) -> None:
     report = stress(deployment, 20, seed=2)
     judge(report)
-    idle = [name for name, figures in report["acts"].items() if not figures["per_s"]]
+    idle = {"submit", "prioritise", "move", "rank_anew", "place"} - {
+        name for name, figures in report["acts"].items() if figures["per_s"]
+    }
     assert not idle, f"nobody did: {idle}; {report['acts']}"
