@@ -97,6 +97,14 @@ def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     return response
 
 
+@api.exception_handler(Exception)
+def on_failure(request: HttpRequest, error: Exception) -> HttpResponse:
+    """A fault of the server's own: written down, and told in the API's form."""
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    detail = "This request met a fault of the server's, which is in its log."
+    return api.create_response(request, {"detail": detail}, status=500)
+
+
 @api.exception_handler(Http404)
 def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
     """No such thing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import logs
+from dstackweb.runs import logs, selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.hosting import job_token
 from tests.api.conftest import Api
@@ -81,6 +81,18 @@ def test_half_a_character_is_refused(api: Api, project: Project, member: User, p
     answer = api("POST", f"projects/main/{path}", body)
     assert 400 <= answer.status_code < 500, answer.content
     assert Run.objects.count() == 1
+
+
+def test_a_fault_of_the_servers_own_is_told_in_the_apis_form_and_written_down(
+    api: Api, project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(selectors, "queue_lines", fail)
+    answer = api("GET", "projects/main/queues/default")
+    assert (answer.status_code, "fault of the server's" in answer.json()["detail"]) == (500, True)
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(
