@@ -103,6 +103,7 @@ def _says() -> dict[str, str]:
         "raise": _("Raise the priority of %s"),
         "stop": _("Stop %s"),
         "stop_word": _("Stop"),
+        "as_above": _("as above"),
         "priority_word": _("priority"),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -164,3 +165,18 @@ def test_a_strangers_page_doesnt_exist_and_nobodys_page_asks_to_sign_in(project:
     assert answer["Location"] == "/login/?next=/p/main/queue/%3Fpage%3D2"
     poll = Client().get("/p/main/queue/", headers=HTMX)
     assert (poll.status_code, poll["HX-Refresh"]) == (401, "true")
+
+
+def test_a_reason_that_is_the_one_above_is_not_said_again(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", cpus=2, gpus=1)
+    for name, gpus in (("one", 9), ("two", 9), ("three", 8), ("four", 9)):
+        make_run(project, ann, name, resources={"gpu": gpus})
+    place_all()
+    page = as_user(ann).get("/p/main/queue/").content.decode()
+    reasons = re.findall(r'<div class="why">(.*?)</div>', page)
+    assert ["as above" if reason == "as above" else re.findall(r"\d GPUs", reason)[0] for reason in reasons] == [
+        "9 GPUs",
+        "as above",
+        "8 GPUs",
+        "9 GPUs",
+    ]
