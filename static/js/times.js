@@ -39,8 +39,7 @@ function text(element, now) {
 
 // Days are counted by the server: it is told the reader's zone.
 const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
-if (timeZone && !document.cookie.split("; ").includes(`zone=${timeZone}`))
-  document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
+if (timeZone) document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
 
 function localise(root = document) {
   const now = Date.now() + skewMs;

