@@ -135,7 +135,6 @@ def measure(sizes: list[int]) -> None:
         "priority change": change_priority,
         "move from the middle to before another": move("before"),
         "move from the middle to the top": move("top"),
-        "another ageing step: rank all anew": rank_anew,
         "position of the run in the middle": one_position,
         "first queue page": page,
     }
@@ -148,6 +147,7 @@ def measure(sizes: list[int]) -> None:
         found["first queue page, KB as sent"].append(page_kb("gzip"))
         found[f"placements a second, {MANY} at once"].append(placements_a_second())
         found["runs a second, submit to done"].append(runs_a_second())
+        found["another ageing step: rank all anew"].append(sides.measured(rank_anew, 3))
         sides.must_be(Run.objects.filter(queue=there.queue, status="submitted").count(), size)
     heading = f"{sides.database()}; {BOXES} full hosts, {8 * BOXES} GPUs"
     sides.table(heading, [f"{size:,} waiting" for size in sizes], found)

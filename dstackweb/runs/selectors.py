@@ -100,7 +100,7 @@ def without_texts(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
     """A page of the queue in true order."""
-    runs = list(without_texts(in_order(queue)).select_related("user")[offset : offset + limit])
+    runs = list(without_texts(in_order(queue)).select_related("user", "moved_by")[offset : offset + limit])
     told = _verdicts(queue, {run.shape for run in runs})
     return [
         QueueRow(run, position, *_reason(queue, run.shape, told)) for position, run in enumerate(runs, start=offset + 1)

@@ -31,7 +31,7 @@ def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved
         rules=Rules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
         hosts=tuple(host_views()),
         limits=limits,
-        tally=_tally([queue_id for queue_id, each in limits.items() if each != Limits()]),
+        tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
         ask=market.ask,
         budget=lambda project_id: budget(project_id, now),
         read_holders=lambda: holders(now) if known is None else known,
@@ -85,11 +85,18 @@ def holders(now: dt.datetime) -> list[Holder]:
     ]
 
 
-def _tally(queue_ids: Sequence[int]) -> Tally:
-    """What the placed runs of these queues ask for."""
+def tally_of(queue_ids: Sequence[int]) -> Tally:
+    """What the placed runs of these queues asked for, and so hold.
+
+    Of all queues those that are placed are few: SQLite would look for these queues' among all that wait in them.
+    """
     if not queue_ids:
         return Tally()
-    rows = Run.objects.filter(queue__in=queue_ids, status__in=PLACED).values_list(
+    rows = Run.objects.filter(status__in=PLACED).values_list(
         "queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min"
     )
-    return Tally.of((queue_id, user_id, (nodes or 1) * (gpus or 0)) for queue_id, user_id, nodes, gpus in rows)
+    return Tally.of(
+        (queue_id, user_id, (nodes or 1) * (gpus or 0))
+        for queue_id, user_id, nodes, gpus in rows
+        if queue_id in queue_ids
+    )

@@ -29,7 +29,7 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
 
     def read(asked: Asked) -> dict[str, Any]:
         told = history.series(found, asked.view)
-        return {"queue": found, **_told(told, asked), "waiting": QueueCount.objects.get(queue=found).submitted}
+        return {"queue": found, **_told(told, asked), "waiting_now": QueueCount.objects.get(queue=found).submitted}
 
     return _page(request, read)
 
@@ -42,7 +42,7 @@ def project_history(request: PageRequest) -> HttpResponse:
         told, each = history.overview(request.project, asked.view)
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
         lines = [QueueLine.of(queue, of_queue, waiting.get(queue.pk, 0)) for queue, of_queue in each]
-        return {"lines": lines, **_told(told, asked), "waiting": sum(waiting.values())}
+        return {"lines": lines, **_told(told, asked), "waiting_now": sum(waiting.values())}
 
     return _page(request, read)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from django.utils.translation import gettext as _
 
@@ -53,40 +54,57 @@ def needs(spec: dict[str, Any]) -> str:
     return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
 
 
-@dataclass(frozen=True)
-class QueueLine:
-    """One waiting run in its place. `reserved` is what is kept for it, if anything is."""
+class QueueLine(TypedDict):
+    """One waiting run in its place, flat and mostly text: a template looks these up some thousand times for a page.
 
-    run: Run
-    position: int
-    why: wording.Told
+    `reserved` is what is kept for it, if anything is; `moved`, that it just was; `marks`, that there is more to say
+    than why it waits.
+    """
+
+    id: str
+    name: str
+    user: str
+    position: str
+    priority: str
     needs: str
+    why: str
+    label: str
+    tone: str
+    queued_at: dt.datetime | None
     etag: str
     may_change: bool
-    reserved: Reservation | None = None
+    moved: bool
+    marks: bool
+    hold: bool
+    reserved: Reservation | None
+    moved_at: dt.datetime | None
+    moved_by: str
 
-    @classmethod
-    def of(cls, row: QueueRow, request: PageRequest, reserved: Reservation | None = None) -> QueueLine:
-        """The row as this reader sees it."""
-        return cls(
-            run=row.run,
-            position=row.position,
-            why=wording.reason(row.reason, row.reason_data),
-            needs=needs(row.run.spec),
-            etag=services.etag(row.run),
-            may_change=may_change(row.run, request.user, request.role),
-            reserved=reserved if reserved and reserved.run_id == row.run.pk else None,
-        )
 
-    @property
-    def hold(self) -> bool:
-        """Whether it takes GPUs for a person to work on, rather than for commands."""
-        return self.run.is_hold
-
-    @property
-    def marks(self) -> bool:
-        """Whether there is more to say than why it waits."""
-        return self.hold or self.reserved is not None or self.run.moved_at is not None
+def queue_line(row: QueueRow, request: PageRequest, reserved: Reservation | None, moved: Collection[int]) -> QueueLine:
+    """The row as this reader sees it."""
+    run, why = row.run, wording.reason(row.reason, row.reason_data)
+    kept = reserved if reserved and reserved.run_id == run.pk else None
+    return {
+        "id": str(run.pk),
+        "name": run.name,
+        "user": run.user.username,
+        "position": str(row.position),
+        "priority": str(run.priority),
+        "needs": needs(run.spec),
+        "why": why.text,
+        "label": why.label,
+        "tone": why.tone,
+        "queued_at": run.queued_at,
+        "etag": services.etag(run),
+        "may_change": may_change(run, request.user, request.role),
+        "moved": run.pk in moved,
+        "marks": run.is_hold or kept is not None or run.moved_at is not None,
+        "hold": run.is_hold,
+        "reserved": kept,
+        "moved_at": run.moved_at,
+        "moved_by": run.moved_by.username if run.moved_by else "",
+    }
 
 
 @dataclass(frozen=True)

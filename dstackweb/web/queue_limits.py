@@ -7,8 +7,8 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
-from dstackweb.runs.models import Allocation, Queue, Run
-from dstackweb.runs.states import PLACED
+from dstackweb.runs.models import Queue
+from dstackweb.scheduler.limits import Tally
 from dstackweb.web.queue_words import setting
 
 
@@ -31,34 +31,15 @@ class Limit(NamedTuple):
         return self.most is not None and self.used >= self.most
 
 
-def limits(queue: Queue, user: User, placed: int, gpus: int) -> list[Limit]:
-    """Those that are set. `placed` runs of the queue hold `gpus`; the reader's own are counted where it matters."""
-    found = [_limit("max_running", placed, queue.max_running), _limit("max_gpus", gpus, queue.max_gpus)]
-    if queue.max_running_per_user is not None:
-        found.append(_limit("max_running_per_user", _placed(queue, user), queue.max_running_per_user))
-    if queue.max_gpus_per_user is not None:
-        found.append(_limit("max_gpus_per_user", _gpus(queue, user), queue.max_gpus_per_user))
-    return [limit for limit in found if limit.most is not None]
-
-
-def usage(queue: Queue, user: User) -> list[Limit]:
+def usage(queue: Queue, user: User, placed: Tally) -> list[Limit]:
     """All four, whether they are set or not; those per member with what the reader uses."""
+    everybody, own = (queue.pk, None), (queue.pk, user.pk)
     return [
-        _limit("max_running", _placed(queue), queue.max_running),
-        _limit("max_gpus", _gpus(queue), queue.max_gpus),
-        _limit("max_running_per_user", _placed(queue, user), queue.max_running_per_user),
-        _limit("max_gpus_per_user", _gpus(queue, user), queue.max_gpus_per_user),
+        _limit("max_running", placed.runs[everybody], queue.max_running),
+        _limit("max_gpus", placed.gpus[everybody], queue.max_gpus),
+        _limit("max_running_per_user", placed.runs[own], queue.max_running_per_user),
+        _limit("max_gpus_per_user", placed.gpus[own], queue.max_gpus_per_user),
     ]
-
-
-def _placed(queue: Queue, user: User | None = None) -> int:
-    runs = Run.objects.filter(queue=queue, status__in=PLACED)
-    return (runs.filter(user=user) if user else runs).count()
-
-
-def _gpus(queue: Queue, user: User | None = None) -> int:
-    held = Allocation.objects.filter(job__run__queue=queue, gpu__isnull=False)
-    return (held.filter(job__run__user=user) if user else held).count()
 
 
 def _limit(name: str, used: int, most: int | None) -> Limit:

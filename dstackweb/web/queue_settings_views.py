@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.runs import queues
 from dstackweb.runs.models import MAX_LIMIT, Queue
+from dstackweb.scheduler.loading import tally_of
 from dstackweb.web import queue_words
 from dstackweb.web.account_forms import Styled, attempt
 from dstackweb.web.pages import PageRequest, done, notice, project_page
@@ -102,7 +103,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
         "ageing": queue_words.ageing(queue.ageing_minutes),
-        "usage": usage(queue, request.user),
+        "usage": usage(queue, request.user, tally_of([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
         "new_queue": NewQueueForm() if allows(request.role, "manager") else None,
     }

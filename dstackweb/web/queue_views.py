@@ -7,21 +7,21 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import reverse
-from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import selectors, services
-from dstackweb.runs.models import Allocation, Queue, QueueCount, Run
+from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.scheduler.loading import tally_of
 from dstackweb.scheduler.models import Reservation
 from dstackweb.web import lists
 from dstackweb.web.heard import heard
 from dstackweb.web.pages import PageRequest, polled, project_page, shown
-from dstackweb.web.queue_limits import limits
+from dstackweb.web.queue_limits import usage
 
-PER_PAGE = 50
+PER_PAGE = 40
 SHORT_LIST = 8
 
 
@@ -61,56 +61,40 @@ def _context(request: PageRequest, queue: Queue, moved: Collection[int] = ()) ->
         page = max(1, -(-counts.submitted // PER_PAGE))
         rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     head = rows if page == 1 else selectors.queue_rows(queue, limit=PER_PAGE)
-    reserved = Reservation.objects.filter(run__queue=queue).first()
-    lines = [lists.QueueLine.of(row, request, reserved) for row in rows]
-    placed = counts.provisioning + counts.running + counts.terminating
-    gpus_held = Allocation.objects.filter(job__run__queue=queue, gpu__isnull=False).count()
+    reserved = Reservation.objects.first()
+    lines = [lists.queue_line(row, request, reserved, moved) for row in rows]
+    placed = tally_of([queue.pk])
     return {
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
         "counts": counts,
         "rows": lines,
-        "says": _says(),
         "page": page,
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
         "first_shown": (page - 1) * PER_PAGE + 1,
         "last_shown": (page - 1) * PER_PAGE + len(rows),
         "first": next((row for row in head if row.reason != "impossible"), None),
-        "moved": moved,
-        "placed": _short(queue, *PLACED),
-        "pending": _short(queue, RunStatus.PENDING),
-        "gpus_held": gpus_held,
+        "placed": _short(queue, counts, *PLACED),
+        "pending": _short(queue, counts, RunStatus.PENDING),
+        "gpus_held": placed.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
-        "limits": limits(queue, request.user, placed, gpus_held),
+        "limits": [limit for limit in usage(queue, request.user, placed) if limit.most is not None],
         "heard": told,
         "runs_url": reverse("web:runs", args=[request.project.name]),
         "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
         "may_pause": allows(request.role, "manager"),
         "may_submit": allows(request.role, "member"),
-        "may_choose": any(line.may_change for line in lines),
+        "may_choose": any(line["may_change"] for line in lines),
         "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
         "waiting": selectors.counts(request.project)["submitted"],
     }
 
 
-def _says() -> dict[str, str]:
-    """What the controls of a row are called, once for all rows; `%s` is the run's name."""
-    return {
-        "choose": _("Select %s"),
-        "move": _("Move %s"),
-        "lower": _("Lower the priority of %s"),
-        "priority": _("Priority of %s"),
-        "raise": _("Raise the priority of %s"),
-        "stop": _("Stop %s"),
-        "stop_word": _("Stop"),
-        "as_above": _("as above"),
-        "priority_word": _("priority"),
-    }
-
-
-def _short(queue: Queue, *statuses: RunStatus) -> list[lists.RunLine]:
+def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[lists.RunLine]:
+    """The newest runs in these statuses; what the counters say isn't there is not looked for."""
+    there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
-    return [lists.RunLine.of(run) for run in selectors.newest(runs, SHORT_LIST, statuses)]
+    return [lists.RunLine.of(run) for run in selectors.newest(runs, SHORT_LIST, there)] if there else []
 
 
 def queue_url(queue: Queue) -> str:

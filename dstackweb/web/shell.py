@@ -35,8 +35,8 @@ PAGES = (
 )
 
 
-def sidebar(request: HttpRequest, project: Project | None) -> dict[str, Any]:
-    """What `web/sidebar.html` shows to this reader, inside `project` if there is one."""
+def sidebar(request: HttpRequest, project: Project | None, waiting: int | None = None) -> dict[str, Any]:
+    """What `web/sidebar.html` shows to this reader, inside `project` if there is one; `waiting` where it is known."""
     user = request.user
     if not isinstance(user, User):
         return {"user": user, "items": []}
@@ -48,10 +48,14 @@ def sidebar(request: HttpRequest, project: Project | None) -> dict[str, Any]:
         "project": project,
         "projects": projects,
         "items": _items(request, user, project) if project else [],
-        "waiting": selectors.counts(project)["submitted"] if project else 0,
+        "waiting": waiting if waiting is not None else _waiting(project),
         "account_items": _account_items(user),
         "sign_out_url": _url("logout"),
     }
+
+
+def _waiting(project: Project | None) -> int:
+    return selectors.counts(project)["submitted"] if project else 0
 
 
 def _items(request: HttpRequest, user: User, project: Project) -> list[dict[str, Any]]:

@@ -113,8 +113,8 @@ def test_all_that_is_done_to_rows_is_accessible_and_fits_a_phone(
     expect(page.locator("#place [data-told]")).to_contain_text("No run called nobody")
     check("place")
     page.keyboard.press("Escape")
-    page.get_by_label("Select sweep-lr-0032").check()
-    page.get_by_label("Select too-large").check()
+    page.get_by_role("checkbox", name="Select sweep-lr-0032").check()
+    page.get_by_role("checkbox", name="Select too-large").check()
     check("chosen")
 
 

@@ -51,7 +51,7 @@ def names(page: Page) -> list[str]:
 def test_the_queue_shows_what_others_do_and_keeps_what_is_being_typed(page: Page, project: Project, mia: User) -> None:
     first, second = make_run(project, mia, "first"), make_run(project, mia, "second")
     page.goto(page.url)
-    typed = page.get_by_label("Priority of first", exact=True)
+    typed = page.get_by_role("spinbutton", name="Priority of first", exact=True)
     typed.fill("77")
     services.set_priority(second, mia, "manager", 90)
     expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
@@ -67,7 +67,7 @@ def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
 ) -> None:
     run = make_run(project, mia, "contested")
     page.goto(page.url)
-    typed = page.get_by_label("Priority of contested", exact=True)
+    typed = page.get_by_role("spinbutton", name="Priority of contested", exact=True)
     typed.fill("77")
     services.set_priority(run, mia, "manager", 20)
     make_run(project, mia, "newer")
@@ -82,7 +82,7 @@ def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
 def test_a_priority_that_may_not_be_is_told_and_taken_back(page: Page, project: Project, mia: User) -> None:
     run = make_run(project, mia, "modest")
     page.goto(page.url)
-    typed = page.get_by_label("Priority of modest", exact=True)
+    typed = page.get_by_role("spinbutton", name="Priority of modest", exact=True)
     typed.fill("101")
     typed.blur()
     expect(page.get_by_text("must be less than or equal to 100")).to_be_visible()

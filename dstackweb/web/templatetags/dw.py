@@ -55,7 +55,7 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
     """The navigation for this reader; `project` of the context (or the request) is the one shown."""
     request = context["request"]
     project = context.get("project") or getattr(request, "project", None)
-    return {"csrf_token": context.get("csrf_token"), **shell.sidebar(request, project)}
+    return {"csrf_token": context.get("csrf_token"), **shell.sidebar(request, project, context.get("waiting"))}
 
 
 @register.simple_tag
@@ -72,12 +72,6 @@ def icon(name: str) -> SafeString:
         static("icons.svg"),
         name,
     )
-
-
-@register.simple_tag
-def say(pattern: str, name: str) -> str:
-    """A sentence with a run's name in it; the pattern is translated once for all rows of a page."""
-    return pattern % name
 
 
 @register.simple_tag
