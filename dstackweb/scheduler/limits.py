@@ -31,17 +31,17 @@ class Tally:
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def of(cls, placed: Iterable[tuple[int, int, int]]) -> Tally:
-        """From (queue, user, GPUs asked for) of each placed run."""
+    def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> Tally:
+        """From (queue, user, GPUs asked for, runs) of placed runs."""
         tally = cls()
-        for queue_id, user_id, gpus in placed:
-            tally.add(queue_id, user_id, gpus)
+        for counted in placed:
+            tally.add(*counted)
         return tally
 
-    def add(self, queue_id: int, user_id: int, gpus: int) -> None:
-        """Count one more placed run."""
+    def add(self, queue_id: int, user_id: int, gpus: int, runs: int = 1) -> None:
+        """Count more placed runs, and the GPUs of all of them."""
         for key in ((queue_id, None), (queue_id, user_id)):
-            self.runs[key] += 1
+            self.runs[key] += runs
             self.gpus[key] += gpus
 
 

@@ -6,6 +6,9 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from django.conf import settings
+from django.db.models import Count, IntegerField, Sum
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
+from django.db.models.functions import Cast, Coalesce
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.views import host_views
@@ -92,11 +95,13 @@ def tally_of(queue_ids: Sequence[int]) -> Tally:
     """
     if not queue_ids:
         return Tally()
-    rows = Run.objects.filter(status__in=PLACED).values_list(
-        "queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min"
+    nodes, gpus = (
+        Cast(KeyTextTransform(name, path), IntegerField())
+        for name, path in (("nodes", "spec"), ("gpu_count_min", KeyTransform("requirements", "spec")))
     )
-    return Tally.of(
-        (queue_id, user_id, (nodes or 1) * (gpus or 0))
-        for queue_id, user_id, nodes, gpus in rows
-        if queue_id in queue_ids
+    counted = (
+        Run.objects.filter(status__in=PLACED)
+        .values_list("queue_id", "user_id")
+        .annotate(gpus=Sum(Coalesce(nodes, 1) * Coalesce(gpus, 0)), runs=Count("pk"))
     )
+    return Tally.of(row for row in counted if row[0] in queue_ids)

@@ -68,7 +68,7 @@ def now_ms() -> int:
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
     return format_html(
-        '<svg class="icon dw-icon" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>',
+        '<svg class="icon dw-icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
         static("icons.svg"),
         name,
     )
