@@ -11,7 +11,7 @@ from ninja import Path, Router, Schema
 
 from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.runs import selectors, wording
+from dstackweb.runs import selectors, why_words
 from dstackweb.scheduler.decision import Decision, Tried, decide_now
 from dstackweb.scheduler.reserving import Shown
 
@@ -30,7 +30,7 @@ class TriedOut(Schema):
 
     @classmethod
     def of(cls, tried: Tried) -> TriedOut:
-        label, text, _tone = wording.tried(tried.code, tried.data)
+        label, text, _tone = why_words.tried(tried.code, tried.data)
         price = None if tried.price is None else float(tried.price)
         return cls(backend=tried.backend, where=tried.where, code=tried.code, detail=text or label, price=price)
 
@@ -90,7 +90,7 @@ class DecisionOut(Schema):
         return cls(
             at=decision.at,
             outcome=decision.outcome,
-            detail=wording.reason(decision.outcome, decision.data).text,
+            detail=why_words.reason(decision.outcome, decision.data).text,
             data=decision.data,
             tried=[TriedOut.of(tried) for tried in decision.tried],
             limits=[

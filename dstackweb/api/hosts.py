@@ -13,8 +13,7 @@ from ninja.security import HttpBearer
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
 from dstackweb.api.app import caller
-from dstackweb.api.schemas import (
-    ErrorOut,
+from dstackweb.api.host_schemas import (
     GpuOut,
     HostInviteOut,
     HostInvitesOut,
@@ -27,6 +26,7 @@ from dstackweb.api.schemas import (
     ReachOut,
     ReservedOut,
 )
+from dstackweb.api.schemas import ErrorOut
 from dstackweb.backends.hosts import care, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.lib.errors import Forbidden, NotFound

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import holds, selectors, services, wording
+from dstackweb.runs import holds, selectors, services, why_words, wording
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
 from dstackweb.runs.states import ENDED, Reason, RunStatus
@@ -101,7 +101,7 @@ def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
         config = holds.config(wanted, holds.parse_time(wanted.duration))
         planned = plan(request.project, request.user, request.role, services.Submission(config, hold=True))
         if planned.waits and planned.impossible:
-            return wording.reason(planned.waits.reason, planned.waits.data).text
+            return why_words.reason(planned.waits.reason, planned.waits.data).text
     return holds.hold(request.project, request.user, request.role, wanted)
 
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import services, wording
+from dstackweb.runs import services, why_words, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
@@ -83,7 +83,7 @@ class QueueLine(TypedDict):
 
 def queue_line(row: QueueRow, request: PageRequest, reserved: Reservation | None, moved: Collection[int]) -> QueueLine:
     """The row as this reader sees it."""
-    run, why = row.run, wording.reason(row.reason, row.reason_data)
+    run, why = row.run, why_words.reason(row.reason, row.reason_data)
     kept = reserved if reserved and reserved.run_id == run.pk else None
     return {
         "id": str(run.pk),

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.runs import logs, selectors, services, wording
+from dstackweb.runs import logs, selectors, services, why_words, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
@@ -87,7 +87,7 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": run_words.steps(run, jobs),
         "verdict": run_words.verdict(run, jobs),
-        "why": wording.reason(reason, data) if reason else None,
+        "why": why_words.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
         "events": [run_words.EventLine.of(event, run.spec["nodes"]) for event in events[:SHOWN_AT_ONCE]],

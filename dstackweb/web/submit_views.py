@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
-from dstackweb.runs import archives, selectors, services, wording
+from dstackweb.runs import archives, selectors, services, why_words, wording
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.plan import Plan, plan
 from dstackweb.web import examples, run_words
@@ -117,14 +117,14 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,
-        "waits": wording.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
+        "waits": why_words.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "offers": [
             {
                 "offer": offer,
                 "badge": wording.availability(offer.availability),
                 "has": wording.has(offer),
-                "why": wording.offer_detail({**needs, **offer.detail}),
+                "why": why_words.offer_detail({**needs, **offer.detail}),
             }
             for offer in planned.offers
         ],

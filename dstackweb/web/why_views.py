@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.runs import selectors, wording
+from dstackweb.runs import selectors, why_words, wording
 from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.states import RunStatus
@@ -111,10 +111,12 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "stands": stands,
         "neighbours": _neighbours(run, stands.position) if stands else [],
         "decision": decision,
-        "why": wording.reason(decision.outcome, decision.data),
-        "limits": [wording.reason(waits.reason, waits.data) for waits in decision.limits],
+        "why": why_words.reason(decision.outcome, decision.data),
+        "limits": [why_words.reason(waits.reason, waits.data) for waits in decision.limits],
         "tried": [
-            TriedLine(one, wording.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None)
+            TriedLine(
+                one, why_words.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None
+            )
             for one in decision.tried
         ],
         "waiting": selectors.counts(request.project)["submitted"],

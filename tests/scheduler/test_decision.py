@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability
-from dstackweb.runs import wording
+from dstackweb.runs import why_words
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import find_run, why
 from dstackweb.scheduler.decision import decide_now
@@ -53,7 +53,7 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
         "nowhere": "no_such_backend", "cellar out": "no_quota", "cellar dear": "too_expensive",
     }  # fmt: skip
     for tried in decide_now(fresh(project, run)).tried:
-        assert wording.tried(tried.code, tried.data).label
+        assert why_words.tried(tried.code, tried.data).label
     priced = [tried.price for tried in decide_now(fresh(project, run)).tried if tried.backend == "cloud"]
     assert priced == [Decimal("0.5"), Decimal("9.0")]
 
@@ -66,7 +66,7 @@ def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> N
     place_all()
     decided = decide_now(fresh(project, run))
     assert (decided.outcome, decided.data) == why(fresh(project, run))
-    told = wording.reason(decided.outcome, decided.data).text
+    told = why_words.reason(decided.outcome, decided.data).text
     assert "needs 2 GPUs, 1 of 2 free on box-1; 1 busy until at most" in told
 
 

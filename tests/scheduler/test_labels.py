@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.runs.wording import reason
+from dstackweb.runs.why_words import reason
 from dstackweb.scheduler.placement import Placed, Waits, place
 from dstackweb.spec.effective import EffectiveSpec
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import services, wording
+from dstackweb.runs import services, why_words
 from dstackweb.runs.attempts import ended
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
@@ -81,7 +81,7 @@ def test_a_later_run_is_let_in_only_if_it_ends_before_the_start(project: Project
     code, data = why(fresh(long))
     assert (code, data["run"], data["project"]) == ("reserved_for_other", "big", project.name)
     assert data["starts_at"] == Reservation.objects.get().starts_at.isoformat()
-    told = wording.reason(code, data).text
+    told = why_words.reason(code, data).text
     assert "kept for big" in told
     assert "with a max_duration of 28m it could start before" in told or "of 29m" in told
     short = small(project, member, max_duration="25m")
@@ -97,7 +97,7 @@ def test_people_of_another_project_do_not_learn_for_whom_it_is_reserved(member: 
     assert code == "reserved_for_other"
     assert "run" not in data
     assert "project" not in data
-    assert "a run of another project" in wording.reason(code, data).text
+    assert "a run of another project" in why_words.reason(code, data).text
     seen = shown([other.pk])
     assert seen is not None
     assert seen.run is None

@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from dstackweb.runs import wording
+from dstackweb.runs import why_words, wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web import event_words
@@ -83,7 +83,7 @@ def test_an_event_of_a_newer_server_is_still_told() -> None:
     ],
 )
 def test_reasons_to_wait_carry_their_numbers(code: str, data: dict[str, object], words: str) -> None:
-    assert wording.reason(code, data).text == words
+    assert why_words.reason(code, data).text == words
 
 
 def test_amounts_have_the_unit_that_fits() -> None:
