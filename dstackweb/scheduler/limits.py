@@ -25,14 +25,14 @@ class Limits:
 
 @dataclass
 class Tally:
-    """Runs placed and GPUs asked for, by queue and by (queue, user), as a pass counts on."""
+    """Runs placed and GPUs that they hold, by queue and by (queue, user), as a pass counts on."""
 
     runs: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
     def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> Tally:
-        """From (queue, user, GPUs asked for, runs) of placed runs."""
+        """From (queue, user, GPUs, runs) of what is placed, in any portions."""
         tally = cls()
         for counted in placed:
             tally.add(*counted)

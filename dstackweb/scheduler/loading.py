@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from django.conf import settings
-from django.db.models import Count, IntegerField, Sum
-from django.db.models.fields.json import KeyTextTransform, KeyTransform
-from django.db.models.functions import Cast, Coalesce
+from django.db.models import Count
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JOB_ACTIVE, PLACED
@@ -89,19 +88,16 @@ def holders(now: dt.datetime) -> list[Holder]:
 
 
 def tally_of(queue_ids: Sequence[int]) -> Tally:
-    """What the placed runs of these queues asked for, and so hold.
+    """The placed runs of these queues, and the GPUs that they hold.
 
-    Of all queues those that are placed are few: SQLite would look for these queues' among all that wait in them.
+    Of all queues what is placed is little: SQLite would look for these queues' among all that wait in them.
     """
     if not queue_ids:
         return Tally()
-    nodes, gpus = (
-        Cast(KeyTextTransform(name, path), IntegerField())
-        for name, path in (("nodes", "spec"), ("gpu_count_min", KeyTransform("requirements", "spec")))
+    runs = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
+    of_run = Allocation.objects.filter(gpu__isnull=False).values_list("job__run__queue_id", "job__run__user_id")
+    counted = chain(
+        ((queue_id, user_id, 0, number) for queue_id, user_id, number in runs),
+        ((queue_id, user_id, number, 0) for queue_id, user_id, number in of_run.annotate(n=Count("pk"))),
     )
-    counted = (
-        Run.objects.filter(status__in=PLACED)
-        .values_list("queue_id", "user_id")
-        .annotate(gpus=Sum(Coalesce(nodes, 1) * Coalesce(gpus, 0)), runs=Count("pk"))
-    )
-    return Tally.of(row for row in counted if row[0] in queue_ids)
+    return Tally.of(found for found in counted if found[0] in queue_ids)
