@@ -1,5 +1,6 @@
 // The history's two charts. The numbers lie in <script type="application/json" id="history-data">, which a poll renews;
 // what stands still (canvases, readouts, the reader's choice of bands) is left out of its morph.
+import { anew } from "./polling.js";
 import { durationText } from "./times.js";
 
 const locale = document.documentElement.lang || undefined;
@@ -226,5 +227,4 @@ new MutationObserver(() => charts.forEach((u) => u.redraw(false))).observe(docum
 
 if (read()) draw();
 // The first visit with this browser was told in UTC: now that the zone is known, once more.
-if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone)
-  addEventListener("load", () => document.getElementById("history").dispatchEvent(new CustomEvent("poll")));
+if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone) anew(root());

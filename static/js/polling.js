@@ -61,12 +61,18 @@ document.addEventListener("htmx:config:request", (event) => {
   if (outdated.delete(ctx.sourceElement)) delete ctx.request.headers["HX-PTag"];
 });
 
+function pollOf(element) {
+  if (!polls.has(element))
+    polls.set(element, { dueAt: performance.now() + delayMs(Number(element.dataset.poll)), askedAt: 0, busy: false });
+  return polls.get(element);
+}
+
 function look() {
   if (document.hidden || held.size) return;
   const now = performance.now();
   for (const element of going()) {
-    let poll = polls.get(element);
-    if (!poll) polls.set(element, (poll = { dueAt: now + delayMs(Number(element.dataset.poll)), askedAt: 0, busy: false }));
+    const poll = pollOf(element);
+    if (!element.hasAttribute("data-htmx-powered")) continue; // htmx has not come to it yet
     // An answer that never came, not even as an error, must not end the polling.
     if (now < poll.dueAt || (poll.busy && now - poll.askedAt < GIVEN_UP_MS)) continue;
     poll.busy = true;
@@ -76,10 +82,7 @@ function look() {
 }
 
 function lookNow() {
-  for (const element of going()) {
-    const poll = polls.get(element);
-    if (poll) poll.dueAt = 0;
-  }
+  for (const element of going()) pollOf(element).dueAt = 0;
   look();
 }
 
