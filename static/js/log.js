@@ -60,6 +60,7 @@ class LogView {
     this.view.replaceChildren();
     this.current = document.createElement("span");
     this.view.append(this.current);
+    this.view.hidden = true; // until there is a line
     this.say(word("logEmpty"));
     const [attempt, node] = this.job.split(".");
     if (this.job) this.download.search = new URLSearchParams({ download: "1", attempt, node });
@@ -110,6 +111,7 @@ class LogView {
 
   append(text) {
     if (!text) return;
+    this.view.hidden = false;
     const lines = (this.rest + text).split("\n");
     this.rest = lines.pop();
     if (lines.length) {
