@@ -70,7 +70,7 @@ class QueueLine(TypedDict):
     why: str
     label: str
     tone: str
-    queued_at: dt.datetime | None
+    queued_at: dt.datetime
     etag: str
     may_change: bool
     moved: bool
