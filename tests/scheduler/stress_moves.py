@@ -30,6 +30,8 @@ def move(rnd: random.Random) -> None:
         return
     with transaction.atomic():
         queue = queues.hold_queue(runs[0].queue_id)
+        for run in runs:
+            run.queue = queue  # its step may have become another since the run was read
         before = _line(queue)
         told = reorder.preview(runs, who.user, who.role, target)
         moved = reorder.move(runs, who.user, who.role, target)
