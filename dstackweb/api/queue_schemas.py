@@ -86,7 +86,10 @@ class MoveIn(Schema):
 
 
 class RunChangeOut(Schema):
-    """What becomes of a run. Positions count from 1; null where the run has none."""
+    """What becomes of a run. Positions count from 1; null where the run has none.
+
+    Of what was moved, positions behind the first thousand may be null, too: a `dry_run` counts them all.
+    """
 
     run: str
     id: str
@@ -103,7 +106,7 @@ class RunChangeOut(Schema):
 
 
 class MoveOut(Schema):
-    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` others that change their position.
+    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` (null: not counted) others that change places.
 
     `exact` is false where a member's run came to the nearest of their own places instead. `move` is what `undo` takes,
     for `undo_s` seconds; null for a preview, and where nothing changed.
@@ -111,7 +114,7 @@ class MoveOut(Schema):
 
     changes: list[RunChangeOut]
     slips: list[RunChangeOut]
-    slips_total: int
+    slips_total: int | None
     exact: bool
     move: int | None
     undo_s: int

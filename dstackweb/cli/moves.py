@@ -99,7 +99,7 @@ def _print(told: dict[str, Any]) -> None:
     """A line for each run moved; what it means for the others, in the last."""
     lines = [f"{clean(change['run'])}: {_change_text(change)}" for change in told["changes"]]
     if slips := [_slip_text(change) for change in told["slips"]]:
-        more = told["slips_total"] - len(slips)
+        more = (told["slips_total"] or 0) - len(slips)
         lines[-1] += "; " + ", ".join([*slips, *([f"{more} more change their position"] if more > 0 else [])])
     for line in lines:
         typer.echo(line)
@@ -107,11 +107,14 @@ def _print(told: dict[str, Any]) -> None:
 
 def _change_text(change: dict[str, Any]) -> str:
     parts = []
-    if change["position_before"] != change["position_after"]:
-        parts.append(f"position {change['position_before'] or '–'} → {change['position_after'] or '–'}")
+    before, after = change["position_before"], change["position_after"]
+    if before is not None and after is not None and before != after:
+        parts.append(f"position {before} → {after}")
+    elif before is None and after is not None:
+        parts.append(f"at position {after} now")
     if change["priority_before"] != change["priority_after"]:
         parts.append(f"priority {change['priority_before']} → {change['priority_after']}")
-    return ", ".join(parts) or f"stays at position {change['position_after']}"
+    return ", ".join(parts) or ("moved" if after is None else f"stays at position {after}")
 
 
 def _slip_text(change: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -23,10 +23,20 @@ AT_MOST = 1000
 """Runs that are moved at once."""
 SHOWN = 3
 """Runs that a preview names of those whose position changes with a move."""
+COUNTED = 1000
+"""So many runs ahead of a place are counted for what a move has done, so that it costs the same in a longer queue."""
+CHUNK = 5000
+COLUMNS = (
+    *("uid", "name", "project", "queue", "user", "user__username", "status", "attempt"),
+    *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
+)
+"""What moves look at and tell."""
 FIRST, LAST = (-(2**63), 0), (2**63 - 1, 2**63 - 1)
 """Places (rank, id) ahead of every run, and behind."""
 
 Key = tuple[int, int]
+Count = Callable[[Iterable[Key]], dict[Key, int | None]]
+"""How many runs there are ahead of each place, where they were counted."""
 Plan = Callable[[Sequence[Place], Iterable[Place], Iterable[Place]], list[Change]]
 """What changes when runs are put between those ahead and those behind, each nearest first."""
 
@@ -41,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True)
 class RunChange:
-    """What becomes of a run. Positions count from 1, and are None where they were not looked up."""
+    """What becomes of a run. Positions count from 1, and are None where they were not counted."""
 
     run: Run
     priority_before: int
@@ -54,13 +64,13 @@ class RunChange:
 class Preview:
     """What a move does: to the runs moved (none where they stand there already), and to those that it moves along.
 
-    `slips` has the nearest few of `slips_total`. `exact` says that the runs stand where they were put; a member's may
-    come to the nearest of their own places instead.
+    `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact` says that the runs
+    stand where they were put; a member's may come to the nearest of their own places instead.
     """
 
     changes: list[RunChange]
     slips: list[RunChange]
-    slips_total: int
+    slips_total: int | None
     exact: bool
 
 
@@ -75,26 +85,29 @@ class Reordering:
 NOTHING = Reordering(Preview([], [], 0, True), [])
 
 
-def reordering(queue: Queue, run_ids: Sequence[int], user: User, role: str, target: Target, now_us: int) -> Reordering:
-    """What moving these runs to `target` at this time (µs) changes. They keep their order among each other.
+def reordering(
+    queue: Queue, runs: Mapping[int, Run], user: User, role: str, target: Target, now_us: int, most: int | None = None
+) -> Reordering:
+    """What moving these `read` runs to `target` at this time (µs) changes. They keep their order among each other.
 
-    Raises NotFound, Forbidden, Invalid; Conflict for a run that has no place in the queue, Stale for one that is in
-    another queue now.
+    Positions are told where not more than `most` runs are ahead of them; all are without it.
+    Raises Forbidden, Invalid; Conflict for a run that has no place in the queue, Stale for one that is in another
+    queue now.
     """
-    runs = _movable(queue, run_ids, user, role)
+    _check_movable(queue, runs, user, role)
     moved = sorted((place_of(run) for run in runs.values()), key=lambda place: place.key)
     cut = _cut(queue, target, runs)
+    count = partial(runs_ahead, queue, most=most)
     waiting = selectors.in_order(queue)
     oldest = waiting.order_by("seniority_us").values_list("seniority_us", flat=True)[:1]
     newest = max(now_us, queue.last_seniority_us)
     terms = Terms(queue.step_us, min(oldest, default=newest), newest)
     if allows(role, "manager"):
-        return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms))
-    most = queue.project.member_max_priority
-    among_own = partial(plan_alone, terms=terms, most=most)
-    if found := _past_own_alone(queue, moved, cut, runs, user, among_own):
+        return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms), count)
+    alone = partial(plan_alone, terms=terms, most=queue.project.member_max_priority)
+    if found := _past_own_alone(queue, moved, cut, runs, user, alone, count):
         return found
-    return _among_own(queue, moved, cut, terms, runs, user)
+    return _among_own(queue, moved, cut, terms, runs, user, count)
 
 
 def place_of(run: Run) -> Place:
@@ -102,26 +115,39 @@ def place_of(run: Run) -> Place:
     return Place(run.pk, run.rank, run.seniority_us, run.priority)
 
 
-def by_id(ids: Iterable[int]) -> dict[int, Run]:
-    """Runs with what their changes are told with."""
-    runs = selectors.without_texts(Run.objects.filter(pk__in=list(ids)))
-    return {run.pk: run for run in runs.select_related("queue", "project", "user")}
+def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
+    """These runs by id, with what moves look at. Locked in the order of their ids: behind the queue's row."""
+    found: dict[int, Run] = {}
+    keys = sorted(set(run_ids))
+    for start in range(0, len(keys), CHUNK):
+        runs = Run.objects.filter(pk__in=keys[start : start + CHUNK]).order_by("pk")
+        if lock:
+            runs = runs.select_for_update(of=("self",), no_key=True)
+        for run in runs.select_related("user").only(*COLUMNS):
+            if run.queue_id == queue.pk:
+                run.queue, run.project = queue, queue.project
+            found[run.pk] = run
+    return found
 
 
-def _movable(queue: Queue, run_ids: Sequence[int], user: User, role: str) -> dict[int, Run]:
+def read_to_move(queue: Queue, run_ids: Sequence[int], *, lock: bool = False) -> dict[int, Run]:
+    """Runs that shall be moved. Raises Invalid for none or too many of them, NotFound for one that is not there."""
     if not run_ids:
         raise Invalid.at("runs", msg="name at least one run to move")
     if len(run_ids) > AT_MOST:
         raise Invalid.at("runs", msg=f"at most {AT_MOST} runs are moved at once, not {len(run_ids)}")
-    runs = by_id(run_ids)
+    runs = read(queue, run_ids, lock=lock)
     if len(runs) < len(set(run_ids)):
         raise NotFound("one of these runs is not there any more; nothing was moved")
+    return runs
+
+
+def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str) -> None:
     for run in runs.values():
         may_change(run, user, role)
         if run.queue_id != queue.pk:
             raise Stale(f"run {run.name} is in queue {run.queue.name} now; nothing was moved", queue=run.queue.name)
         check_waits(run)
-    return runs
 
 
 def check_waits(run: Run) -> None:
@@ -145,7 +171,7 @@ def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
         raise Invalid.at(target.where, msg=f"name the run to move {target.where}")
     if target.anchor.pk in moved:
         raise Invalid.at(target.where, msg=f"run {target.anchor.name} can't be moved next to itself")
-    anchor = by_id([target.anchor.pk]).get(target.anchor.pk)
+    anchor = read(queue, [target.anchor.pk]).get(target.anchor.pk)
     if anchor is None or anchor.queue_id != queue.pk:
         raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
     check_waits(anchor)
@@ -177,33 +203,58 @@ def _walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[P
         size = min(size * 8, 5000)
 
 
-def runs_ahead(queue: Queue, cuts: Iterable[Key]) -> dict[Key, int]:
-    """How many waiting runs there are ahead of each place."""
-    waiting, counted, found, since = selectors.in_order(queue), 0, {}, FIRST
+def _span(waiting: QuerySet[Run], *places: Key) -> QuerySet[Run]:
+    """The runs from the first of these places on that are ahead of the last."""
+    return _from(_ahead_of(waiting, max(places)), min(places))
+
+
+def runs_ahead(queue: Queue, cuts: Iterable[Key], most: int | None = None) -> dict[Key, int | None]:
+    """How many waiting runs there are ahead of each place; None where there are more than `most`."""
+    waiting, since = selectors.in_order(queue), FIRST
+    counted: int | None = 0
+    found: dict[Key, int | None] = {}
     for cut in sorted(set(cuts)):
         if cut == LAST:
             counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
-        elif cut != FIRST:
-            counted += _ahead_of(_from(waiting, since) if since != FIRST else waiting, cut).count()
+        elif cut != FIRST and counted is not None:
+            between = _ahead_of(_from(waiting, since) if since != FIRST else waiting, cut)
+            # In their order, so that PostgreSQL keeps to the index.
+            counted += between.count() if most is None else between[: most + 1 - counted].count()
+            counted = counted if most is None or counted <= most else None
         found[cut], since = counted, cut
     return found
 
 
-def _anywhere(queue: Queue, moved: list[Place], cut: Key, runs: dict[int, Run], plan: Plan) -> Reordering:
+def _anywhere(
+    queue: Queue, moved: list[Place], cut: Key, runs: Mapping[int, Run], plan: Plan, count: Count
+) -> Reordering:
     """The runs stand exactly where they were put."""
     front, nearest_ahead = itertools.tee(_walk(queue, cut, True, runs))
     back, nearest_behind = itertools.tee(_walk(queue, cut, False, runs))
     written = plan(moved, front, back)
     if not written:
         return NOTHING
-    ahead = runs_ahead(queue, [cut, *(place.key for place in moved)])
-    others_ahead = [ahead[place.key] - index for index, place in enumerate(moved)]
-    gap = ahead[cut] - sum(place.key < cut for place in moved)
+    ahead = count([cut, *(place.key for place in moved)])
+    now = {change.id: change.priority for change in written}
+    gap = None if (before := ahead[cut]) is None else before - sum(place.key < cut for place in moved)
+    changes = [
+        RunChange(
+            runs[place.id],
+            place.priority,
+            now.get(place.id, place.priority),
+            _position(ahead[place.key]),
+            _position(gap, index),
+        )
+        for index, place in enumerate(moved)
+    ]
+    others_ahead = [ahead_of - n for n, place in enumerate(moved) if (ahead_of := ahead[place.key]) is not None]
+    if gap is None or len(others_ahead) < len(moved):
+        return Reordering(Preview(changes, [], None, True), written)
     back_by, forward_by = max(0, max(others_ahead) - gap), max(0, gap - min(others_ahead))
     slipping = zip(nearest_behind, range(gap, gap + min(back_by, SHOWN)), strict=False)
     rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, SHOWN), -1), strict=False)
     places = {place.id: (place.priority, index) for place, index in (*slipping, *rising)}
-    along = by_id(list(places)[:SHOWN])
+    along = read(queue, list(places)[:SHOWN])
     slips = [
         RunChange(
             along[pk],
@@ -215,60 +266,50 @@ def _anywhere(queue: Queue, moved: list[Place], cut: Key, runs: dict[int, Run], 
         for pk, (priority, index) in places.items()
         if pk in along
     ]
-    now = {change.id: change.priority for change in written}
-    changes = [
-        RunChange(
-            runs[place.id],
-            place.priority,
-            now.get(place.id, place.priority),
-            ahead[place.key] + 1,
-            gap + index + 1,
-        )
-        for index, place in enumerate(moved)
-    ]
     return Reordering(Preview(changes, slips, back_by + forward_by, True), written)
 
 
+def _position(ahead: int | None, further: int = 0) -> int | None:
+    return None if ahead is None else ahead + further + 1
+
+
 def _past_own_alone(
-    queue: Queue, moved: list[Place], cut: Key, runs: dict[int, Run], user: User, plan: Plan
+    queue: Queue, moved: list[Place], cut: Key, runs: Mapping[int, Run], user: User, plan: Plan, count: Count
 ) -> Reordering | None:
     """A member's move past none but their own runs, however many: only those moved change. None where it is not so."""
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
     waiting = selectors.in_order(queue)
-    own = _from(_ahead_of(waiting.filter(user=user), last), first)
+    own = _span(waiting.filter(user=user), first, last)
     # Behind the others that stand at the target, or ahead of them: the nearest that the runs come to it.
     nearest = cut
     if cut == first and (head := own.values_list("rank", "pk").first()):
         nearest = head
     elif cut == last and (tail := own.order_by("-rank", "-id").values_list("rank", "pk").first()):
         nearest = tail[0], tail[1] + 1
-    first, last = min(moved[0].key, nearest), max(moved[-1].key, nearest)
-    if _from(_ahead_of(waiting.exclude(user=user), last), first).exists():
+    if _span(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
         return None
-    found = _anywhere(queue, moved, nearest, runs, plan)
+    found = _anywhere(queue, moved, nearest, runs, plan, count)
     if not found.written:
         return None
-    ahead = runs_ahead(queue, [cut, nearest])
-    gap, wanted = (ahead[key] - sum(place.key < key for place in moved) for key in (nearest, cut))
-    return replace(found, preview=replace(found.preview, exact=gap == wanted))
+    exact = not _span(waiting.exclude(pk__in=runs), nearest, cut).exists()
+    return replace(found, preview=replace(found.preview, exact=exact))
 
 
 def _among_own(
-    queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: dict[int, Run], user: User
+    queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: Mapping[int, Run], user: User, count: Count
 ) -> Reordering:
     """A member's move: their runs change places among each other, and everybody else stays."""
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
-    slots = _places(_from(_ahead_of(selectors.in_order(queue).filter(user=user), (last[0], last[1] + 1)), first))
+    waiting = selectors.in_order(queue)
+    slots = _places(_span(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
         # Stopped or placed since it was looked at: neither waits for the queue's row.
         raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
     staying = [place for place in slots if place.id not in runs]
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]
-    ahead = runs_ahead(queue, [cut, *(place.key for place in moved)])
-    gap = ahead[cut] - sum(place.key < cut for place in moved)
     if order == slots:
-        if all(ahead[place.key] == gap + number for number, place in enumerate(moved)):
+        if not _span(waiting.exclude(pk__in=runs), first, last).exists():
             return NOTHING
         names = ", ".join(runs[place.id].name for place in moved[:SHOWN])
         raise Forbidden(
@@ -278,12 +319,14 @@ def _among_own(
     try:
         written = plan_permutation(slots, order, _near(queue, slots, user), terms, queue.project.member_max_priority)
     except AbovePriority as above:
-        name = by_id([above.run_id])[above.run_id].name
+        name = read(queue, [above.run_id])[above.run_id].name
         raise Forbidden(
             f"run {name} would need priority {above.priority} there; members may ask for up to "
             f"{queue.project.member_max_priority} here. Nothing was moved."
         ) from None
-    return _told(queue, slots, order, written, runs, gap)
+    place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
+    exact = not _span(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
+    return Reordering(_told(queue, slots, order, written, runs, exact, count), written)
 
 
 def _near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
@@ -301,8 +344,14 @@ def _near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
 
 
 def _told(
-    queue: Queue, slots: list[Place], order: list[Place], written: list[Change], moved: dict[int, Run], gap: int
-) -> Reordering:
+    queue: Queue,
+    slots: list[Place],
+    order: list[Place],
+    written: list[Change],
+    moved: Mapping[int, Run],
+    exact: bool,
+    count: Count,
+) -> Preview:
     """A permutation in words: every place in it keeps its position."""
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
     now = {change.id: change.priority for change in written}
@@ -313,19 +362,19 @@ def _told(
     gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
     named = (losing + gaining)[:SHOWN]
     shown = [place for place in order if place.id in moved] + named
-    keys = {slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])}
-    position = {key: count + 1 for key, count in runs_ahead(queue, keys).items()}
-    found = moved | by_id(place.id for place in named)
+    ahead = count({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
+    found = {**moved, **read(queue, (place.id for place in named))}
     told = [
         RunChange(
             found[place.id],
             place.priority,
             now.get(place.id, place.priority),
-            position[slots[slot_of[place.id]].key],
-            position[slots[at[place.id]].key],
+            _position(ahead[slots[slot_of[place.id]].key]),
+            _position(ahead[slots[at[place.id]].key]),
         )
         for place in shown
     ]
     changes, slips = told[: len(moved)], told[len(moved) :]
-    exact = all(change.position_after == gap + number + 1 for number, change in enumerate(changes))
-    return Reordering(Preview(changes, slips, len(along), exact), written)
+    if any(None in (slip.position_before, slip.position_after) for slip in slips):
+        return Preview(changes, [], None, exact)
+    return Preview(changes, slips, len(along), exact)

@@ -39,9 +39,11 @@ def advance(queue_id: int) -> Queue:
 
 
 def hold_queue(queue_id: int) -> Queue:
-    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction."""
-    Queue.objects.filter(pk=queue_id).update(last_seniority_us=F("last_seniority_us"))
-    return Queue.objects.select_related("project").get(pk=queue_id)
+    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction.
+
+    (On SQLite a transaction holds the whole database from its beginning.)
+    """
+    return Queue.objects.select_related("project").select_for_update(of=("self",), no_key=True).get(pk=queue_id)
 
 
 def refuse_draining(queue: Queue) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.access import allows
@@ -19,7 +18,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import hints, ordering
 from dstackweb.runs.edits import check_priority, matches, may_change, stale
-from dstackweb.runs.line import Preview, RunChange, Target, by_id, check_waits, reordering, runs_ahead
+from dstackweb.runs.line import COUNTED, Preview, RunChange, Target, read, read_to_move, reordering, runs_ahead
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.moves import Change
 from dstackweb.runs.queues import hold_queue, now_us
@@ -32,13 +31,16 @@ UNDO_S = 10
 """How long people are offered to take a move back."""
 UNDO_GRACE_S = 3
 """What the answer to that offer may take on its way."""
-CHUNK = 5000
-CHANGED = ("seniority_us", "priority", "moved_at", "moved_by", "attempt")
+Stamp = tuple[dt.datetime | None, int | None]
+"""When and by whom a run was moved last."""
 
 
 @dataclass(frozen=True)
 class Moved(Preview):
-    """What a move did, and the number to take it back by: None where there is nothing to take back."""
+    """What a move did, and the number to take it back by: None where there is nothing to take back.
+
+    Positions are told to COUNTED and a little.
+    """
 
     move_id: int | None
 
@@ -46,7 +48,7 @@ class Moved(Preview):
 def preview(runs: Sequence[Run], user: User, role: str, target: Target) -> Preview:
     """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
     queue = _queue_of(runs)
-    return reordering(queue, [run.pk for run in runs], user, role, target, now_us()).preview
+    return reordering(queue, read_to_move(queue, [run.pk for run in runs]), user, role, target, now_us()).preview
 
 
 def move(
@@ -60,22 +62,23 @@ def move(
     """
     with transaction.atomic():
         queue = hold_queue(_queue_of(runs).pk)
-        _check_seen(runs, if_match)
-        plan = reordering(queue, [run.pk for run in runs], user, role, target, now_us())
+        found = read_to_move(queue, [run.pk for run in runs], lock=True)
+        _check_seen(runs, found, if_match)
+        plan = reordering(queue, found, user, role, target, now_us(), COUNTED)
         told = plan.preview
         if not plan.written:
             return Moved(told.changes, told.slips, told.slips_total, told.exact, None)
         at = timezone.now()
+        along = _waiting(read(queue, {change.id for change in plan.written} - found.keys(), lock=True))
+        before = found | along
         moved = {change.run.pk for change in told.changes}
-        before = _locked(queue, moved | {change.id for change in plan.written}, (RunStatus.SUBMITTED,))
-        if left := moved - before.keys():
-            check_waits(Run.objects.get(pk=min(left)))
-        written = [change for change in plan.written if change.id in before]
-        _write(queue, written)
-        Run.objects.filter(pk__in=moved).update(moved_at=at, moved_by=user, version=F("version") + 1)
+        written = {change.id: change for change in plan.written if change.id in before}
+        for pk in moved - written.keys():
+            written[pk] = Change(pk, before[pk].seniority_us, before[pk].priority)
+        _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
         _record_moves(told.changes, target, user, at)
-        _record_priorities([change for change in written if change.id not in moved], before, user, at)
-        made = _remember(queue, user, at, written, before, moved)
+        _record_priorities([change for change in written.values() if change.id in along], before, user, at)
+        made = _remember(queue, user, at, written.values(), before, moved)
         touch(queue.pk)
         hints.want_pass()
     return Moved(told.changes, told.slips, told.slips_total, told.exact, made.pk)
@@ -94,8 +97,8 @@ def set_priorities(
         check_priority(run.project, role, priority)
     with transaction.atomic():
         queue = hold_queue(_queue_of(runs).pk)
-        before = _locked(queue, {run.pk for run in runs}, list(RunStatus))
-        fresh = _check_seen(runs, if_match)
+        before = read(queue, (run.pk for run in runs), lock=True)
+        fresh = _check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
                 raise Conflict(f"run {run.name} has already ended ({run.status}); its priority no longer matters")
@@ -104,7 +107,7 @@ def set_priorities(
         if not changed:
             return Moved([], [], 0, True, None)
         written = [Change(run.pk, run.seniority_us, priority) for run in changed]
-        _write(queue, written)
+        _write(queue, written, before, {})
         _record_priorities(written, before, user, at)
         waiting = {run.pk for run in changed if run.status in WAITING}
         to_undo = [change for change in written if change.id in waiting]
@@ -148,20 +151,18 @@ def undo(move_id: int, user: User, role: str) -> Moved:
 
 
 def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
-    before = _locked(queue, {pk for pk, *_states in changes}, WAITING)
+    before = read(queue, (pk for pk, *_states in changes), lock=True)
     for pk, _was, became, _moved in changes:
-        if pk not in before:
-            raise _gone(pk)
+        if pk not in before or before[pk].queue_id != queue.pk or before[pk].status not in WAITING:
+            raise _gone(before.get(pk))
         if [before[pk].seniority_us, before[pk].priority] != became:
-            raise stale(Run.objects.select_related("queue").get(pk=pk))
+            raise stale(before[pk])
     moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
-    told = by_id(moved or (pk for pk, *_states in changes))
+    told = {pk: before[pk] for pk in (moved or before)}
     position_before = _positions(queue, told)
     back = [Change(pk, *was) for pk, was, _became, _moved in changes]
-    _write(queue, back)
-    for pk, (moved_at, moved_by) in moved.items():
-        when = dt.datetime.fromisoformat(moved_at) if moved_at else None
-        Run.objects.filter(pk=pk).update(moved_at=when, moved_by=moved_by)
+    stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
+    _write(queue, back, before, stamps)
     position_after = _positions(queue, told)
     now = {change.id: change.priority for change in back}
     undone = [
@@ -184,9 +185,8 @@ def _queue_of(runs: Sequence[Run]) -> Queue:
     return runs[0].queue
 
 
-def _check_seen(runs: Sequence[Run], if_match: Mapping[int, str] | None) -> list[Run]:
-    """The runs as they are, in the order given. Raises Stale for one that is not as its editor saw it."""
-    now = by_id(run.pk for run in runs)
+def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
+    """The runs as they are `now`, in the order given. Raises Stale for one that is not as its editor saw it."""
     for run in runs:
         if run.pk not in now:
             raise NotFound(f"run {run.name} is not there any more; nothing was changed")
@@ -196,25 +196,24 @@ def _check_seen(runs: Sequence[Run], if_match: Mapping[int, str] | None) -> list
     return [now[run.pk] for run in runs]
 
 
-def _locked(queue: Queue, ids: Iterable[int], statuses: Sequence[RunStatus]) -> dict[int, Run]:
-    """Lock those of the runs that are in the queue with one of these statuses, by id, and read what is changed."""
-    found: dict[int, Run] = {}
-    keys = sorted(ids)
-    for start in range(0, len(keys), CHUNK):
-        runs = Run.objects.filter(pk__in=keys[start : start + CHUNK], queue=queue, status__in=statuses)
-        for run in runs.select_for_update().order_by("pk").only(*CHANGED):
-            found[run.pk] = run
-    return found
+def _waiting(runs: Mapping[int, Run]) -> dict[int, Run]:
+    """Those that still stand in line: a run that was to give way may have left it meanwhile."""
+    return {pk: run for pk, run in runs.items() if run.status == RunStatus.SUBMITTED}
 
 
-def _write(queue: Queue, changes: Sequence[Change]) -> None:
-    """Write seniority, priority and the rank that follows. The runs are locked."""
-    step = queue.step_us
-    rows = [
-        (change.seniority_us, change.priority, ordering.rank(change.seniority_us, change.priority, step), change.id)
-        for change in sorted(changes, key=lambda change: change.id)
-    ]
-    sql = "UPDATE runs_run SET seniority_us = %s, priority = %s, rank = %s, version = version + 1 WHERE id = %s"
+def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], stamps: Mapping[int, Stamp]) -> None:
+    """Write seniority, priority and the rank that follows, and who moved which when. The runs are locked."""
+    step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
+    rows = []
+    for change in sorted(changes, key=lambda change: change.id):
+        run = before[change.id]
+        at, by = stamps.get(run.pk, (run.moved_at, run.moved_by_id))
+        rank = ordering.rank(change.seniority_us, change.priority, step)
+        rows.append((change.seniority_us, change.priority, rank, stored(at) if at else None, by, run.pk))
+    sql = (
+        "UPDATE runs_run SET seniority_us = %s, priority = %s, rank = %s, moved_at = %s, moved_by_id = %s, "
+        "version = version + 1 WHERE id = %s"
+    )
     with connection.cursor() as cursor:
         cursor.executemany(sql, rows)
 
@@ -252,28 +251,25 @@ def _event(change: RunChange, kind: str, user: User, at: dt.datetime, more: dict
 def _remember(
     queue: Queue, user: User, at: dt.datetime, written: Iterable[Change], before: Mapping[int, Run], moved: set[int]
 ) -> Move:
-    """Keep what was written, for undo. A run that was moved and yet keeps its rank is in it, too."""
-    became = {change.id: [change.seniority_us, change.priority] for change in written}
+    """Keep what was written, for undo."""
     changes = []
-    for pk in sorted(became.keys() | moved):
-        run = before[pk]
-        was = [run.seniority_us, run.priority]
-        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if pk in moved else None
-        changes.append([pk, was, became.get(pk, was), stamp])
+    for change in sorted(written, key=lambda change: change.id):
+        run = before[change.id]
+        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if run.pk in moved else None
+        changes.append([run.pk, [run.seniority_us, run.priority], [change.seniority_us, change.priority], stamp])
     return Move.objects.create(queue=queue, user=user, at=at, changes=changes)
 
 
-def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int]:
-    """The positions of those that have one."""
+def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
+    """The positions of those that have one, where they are told."""
     waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
     keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
-    ahead = runs_ahead(queue, keys.values())
-    return {pk: ahead[key] + 1 for pk, key in keys.items()}
+    ahead = runs_ahead(queue, keys.values(), COUNTED)
+    return {pk: None if (n := ahead[key]) is None else n + 1 for pk, key in keys.items()}
 
 
-def _gone(pk: int) -> Stale:
+def _gone(run: Run | None) -> Stale:
     """A run that was moved and is in the queue no more."""
-    run = Run.objects.select_related("queue").filter(pk=pk).first()
     if run is None:
         return Stale("a run of this move is not there any more; nothing was taken back")
     told = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"

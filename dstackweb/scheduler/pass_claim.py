@@ -20,8 +20,10 @@ class Outdated(Exception):
 
 def request() -> bool:
     """Note that a pass is wanted; True when the caller should enqueue it, False when one is queued already."""
-    PassState.objects.get_or_create(pk=1)
-    return bool(PassState.objects.filter(pk=1, requested=False).update(requested=True))
+    requested = PassState.objects.filter(pk=1).values_list("requested", flat=True).first()
+    if requested is None:
+        PassState.objects.get_or_create(pk=1)
+    return not requested and bool(PassState.objects.filter(pk=1, requested=False).update(requested=True))
 
 
 def is_wanted() -> bool:

@@ -99,10 +99,19 @@ def _schedule(kind: str, data: dict[str, Any]) -> str:
 
 def _moved(kind: str, data: dict[str, Any]) -> str:
     before, after = data.get("priority", (None, None))
-    numbers = {"from": data.get("from"), "to": data.get("to"), "before": before, "after": after}
-    text = _("moved from position %(from)s to %(to)s")
+    numbers = {name: data.get(name) for name in ("from", "to", "anchor")} | {"before": before, "after": after}
+    counted = None not in (numbers["from"], numbers["to"])
     if kind == "move_undone":
-        text = _("a move was taken back: from position %(from)s to %(to)s")
+        text = _("a move was taken back: from position %(from)s to %(to)s") if counted else _("a move was taken back")
+    elif counted:
+        text = _("moved from position %(from)s to %(to)s")
+    else:
+        text = {
+            "before": _("moved to before %(anchor)s"),
+            "after": _("moved to after %(anchor)s"),
+            "top": _("moved to the top"),
+            "bottom": _("moved to the bottom"),
+        }[data["target"]]
     if before != after:
         text += _(", with its priority from %(before)s to %(after)s")
     return text % numbers

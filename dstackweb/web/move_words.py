@@ -19,18 +19,23 @@ def would(preview: Preview, reader: User) -> str:
     if (more := len(preview.changes) - 3) > 0:
         parts.append(ngettext("and %d more", "and %d more", more) % more)
     slips = [_slip(change, reader) for change in preview.slips[:1]]
-    if slips and (others := preview.slips_total - 1) > 0:
+    if slips and (others := (preview.slips_total or 0) - 1) > 0:
         slips.append(ngettext("%d other changes its place", "%d others change their places", others) % others)
     return "; ".join(filter(None, (*parts, ", ".join(slips))))
 
 
 def done(moved: Moved) -> str:
-    """What a move has done: `eval is at position 3 now, with priority 52`."""
+    """What a move has done: `eval went from position 7 to 3, priority 50 → 52`."""
     if len(moved.changes) != 1:
         return _several(moved) if moved.changes else _("nothing had to move")
     change = moved.changes[0]
     numbers = {"run": change.run.name, "before": change.position_before, "after": change.position_after}
-    text = _("%(run)s went from position %(before)s to %(after)s") % numbers
+    if change.position_after is None:
+        text = _("%(run)s was moved") % numbers
+    elif change.position_before is None:
+        text = _("%(run)s is at position %(after)s now") % numbers
+    else:
+        text = _("%(run)s went from position %(before)s to %(after)s") % numbers
     if change.priority_before != change.priority_after:
         text += _(", priority %(before)d → %(after)d") % {
             "before": change.priority_before,
@@ -43,8 +48,8 @@ def _several(moved: Moved) -> str:
     """`3 runs were moved: they are at positions 1–3 now`; a member's may stand apart from each other."""
     count = len(moved.changes)
     text = ngettext("%d run was moved", "%d runs were moved", count) % count
-    places = sorted(change.position_after or 0 for change in moved.changes)
-    if places != list(range(places[0], places[0] + count)):
+    places = sorted(place for change in moved.changes if (place := change.position_after) is not None)
+    if len(places) < count or places != list(range(places[0], places[0] + count)):
         return text
     return _("%(text)s: they are at positions %(first)d–%(last)d now") % {
         "text": text,
