@@ -60,6 +60,14 @@ def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager:
     assert "stands there already" in manager("move", "c", "--bottom").stderr
 
 
+def test_far_back_a_move_says_that_it_was_done_without_counting_places(
+    manager: Cli, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reorder, "COUNTED", 2)
+    assert manager.ok("move", "e", "--before", "d") == "e: moved\n"
+    assert manager.ok("move", "d", "--top") == "d: at position 1 now, priority 50 → 51\n"
+
+
 def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[str, Run]) -> None:
     assert cli.ok("move", "e", "--top") == "e: position 5 → 1; ada's a slips from 1 to 3, ada's c slips from 3 to 5\n"
     assert order() == "ebadc"

@@ -16,6 +16,7 @@ from dstackweb.runs.models import Move, Run
 from dstackweb.runs.reorder import Target
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
+from dstackweb.web import event_words, move_words
 from tests.factories import join, make_host, make_run, make_user, place_all
 
 pytestmark = pytest.mark.django_db
@@ -94,6 +95,36 @@ def test_a_move_is_told_on_the_run_and_on_its_timeline(manager: User, runs: dict
     assert event.actor == manager
     assert event.data == {"from": 5, "to": 2, "priority": [50, 50], "target": "before", "anchor": "b"}
     assert not runs["b"].events.filter(kind="moved").exists()
+
+
+def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
+    project: Project, manager: User, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reorder, "COUNTED", 2)
+    target = Target("before", runs["d"])
+    assert [change.position_after for change in reorder.preview([runs["e"]], manager, "manager", target).changes] == [4]
+    back = reorder.move([runs["e"]], manager, "manager", target)
+    assert order(project) == ["a", "b", "c", "e", "d"]
+    assert [(change.position_before, change.position_after) for change in back.changes] == [(None, None)]
+    assert (back.slips, back.slips_total) == ([], None)
+    assert move_words.done(back) == "e was moved"
+    assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved to before d"
+    front = reorder.move([runs["e"]], manager, "manager", Target("top"))
+    assert move_words.done(front) == "e is at position 1 now, priority 50 → 51"
+    mine = reorder.move([runs["a"]], member, "member", Target("bottom"))
+    assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
+    several = reorder.move([runs["a"], runs["b"]], manager, "manager", Target("bottom"))
+    assert move_words.done(several) == "2 runs were moved"
+    assert several.move_id is not None
+    undone = reorder.undo(several.move_id, manager, "manager")
+    assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]
+
+
+def test_a_move_asks_and_writes_so_little_however_many_wait(
+    manager: User, runs: dict[str, Run], django_assert_max_num_queries: Any
+) -> None:
+    with django_assert_max_num_queries(18):  # with a savepoint around it, here
+        reorder.move([runs["e"]], manager, "manager", Target("before", runs["b"]))
 
 
 def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_is_told_of_no_event(
