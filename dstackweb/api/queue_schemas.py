@@ -106,7 +106,7 @@ class RunChangeOut(Schema):
 
 
 class MoveOut(Schema):
-    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` (null: not counted) others that change places.
+    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` others that slip or rise (null: uncounted).
 
     `exact` is false where a member's run came to the nearest of their own places instead. `move` is what `undo` takes,
     for `undo_s` seconds; null for a preview, and where nothing changed.

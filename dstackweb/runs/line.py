@@ -88,14 +88,15 @@ NOTHING = Reordering(Preview([], [], 0, True), [])
 def reordering(
     queue: Queue, runs: Mapping[int, Run], user: User, role: str, target: Target, now_us: int, most: int | None = None
 ) -> Reordering:
-    """What moving these `read` runs to `target` at this time (µs) changes. They keep their order among each other.
+    """What moving these runs to `target` at this time (µs) changes, both as `read_to_move` gave them.
 
-    Positions are told where not more than `most` runs are ahead of them; all are without it.
+    The runs keep their order among each other. Positions are told where not more than `most` runs are ahead of them;
+    all are without it.
     Raises Forbidden, Invalid; Conflict for a run that has no place in the queue, Stale for one that is in another
     queue now.
     """
     _check_movable(queue, runs, user, role)
-    moved = sorted((place_of(run) for run in runs.values()), key=lambda place: place.key)
+    moved = sorted((_place_of(run) for run in runs.values()), key=lambda place: place.key)
     cut = _cut(queue, target, runs)
     count = partial(runs_ahead, queue, most=most)
     waiting = selectors.in_order(queue)
@@ -110,7 +111,7 @@ def reordering(
     return _among_own(queue, moved, cut, terms, runs, user, count)
 
 
-def place_of(run: Run) -> Place:
+def _place_of(run: Run) -> Place:
     """A run as the order sees it."""
     return Place(run.pk, run.rank, run.seniority_us, run.priority)
 
@@ -130,16 +131,27 @@ def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[in
     return found
 
 
-def read_to_move(queue: Queue, run_ids: Sequence[int], *, lock: bool = False) -> dict[int, Run]:
-    """Runs that shall be moved. Raises Invalid for none or too many of them, NotFound for one that is not there."""
+def read_to_move(
+    queue: Queue, run_ids: Sequence[int], target: Target, *, lock: bool = False
+) -> tuple[dict[int, Run], Target]:
+    """Runs that shall be moved, and the target, as both are now.
+
+    Raises Invalid for no runs or too many, NotFound for one that is not there, Conflict without the target's.
+    """
     if not run_ids:
         raise Invalid.at("runs", msg="name at least one run to move")
     if len(run_ids) > AT_MOST:
         raise Invalid.at("runs", msg=f"at most {AT_MOST} runs are moved at once, not {len(run_ids)}")
-    runs = read(queue, run_ids, lock=lock)
+    found = read(queue, [*run_ids, *([target.anchor.pk] if target.anchor else [])], lock=lock)
+    runs = {pk: found[pk] for pk in run_ids if pk in found}
     if len(runs) < len(set(run_ids)):
         raise NotFound("one of these runs is not there any more; nothing was moved")
-    return runs
+    if target.anchor is None:
+        return runs, target
+    anchor = found.get(target.anchor.pk)
+    if anchor is None or anchor.queue_id != queue.pk:
+        raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
+    return runs, Target(target.where, anchor)
 
 
 def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str) -> None:
@@ -147,10 +159,10 @@ def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str)
         may_change(run, user, role)
         if run.queue_id != queue.pk:
             raise Stale(f"run {run.name} is in queue {run.queue.name} now; nothing was moved", queue=run.queue.name)
-        check_waits(run)
+        _check_waits(run)
 
 
-def check_waits(run: Run) -> None:
+def _check_waits(run: Run) -> None:
     """Raises Conflict for a run that has no place in its queue, and says why."""
     if run.status == RunStatus.SUBMITTED:
         return
@@ -171,11 +183,9 @@ def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
         raise Invalid.at(target.where, msg=f"name the run to move {target.where}")
     if target.anchor.pk in moved:
         raise Invalid.at(target.where, msg=f"run {target.anchor.name} can't be moved next to itself")
-    anchor = read(queue, [target.anchor.pk]).get(target.anchor.pk)
-    if anchor is None or anchor.queue_id != queue.pk:
-        raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
-    check_waits(anchor)
-    return (anchor.rank, anchor.pk) if target.where == "before" else (anchor.rank, anchor.pk + 1)
+    _check_waits(target.anchor)
+    rank, pk = target.anchor.rank, target.anchor.pk
+    return (rank, pk) if target.where == "before" else (rank, pk + 1)
 
 
 def _ahead_of(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:

@@ -48,7 +48,8 @@ class Moved(Preview):
 def preview(runs: Sequence[Run], user: User, role: str, target: Target) -> Preview:
     """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
     queue = _queue_of(runs)
-    return reordering(queue, read_to_move(queue, [run.pk for run in runs]), user, role, target, now_us()).preview
+    found, target = read_to_move(queue, [run.pk for run in runs], target)
+    return reordering(queue, found, user, role, target, now_us()).preview
 
 
 def move(
@@ -62,7 +63,7 @@ def move(
     """
     with transaction.atomic():
         queue = hold_queue(_queue_of(runs).pk)
-        found = read_to_move(queue, [run.pk for run in runs], lock=True)
+        found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
         _check_seen(runs, found, if_match)
         plan = reordering(queue, found, user, role, target, now_us(), COUNTED)
         told = plan.preview

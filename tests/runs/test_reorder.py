@@ -114,7 +114,7 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     mine = reorder.move([runs["a"]], member, "member", Target("bottom"))
     assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
     several = reorder.move([runs["a"], runs["b"]], manager, "manager", Target("bottom"))
-    assert move_words.done(several) == "2 runs were moved"
+    assert move_words.done(several) == "2 runs were moved: they are at positions 4–5 now"
     assert several.move_id is not None
     undone = reorder.undo(several.move_id, manager, "manager")
     assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]
