@@ -5,6 +5,8 @@ A project that the caller may not see is told apart from one that doesn't exist 
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
@@ -38,18 +40,23 @@ def role_in(project: Project, user: User | AnonymousUser) -> str | None:
     return membership.role if membership else None
 
 
+_PROJECT_AND_ROLE = """
+SELECT project.*, membership.role AS role_there
+FROM accounts_project project
+LEFT JOIN accounts_membership membership ON membership.project_id = project.id AND membership.user_id = %s
+WHERE project.name = %s
+"""
+
+
 def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEWER) -> tuple[Project, str]:
     """The project called `name` and the user's role there.
 
     Raises NotFound to whoever isn't a member, and Forbidden to a member whose role is below `at_least`.
     """
-    if user.is_active and user.is_superuser:
-        project, role = Project.objects.filter(name=name).first(), str(Role.ADMIN)
-    else:
-        members = Membership.objects.select_related("project").order_by("pk")
-        member = members.filter(user=user.pk, project__name=name).first() if user.is_active else None
-        project, role = (member.project, member.role) if member else (None, "")
-    if project is None:
+    found = Project.objects.raw(_PROJECT_AND_ROLE, [user.pk, name]) if user.is_active else ()
+    project: Any = next(iter(found), None)
+    role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
+    if not role:
         raise NotFound(f"No project is called {name}, or you are not a member of it.")
     if not allows(role, at_least):
         raise Forbidden(f"This needs {ARTICLE[Role(at_least)]} of {name}; you are {ARTICLE[Role(role)]} of it.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, QueryEx, Router, Status
 
@@ -48,20 +50,20 @@ def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
-def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> QueueOut:
+def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> HttpResponse:
     """Managers only. A new `ageing_minutes` ranks all of the queue's runs anew, at once; what runs goes on."""
     found, role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)
     if not settings:
         raise Invalid.at("paused", msg="send at least one setting to change")
-    return _page(queues.change(queue, caller(request), role, **settings), 50, 0)
+    return ready(request, _page(queues.change(queue, caller(request), role, **settings), 50, 0))
 
 
-def _page(queue: Queue, limit: int, offset: int) -> QueueOut:
+def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
     lines = selectors.queue_lines(queue, limit + 1, offset)
-    return QueueOut.model_construct(
+    return {
         **QueueSettings.values(queue),
-        items=QueueItem.listed(lines[:limit]),
-        next=str(offset + limit) if len(lines) > limit else None,
-    )
+        "items": QueueItem.listed(lines[:limit]),
+        "next": str(offset + limit) if len(lines) > limit else None,
+    }

@@ -7,7 +7,6 @@ from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import IdempotencyKey, IfMatch, caller, project_of, ready
 from dstackweb.api.schemas import (
-    ROW_COLUMNS,
     ErrorOut,
     EventOut,
     EventsOut,
@@ -16,7 +15,6 @@ from dstackweb.api.schemas import (
     PatchRunIn,
     PlanOut,
     RunOut,
-    RunRow,
     RunsOut,
     RunStatusName,
     StaleOut,
@@ -77,9 +75,11 @@ def index(
 ) -> HttpResponse:
     """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)
-    ids, following = selectors.newest_page(found, statuses=status or (), user=user, text=q, before=cursor, limit=limit)
-    items = [RunRow.listed(row) for row in selectors.columns_of(ids, *ROW_COLUMNS)]
-    return ready(request, RunsOut.model_construct(items=items, next=str(following) if following else None))
+    lines, following = selectors.newest_lines(
+        found, statuses=status or (), user=user, text=q, before=cursor, limit=limit
+    )
+    items = [line._asdict() for line in lines]
+    return ready(request, {"items": items, "next": str(following) if following else None})
 
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")

@@ -119,10 +119,6 @@ class EventOut(Schema):
         return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
 
 
-RENAMED = {"id": "uid", "queue": "queue__name", "user": "user__username", "next_at": "retry_at"}
-"""Where the fields of a run come from whose names are others."""
-
-
 class RunRow(Schema):
     """A run as lists show it."""
 
@@ -148,23 +144,12 @@ class RunRow(Schema):
     def values(run: Run) -> dict[str, Any]:
         """The fields of a row."""
         return {
+            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "next_at")},
             "id": str(run.uid),
             "queue": run.queue.name,
             "user": run.user.get_username(),
             "next_at": run.retry_at,
-            **{name: getattr(run, name) for name in RunRow.model_fields if name not in RENAMED},
         }
-
-    @classmethod
-    def listed(cls, row: dict[str, Any]) -> RunRow:
-        """Of the columns that lists read."""
-        values = {name: row[column] for name, column in FROM.items()}
-        return cls.model_construct(**values | {"id": str(row["uid"])})
-
-
-FROM = {name: RENAMED.get(name, name) for name in RunRow.model_fields}
-ROW_COLUMNS = tuple(set(FROM.values()) - {"held_until", "status"})
-"""What `selectors.columns_of` is asked for."""
 
 
 class HoldOut(Schema):
@@ -287,27 +272,27 @@ class QueueItem(Schema):
     reason: str
     reason_detail: str
 
-    @classmethod
-    def listed(cls, lines: Sequence[selectors.QueueLine]) -> list[QueueItem]:
-        """A page of the queue. Those that wait for the same share their words."""
+    @staticmethod
+    def listed(lines: Sequence[selectors.QueueLine]) -> list[dict[str, Any]]:
+        """A page of the queue, as it is sent. Those that wait for the same share their words."""
         told: dict[int, str] = {}
         items = []
         for line in lines:
             if (words := told.get(id(line.reason_data))) is None:
                 words = told[id(line.reason_data)] = reason_told(line.reason, line.reason_data).text
             items.append(
-                cls.model_construct(
-                    name=line.name,
-                    id=str(line.uid),
-                    position=line.position,
-                    priority=line.priority,
-                    user=line.user,
-                    submitted_at=line.submitted_at,
-                    moved_by=line.moved_by,
-                    moved_at=line.moved_at,
-                    reason=line.reason,
-                    reason_detail=words,
-                )
+                {
+                    "name": line.name,
+                    "id": line.id,
+                    "position": line.position,
+                    "priority": line.priority,
+                    "user": line.user,
+                    "submitted_at": line.submitted_at,
+                    "moved_by": line.moved_by,
+                    "moved_at": line.moved_at,
+                    "reason": line.reason,
+                    "reason_detail": words,
+                }
             )
         return items
 

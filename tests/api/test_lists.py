@@ -6,9 +6,9 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.schemas import QueueOut, RunsOut
+from dstackweb.api.schemas import QueueItem, QueueOut, RunRow, RunsOut
 from dstackweb.runs import holds
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Run, Verdict
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -35,6 +35,7 @@ def test_runs_are_listed_as_each_of_them_answers(runs: list[Run], api: Api) -> N
     RunsOut.model_validate(answer, extra="forbid")
     assert [item["name"] for item in answer["items"]] == [run.name for run in reversed(runs)]
     for item in answer["items"]:
+        assert list(item) == list(RunRow.model_fields)
         alone = api("GET", f"projects/main/runs/{item['id']}").json()
         assert item == {key: alone[key] for key in item}
     assert sum(item["held_until"] is not None for item in answer["items"]) == 1
@@ -44,6 +45,36 @@ def test_the_queue_is_listed_as_each_of_its_runs_answers(runs: list[Run], api: A
     answer = api("GET", "projects/main/queues/default").json()
     QueueOut.model_validate(answer, extra="forbid")
     assert [item["reason"] for item in answer["items"]] == ["impossible", "waiting_for_capacity"]
+    assert list(answer) == list(QueueOut.model_fields)
     for item in answer["items"]:
+        assert list(item) == list(QueueItem.model_fields)
         alone = api("GET", f"projects/main/runs/{item['id']}").json()
         assert item == {key: (alone | alone["factors"])[key] for key in item}
+
+
+def test_pages_of_runs_join_to_the_whole_list_with_and_without_a_filter(runs: list[Run], api: Api) -> None:
+    newest_first = [run.name for run in reversed(runs)]
+    for asked in ("", "&user=" + runs[0].user.username):
+        seen, cursor = [], ""
+        while True:
+            page = api("GET", f"projects/main/runs?limit=2{asked}{cursor}").json()
+            seen += [item["name"] for item in page["items"]]
+            if page["next"] is None:
+                break
+            cursor = f"&cursor={page['next']}"
+        assert seen == newest_first
+
+
+@pytest.mark.parametrize(("cursor", "found"), [(0, 0), (-1, 0), (-(10**30), 0), (10**30, 5)])
+def test_a_cursor_of_any_size_is_a_place_in_the_list(runs: list[Run], api: Api, cursor: int, found: int) -> None:
+    assert len(api("GET", f"projects/main/runs?cursor={cursor}").json()["items"]) == found
+
+
+def test_a_verdict_on_the_whole_queue_is_told_of_each_of_its_runs(runs: list[Run], api: Api, project: Project) -> None:
+    queue = runs[0].queue
+    Verdict.objects.create(queue=queue, shape="", reason="queue_limit", data={"code": "max_gpus", "limit": 2})
+    items = api("GET", "projects/main/queues/default").json()["items"]
+    assert {item["reason"] for item in items} == {"queue_limit"}
+    type(queue).objects.filter(pk=queue.pk).update(paused=True)
+    items = api("GET", "projects/main/queues/default").json()["items"]
+    assert {item["reason"] for item in items} == {"queue_paused"}
