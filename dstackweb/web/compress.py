@@ -1,4 +1,4 @@
-"""Pages are sent compressed: a long queue is 70 KB of much the same rows, and a tenth of that on the wire."""
+"""Pages are sent compressed: a long queue is 60 KB of much the same rows, and a tenth of that on the wire."""
 
 from __future__ import annotations
 

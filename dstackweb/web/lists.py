@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows
@@ -18,6 +19,7 @@ from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
 from dstackweb.scheduler.models import Reservation
 from dstackweb.web.pages import PageRequest
+from dstackweb.web.templatetags.dw import moments
 
 
 def may_change(run: Run, user: User, role: str) -> bool:
@@ -57,8 +59,8 @@ def needs(spec: dict[str, Any]) -> str:
 class QueueLine(TypedDict):
     """One waiting run in its place, flat and mostly text: a template looks these up some thousand times for a page.
 
-    `reserved` is what is kept for it, if anything is; `moved`, that it just was; `marks`, that there is more to say
-    than why it waits.
+    `token` is the run with its etag; `reserved` what is kept for it, if anything is; `moved`, that it just was;
+    `marks`, that there is more to say than why it waits, and `moved_by` the words for whoever moved it at `moved_at`.
     """
 
     id: str
@@ -71,7 +73,7 @@ class QueueLine(TypedDict):
     label: str
     tone: str
     queued_at: dt.datetime
-    etag: str
+    token: str
     may_change: bool
     moved: bool
     marks: bool
@@ -81,30 +83,58 @@ class QueueLine(TypedDict):
     moved_by: str
 
 
-def queue_line(row: QueueRow, request: PageRequest, reserved: Reservation | None, moved: Collection[int]) -> QueueLine:
-    """The row as this reader sees it."""
-    run, why = row.run, why_words.reason(row.reason, row.reason_data)
-    kept = reserved if reserved and reserved.run_id == run.pk else None
-    return {
-        "id": str(run.pk),
-        "name": run.name,
-        "user": run.user.username,
-        "position": str(row.position),
-        "priority": str(run.priority),
-        "needs": needs(run.spec),
-        "why": why.text,
-        "label": why.label,
-        "tone": why.tone,
-        "queued_at": run.queued_at,
-        "etag": services.etag(run),
-        "may_change": may_change(run, request.user, request.role),
-        "moved": run.pk in moved,
-        "marks": run.is_hold or kept is not None or run.moved_at is not None,
-        "hold": run.is_hold,
-        "reserved": kept,
-        "moved_at": run.moved_at,
-        "moved_by": run.moved_by.username if run.moved_by else "",
-    }
+class _Words(NamedTuple):
+    """What all runs of one shape share."""
+
+    needs: str
+    why: SafeString
+    label: str
+    tone: str
+
+
+def queue_lines(
+    rows: Sequence[QueueRow], request: PageRequest, reserved: Reservation | None, moved: Collection[int]
+) -> list[QueueLine]:
+    """The rows as this reader sees them. What is said of a run just as of the one before it is not said again."""
+    words: dict[str, _Words] = {}
+    as_above, moved_by, before = _("as above"), _("moved by %(who)s"), None
+    lines: list[QueueLine] = []
+    for row in rows:
+        run = row.run
+        if run.shape not in words:
+            why = why_words.reason(row.reason, row.reason_data)
+            words[run.shape] = _Words(needs(run.spec), moments(why.text), why.label, why.tone)
+        told = words[run.shape]
+        kept = reserved if reserved and reserved.run_id == run.pk else None
+        lines.append(
+            {
+                "id": _plain(run.pk),
+                "name": run.name,
+                "user": run.user.username,
+                "position": _plain(row.position),
+                "priority": _plain(run.priority),
+                "needs": told.needs,
+                "why": as_above if told.why == before else told.why,
+                "label": told.label,
+                "tone": told.tone,
+                "queued_at": run.queued_at,
+                "token": _plain(f"{run.pk}.{services.etag(run)}"),
+                "may_change": may_change(run, request.user, request.role),
+                "moved": run.pk in moved,
+                "marks": run.is_hold or kept is not None or run.moved_at is not None,
+                "hold": run.is_hold,
+                "reserved": kept,
+                "moved_at": run.moved_at,
+                "moved_by": moved_by % {"who": run.moved_by.username} if run.moved_by else _("moved"),
+            }
+        )
+        before = told.why
+    return lines
+
+
+def _plain(digits: object) -> SafeString:
+    """What has nothing in it to escape: a row names its run ten times."""
+    return mark_safe(str(digits))
 
 
 @dataclass(frozen=True)

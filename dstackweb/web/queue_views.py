@@ -34,7 +34,7 @@ def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
         "web/queue.html",
         "web/queue_list.html",
         version,
-        lambda: _context(request, queue_called(request, queue)),
+        lambda: _context(request, queue),
     )
 
 
@@ -49,24 +49,36 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
         page = lists.number(request.GET.get("page"), least=1)
         return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
     version = selectors.list_version(request.project)
-    return shown(request, "web/queue_list.html", version, _context(request, queue, moved), status)
+    return shown(request, "web/queue_list.html", version, _context(request, queue.name, moved), status)
 
 
-def _context(request: PageRequest, queue: Queue, moved: Collection[int] = ()) -> dict[str, Any]:
+def _counted(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
+    """The counters of the queue asked for, and of all the project's queues by name; each with its queue."""
+    counts = QueueCount.objects.select_related("queue")
+    every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
+    asked = next((one for one in every if one.queue.name == name), None)
+    if asked is None:
+        asked = counts.get(queue=queue_called(request, name))
+        every.append(asked)
+    return asked, every
+
+
+def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> dict[str, Any]:
     page = lists.number(request.GET.get("page"), least=1)
     told = heard(request)  # before the list: what happens in between is told by the next poll
-    counts = QueueCount.objects.get(queue=queue)
+    counts, of_all = _counted(request, name)
+    queue = counts.queue
     rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     if not rows and page > 1:  # the queue got shorter than the page that was being looked at
         page = max(1, -(-counts.submitted // PER_PAGE))
         rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     head = rows if page == 1 else selectors.queue_rows(queue, limit=PER_PAGE)
     reserved = Reservation.objects.first()
-    lines = [lists.queue_line(row, request, reserved, moved) for row in rows]
+    lines = lists.queue_lines(rows, request, reserved, moved)
     placed = tally_of([queue.pk])
     return {
         "queue": queue,
-        "queues": Queue.objects.filter(project=request.project),
+        "queues": [one.queue for one in of_all],
         "counts": counts,
         "rows": lines,
         "page": page,
@@ -86,7 +98,7 @@ def _context(request: PageRequest, queue: Queue, moved: Collection[int] = ()) ->
         "may_submit": allows(request.role, "member"),
         "may_choose": any(line["may_change"] for line in lines),
         "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
-        "waiting": selectors.counts(request.project)["submitted"],
+        "waiting": sum(one.submitted for one in of_all),
     }
 
 

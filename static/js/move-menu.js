@@ -30,6 +30,11 @@ function stand() {
   menu.style.left = `${Math.max(4, Math.min(at.left, innerWidth - menu.offsetWidth - 8))}px`;
 }
 
+/** A handle is there for scripts only, and so is what it says of itself. */
+function announce() {
+  for (const grip of document.querySelectorAll("#waiting .grip")) grip.ariaHasPopup = "menu";
+}
+
 function choose(verb) {
   const picked = together(rowOfRun(owner));
   menu.hidePopover();
@@ -103,7 +108,11 @@ if (here && menu) {
   menu.addEventListener("toggle", (event) => {
     if (event.newState === "closed" && !dialog.open) gripOf(rowOfRun(owner))?.focus();
   });
-  document.addEventListener("htmx:after:swap", () => menu.matches(":popover-open") && stand());
+  document.addEventListener("htmx:after:swap", () => {
+    announce();
+    if (menu.matches(":popover-open")) stand();
+  });
+  announce();
   window.addEventListener("scroll", () => menu.matches(":popover-open") && stand(), { passive: true });
   dialog.addEventListener("input", preview);
   dialog.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());

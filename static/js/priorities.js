@@ -1,7 +1,7 @@
 // − and + and the number between them, in the rows of the queue. Presses are gathered and sent as one change.
 import { confirmed } from "./actions.js";
 import { anew } from "./polling.js";
-import { here, keyOf, nameOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
+import { body, here, keyOf, nameOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
@@ -110,6 +110,12 @@ function guard(event) {
   press(following, hand.name === "raise" ? 1 : -1);
 }
 
+/** Without scripts the number is only shown; the limits of what is typed are the same in each row. */
+function ready() {
+  for (const input of document.querySelectorAll("#waiting .prio input[readonly]"))
+    Object.assign(input, { readOnly: false, required: true, min: 0, max: body().dataset.max });
+}
+
 if (here) {
   document.addEventListener("pointermove", (event) => (pointer = { x: event.clientX, y: event.clientY }), { passive: true });
   document.addEventListener("click", guard, true);
@@ -119,7 +125,7 @@ if (here) {
     under = runUnder();
   });
   document.addEventListener("htmx:after:swap", () => {
-    for (const input of document.querySelectorAll("#waiting .prio input[readonly]")) input.readOnly = false;
+    ready();
     if (under && runUnder() !== under) strangerAt = performance.now();
   });
   document.addEventListener("click", (event) => {
@@ -148,5 +154,5 @@ if (here) {
     if (event.key === "Escape") takeBack(row);
     else if (event.target.value !== event.target.defaultValue) commit(row, 0);
   });
-  for (const input of document.querySelectorAll("#waiting .prio input[readonly]")) input.readOnly = false;
+  ready();
 }

@@ -10,7 +10,7 @@ from django import template
 from django.template.context import RequestContext
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import conditional_escape, format_html, format_html_join
+from django.utils.html import conditional_escape, escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
@@ -67,11 +67,7 @@ def now_ms() -> int:
 @register.simple_tag
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
-    return format_html(
-        '<svg class="icon dw-icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
-        static("icons.svg"),
-        name,
-    )
+    return mark_safe(f'<svg class="icon dw-icon" aria-hidden="true"><use href="{static("icons.svg")}#{name}"/></svg>')
 
 
 @register.simple_tag
@@ -83,19 +79,21 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
     if at is None:
         return "–"
     at = at.astimezone(dt.UTC)
-    age = wording.duration((timezone.now() - at).total_seconds())
-    ago = _("%s ago")
-    text = {
-        "for": age,
-        "ago": ago.replace("%s", age),
-        "clock": f"{at:%H:%M:%S} UTC",
-        "hour": f"{at:%H:%M} UTC",
-        "moment": f"{at:%b %d, %H:%M} UTC",
-    }[style]
-    return format_html(
-        _TIME,
-        _instant(at),
-        style,
-        format_html(' data-ago="{}"', ago) if style == "ago" else "",
-        text,
-    )
+    more = ""
+    match style:
+        case "clock":
+            text = f"{at:%H:%M:%S} UTC"
+        case "hour":
+            text = f"{at:%H:%M} UTC"
+        case "for":
+            text = _age(at)
+        case "ago":
+            ago = _("%s ago")
+            text, more = escape(ago.replace("%s", _age(at))), format_html(' data-ago="{}"', ago)
+        case _:
+            text = f"{at:%b %d, %H:%M} UTC"
+    return mark_safe(_TIME.format(_instant(at), style, more, text))  # digits, and a word of the template
+
+
+def _age(at: dt.datetime) -> str:
+    return wording.duration((timezone.now() - at).total_seconds())
