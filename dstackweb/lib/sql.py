@@ -6,7 +6,7 @@ For what programs ask many times a second: the ORM takes longer to write such a 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +21,11 @@ def rows(statement: str, parameters: Sequence[int | str]) -> list[Sequence[Any]]
     if connection.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
+
+
+def places(values: Collection[object]) -> str:
+    """What stands for so many values, as in `IN (…)`."""
+    return ", ".join(["%s"] * len(values))
 
 
 def utc(time: dt.datetime) -> dt.datetime:

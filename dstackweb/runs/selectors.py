@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 from django.db.models import Q, QuerySet, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.lib import sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import logs
-from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent, Verdict
+from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
 
@@ -107,11 +109,10 @@ def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]
     ]
 
 
-@dataclass(frozen=True)
-class QueueLine:
+class QueueLine(NamedTuple):
     """One waiting run in its place, less than a QueueRow: what the API lists."""
 
-    uid: uuid.UUID
+    id: str
     name: str
     priority: int
     user: str
@@ -123,14 +124,27 @@ class QueueLine:
     reason_data: dict[str, Any]
 
 
+_QUEUE_LINES = """
+SELECT run.uid, run.name, run.priority, (SELECT username FROM accounts_user WHERE id = run.user_id), run.submitted_at,
+    (SELECT username FROM accounts_user WHERE id = run.moved_by_id), run.moved_at, run.shape
+FROM runs_run run
+WHERE run.id IN (
+    SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s
+)
+ORDER BY run.rank, run.id
+"""
+"""What stands before a page far back is skipped in the index. Subqueries for names are planned faster than joins."""
+
+
 def queue_lines(queue: Queue, limit: int, offset: int = 0) -> list[QueueLine]:
-    """A page of the queue in true order, in columns: many programs ask for it often."""
-    names = ("uid", "name", "priority", "user__username", "submitted_at", "moved_by__username", "moved_at", "shape")
-    found = list(in_order(queue).values_list(*names)[offset : offset + limit])
-    told = _verdicts(queue, {shape for *_, shape in found})
+    """A page of the queue in true order. Those that wait for the same share one `reason_data`."""
+    found = sql.rows(_QUEUE_LINES, [queue.pk, limit, offset])
+    shapes = {shape for *_, shape in found}
+    told = _verdicts(queue, shapes)
+    reasons = {shape: _reason(queue, shape, told) for shape in shapes}
     return [
-        QueueLine(uid, name, priority, user, at, mover, moved_at, position, *_reason(queue, shape, told))
-        for position, (uid, name, priority, user, at, mover, moved_at, shape) in enumerate(found, start=offset + 1)
+        QueueLine._make([sql.uid(uid), *shown, position, *reasons[shape]])
+        for position, (uid, *shown, shape) in enumerate(found, start=offset + 1)
     ]
 
 
@@ -138,9 +152,13 @@ Verdicts = dict[str, tuple[str, dict[str, Any]]]
 """Reason code and numbers by shape; that of the shape "" is the whole queue's."""
 
 
+_VERDICTS = "SELECT shape, reason, data FROM runs_verdict WHERE queue_id = %s AND shape IN ({shapes})"
+
+
 def _verdicts(queue: Queue, shapes: set[str]) -> Verdicts:
-    rows = Verdict.objects.filter(queue=queue, shape__in={"", *shapes}).values_list("shape", "reason", "data")
-    return {shape: (reason, data) for shape, reason, data in rows}
+    asked = {"", *shapes}
+    rows = sql.rows(_VERDICTS.format(shapes=sql.places(asked)), [queue.pk, *asked])
+    return {shape: (reason, json.loads(data)) for shape, reason, data in rows}
 
 
 def _reason(queue: Queue, shape: str, told: Verdicts) -> tuple[str, dict[str, Any]]:
@@ -222,13 +240,64 @@ def _newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str]) -> list[in
     return sorted(found, reverse=True)[:limit]
 
 
-def columns_of(ids: Sequence[int], *columns: str) -> list[dict[str, Any]]:
-    """Columns of these runs, newest first, with `held_until` of each: many programs ask for lists often."""
-    rows = list(Run.objects.filter(pk__in=ids).order_by("-id").values("pk", "status", *columns))
-    running = [row["pk"] for row in rows if row["status"] == RunStatus.RUNNING]
-    read = Run.objects.filter(pk__in=running).only("status", "started_at", "extended_s", "spec") if running else ()
-    held = {run.pk: run.held_until for run in read}
-    return [row | {"held_until": held.get(row["pk"])} for row in rows]
+class RunLine(NamedTuple):
+    """A run as the API lists it. The names and their order are those of its answers."""
+
+    id: str
+    name: str
+    status: str
+    status_message: str
+    termination_reason: str
+    priority: int
+    queue: str
+    user: str
+    attempt: int
+    exit_code: int | None
+    submitted_at: dt.datetime
+    started_at: dt.datetime | None
+    ended_at: dt.datetime | None
+    held_until: dt.datetime | None
+    next_at: dt.datetime | None
+
+
+_RUN_LINES = """
+SELECT run.id, run.uid, run.name, run.status, run.status_message, run.termination_reason, run.priority,
+    (SELECT name FROM runs_queue WHERE id = run.queue_id), (SELECT username FROM accounts_user WHERE id = run.user_id),
+    run.attempt, run.exit_code, run.submitted_at, run.started_at, run.ended_at, run.retry_at, run.extended_s,
+    CASE WHEN run.status = 'running' THEN run.spec END
+FROM runs_run run
+"""
+_THESE = _RUN_LINES + "WHERE run.id IN ({ids}) ORDER BY run.id DESC"
+_NEWEST = _RUN_LINES + "WHERE run.project_id = %s AND run.id < %s ORDER BY run.id DESC LIMIT %s"
+MAX_ID = 2**63 - 1
+
+
+def newest_lines(
+    project: Project,
+    *,
+    statuses: Sequence[str] = (),
+    user: str = "",
+    text: str = "",
+    before: int | None = None,
+    limit: int = 50,
+) -> tuple[list[RunLine], int | None]:
+    """The runs of `newest_page`, and the cursor of the next page or None."""
+    if statuses or user or text:
+        ids, following = newest_page(project, statuses=statuses, user=user, text=text, before=before, limit=limit)
+        found = sql.rows(_THESE.format(ids=sql.places(ids)), ids) if ids else []
+        return [_run_line(*row) for row in found], following
+    below = MAX_ID if before is None else max(0, min(before, MAX_ID))
+    found = sql.rows(_NEWEST, [project.pk, below, limit + 1])
+    return [_run_line(*row) for row in found[:limit]], (found[limit - 1][0] if len(found) > limit else None)
+
+
+def _run_line(pk: int, uid: uuid.UUID | str, *row: Any) -> RunLine:
+    *shown, started_at, ended_at, retry_at, extended_s, spec = row
+    held_until = None
+    if spec:
+        run = Run(status=RunStatus.RUNNING, started_at=started_at, extended_s=extended_s, spec=json.loads(spec))
+        held_until = run.held_until
+    return RunLine._make([sql.uid(uid), *shown, started_at, ended_at, held_until, retry_at])
 
 
 JOBS_AT_ONCE = MAX_NODES

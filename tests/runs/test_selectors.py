@@ -60,9 +60,8 @@ def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: P
         "pass": place_all,
         "position": lambda: selectors.position(waiting),
         "active": lambda: selectors.newest(Run.objects.filter(project=project), 50, ACTIVE),
-        "page": lambda: selectors.columns_of(
-            selectors.newest_page(project, statuses=ACTIVE)[0], "name", "user__username"
-        ),
+        "page": lambda: selectors.newest_lines(project),
+        "page of some": lambda: selectors.newest_lines(project, statuses=ACTIVE),
         "queue": lambda: selectors.queue_rows(services.ensure_queue(project)),
         "queue lines": lambda: selectors.queue_lines(services.ensure_queue(project), 50),
         "run": lambda: selectors.find_run(project, run.name),
