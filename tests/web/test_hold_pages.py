@@ -118,7 +118,7 @@ def test_lists_say_who_holds_what_until_when(project: Project, ann: User, as_use
     assert run.held_until is not None
     until = f"{run.held_until:%Y-%m-%dT%H:%M:%SZ}"
     client = as_user(ann)
-    assert f'held until <time datetime="{until}"' in page(client, "queue/")
+    assert f"held until <time datetime={until} " in page(client, "queue/")
     hosts = page(client, "hosts/")
     assert "held by ann until" in hosts.replace("\n", "")
     assert "used by ann, pid 4711" in hosts

@@ -114,6 +114,6 @@ def test_what_only_looks_like_a_moment_stays_text(text: str) -> None:
 def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped() -> None:
     page = str(dw.moments("kept for <b>, until 2031-05-06 09:30 UTC at most"))
     assert page == (
-        'kept for &lt;b&gt;, until <time datetime="2031-05-06T09:30:00Z" data-when="hour">2031-05-06 09:30 UTC'
+        "kept for &lt;b&gt;, until <time datetime=2031-05-06T09:30:00Z data-when=hour>2031-05-06 09:30 UTC"
         "</time> at most"
     )

@@ -19,7 +19,8 @@ from dstackweb.web import shell
 
 register = template.Library()
 
-_TIME = '<time datetime="{}" data-when="{}"{}>{}</time>'
+_TIME = "<time datetime={} data-when={}{}>{}</time>"
+"""There are many on a page, and neither value ever needs quotes."""
 
 register.filter("duration", wording.duration)
 register.filter("mebibytes", wording.mebibytes)
