@@ -100,9 +100,16 @@ def without_texts(runs: QuerySet[Run]) -> QuerySet[Run]:
     return runs.defer(*TEXTS)
 
 
+SHOWN = (
+    "name", "queue", "priority", "seniority_us", "shape", "queued_at", "moved_at", "spec",
+    "user__username", "moved_by__username",
+)  # fmt: skip
+"""What a queue's page shows of a run that waits."""
+
+
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
     """A page of the queue in true order."""
-    runs = list(without_texts(in_order(queue)).select_related("user", "moved_by")[offset : offset + limit])
+    runs = list(in_order(queue).select_related("user", "moved_by").only(*SHOWN)[offset : offset + limit])
     told = _verdicts(queue, {run.shape for run in runs})
     return [
         QueueRow(run, position, *_reason(queue, run.shape, told)) for position, run in enumerate(runs, start=offset + 1)
