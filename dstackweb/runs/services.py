@@ -20,7 +20,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import hints, ordering
+from dstackweb.runs import hints, ordering, selectors
 from dstackweb.runs.attempts import settle, stop_jobs
 from dstackweb.runs.edits import check_priority, matches, may_change, stale
 from dstackweb.runs.edits import etag as etag
@@ -67,7 +67,7 @@ class Prepared:
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
     """The queue of this name, made with its counters when it is missing. Every project has `default`."""
-    queue = Queue.objects.filter(project=project, name=name).first()
+    queue = selectors.queue_called(project, name)
     if queue is None:
         with transaction.atomic():
             queue, _ = Queue.objects.get_or_create(project=project, name=name)
