@@ -97,6 +97,7 @@ def queue_lines(
 ) -> list[QueueLine]:
     """The rows as this reader sees them. What is said of a run just as of the one before it is not said again."""
     words: dict[str, _Words] = {}
+    may: dict[int, bool] = {}  # the same for all runs of one member
     as_above, moved_by, before = _("as above"), _("moved by %(who)s"), None
     lines: list[QueueLine] = []
     for row in rows:
@@ -105,6 +106,8 @@ def queue_lines(
             why = why_words.reason(row.reason, row.reason_data)
             words[run.shape] = _Words(needs(run.spec), moments(why.text), why.label, why.tone)
         told = words[run.shape]
+        if run.user_id not in may:
+            may[run.user_id] = may_change(run, request.user, request.role)
         kept = reserved if reserved and reserved.run_id == run.pk else None
         lines.append(
             {
@@ -119,7 +122,7 @@ def queue_lines(
                 "tone": told.tone,
                 "queued_at": run.queued_at,
                 "token": _plain(f"{run.pk}.{services.etag(run)}"),
-                "may_change": may_change(run, request.user, request.role),
+                "may_change": may[run.user_id],
                 "moved": run.pk in moved,
                 "marks": run.is_hold or kept is not None or run.moved_at is not None,
                 "hold": run.is_hold,
