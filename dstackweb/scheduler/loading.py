@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from django.conf import settings
 from django.db.models import Count
@@ -94,10 +93,13 @@ def tally_of(queue_ids: Sequence[int]) -> Tally:
     """
     if not queue_ids:
         return Tally()
-    runs = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
-    of_run = Allocation.objects.filter(gpu__isnull=False).values_list("job__run__queue_id", "job__run__user_id")
-    counted = chain(
-        ((queue_id, user_id, 0, number) for queue_id, user_id, number in runs),
-        ((queue_id, user_id, number, 0) for queue_id, user_id, number in of_run.annotate(n=Count("pk"))),
+    columns = ("pk", "queue_id", "user_id")
+    placed = {pk: (queue, user) for pk, queue, user in Run.objects.filter(status__in=PLACED).values_list(*columns)}
+    held = Allocation.objects.filter(gpu__isnull=False).values_list("job__run_id").annotate(n=Count("pk"))
+    gpus = {run: number for run, number in held if run is not None}
+    # Not joined: with old statistics PostgreSQL would walk all runs there ever were for it. Hardly any is not placed.
+    rest = Run.objects.filter(pk__in=gpus.keys() - placed.keys()).values_list(*columns)
+    holders = placed | {pk: (queue, user) for pk, queue, user in rest}
+    return Tally.of(
+        (queue, user, gpus.get(pk, 0), int(pk in placed)) for pk, (queue, user) in holders.items() if queue in queue_ids
     )
-    return Tally.of(found for found in counted if found[0] in queue_ids)
