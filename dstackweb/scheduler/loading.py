@@ -68,10 +68,12 @@ def budget(project_id: int, now: dt.datetime) -> Budget | None:
 
 def holders(now: dt.datetime) -> list[Holder]:
     """What each active job holds of its host, and by when it is gone at the latest."""
-    rows = Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(
-        "run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at",
-        "run__extended_s", "run__spec__max_duration_s", "run__spec__stop_duration_s",
-    )  # fmt: skip
+    columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
+    rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
+    # Not joined: see `tally_of`.
+    runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
+    times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
+    limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
     return [
         Holder(
             job=(run_id, node),
@@ -82,7 +84,8 @@ def holders(now: dt.datetime) -> list[Holder]:
             since=placed_at,
             ends_at=latest_end(started_at or now, None if limit_s is None else limit_s + extended_s, stop_s or 0, now),
         )
-        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at, extended_s, limit_s, stop_s in rows
+        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at in rows
+        for extended_s, limit_s, stop_s in [limits[run_id]]
     ]
 
 

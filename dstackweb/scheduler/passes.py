@@ -230,7 +230,10 @@ def _open_queues() -> list[Queue]:
 def _held_by_project() -> defaultdict[int, Held]:
     """GPUs and CPUs that each project's jobs hold now."""
     held: defaultdict[int, Held] = defaultdict(Held)
-    rows = Allocation.objects.values_list("job__run__project").annotate(cpus=Sum("cpus"), gpus=Count("gpu"))
-    for project_id, cpus, gpus in rows:
-        held[project_id] = Held(gpus, cpus)
+    rows = list(Allocation.objects.values_list("job__run_id").annotate(cpus=Sum("cpus"), gpus=Count("gpu")))
+    # Not joined: see `loading.tally_of`.
+    project_of = dict(Run.objects.filter(pk__in=[run for run, *_sums in rows]).values_list("pk", "project_id"))
+    for run_id, cpus, gpus in rows:
+        before = held[project_of[run_id]]
+        held[project_of[run_id]] = Held(before.gpus + gpus, before.cpus + cpus)
     return held

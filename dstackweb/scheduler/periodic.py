@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
-from django_q.tasks import async_task
 
+from dstackweb.scheduler.enqueue import enqueue
 from dstackweb.scheduler.models import PeriodicJob
 
 log = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
     if not won:
         return False
     try:
-        async_task(
+        enqueue(
             "dstackweb.scheduler.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
-            cluster=job.cluster, q_options={"task_name": job.name},
+            cluster=job.cluster, name=job.name,
         )  # fmt: skip
     except Exception:
         PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)

@@ -10,11 +10,11 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
-from django_q.tasks import async_task
 
 from dstackweb.runs import history
 from dstackweb.scheduler import hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
+from dstackweb.scheduler.enqueue import enqueue
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ def keep_house() -> None:
 def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a pass unless one is queued that has not begun."""
     if pass_claim.request():
-        async_task("dstackweb.scheduler.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
+        enqueue("dstackweb.scheduler.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
 
 
 def enqueue_looks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:
     """Ask a host to look at its jobs: few by one task each, so that all its workers start some; many by a handful."""
     size = min(MAX_LOOKS, -(-len(job_ids) // TASKS))
     for first in range(0, len(job_ids), size):
-        async_task("dstackweb.scheduler.tasks.look_at_jobs", *job_ids[first : first + size], cluster=cluster)
+        enqueue("dstackweb.scheduler.tasks.look_at_jobs", *job_ids[first : first + size], cluster=cluster)

@@ -16,7 +16,7 @@ JOBS = [periodic.Periodic("a", "tests.scheduler.test_periodic.work", 2.0, "contr
 @pytest.fixture
 def enqueued(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     calls: list[tuple] = []
-    monkeypatch.setattr(periodic, "async_task", lambda *args, **kwargs: calls.append(args))
+    monkeypatch.setattr(periodic, "enqueue", lambda *args, **kwargs: calls.append(args))
     periodic.ensure_rows(JOBS)
     return calls
 
@@ -73,7 +73,7 @@ def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
 
     now = timezone.now()
     with monkeypatch.context() as patched:
-        patched.setattr(periodic, "async_task", away)
+        patched.setattr(periodic, "enqueue", away)
         with pytest.raises(ConnectionError):
             periodic.enqueue_due(JOBS, now)
     assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1
