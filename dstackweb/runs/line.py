@@ -13,6 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
+from dstackweb.lib.sql import rows
 from dstackweb.runs import selectors
 from dstackweb.runs.edits import may_change
 from dstackweb.runs.models import Queue, QueueCount, Run
@@ -31,7 +32,8 @@ COLUMNS = (
     *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
 )
 """What moves look at and tell."""
-FIRST, LAST = (-(2**63), 0), (2**63 - 1, 2**63 - 1)
+EVERYBODY = 2**63 - 1
+FIRST, LAST = (-(2**63), 0), (EVERYBODY, EVERYBODY)
 """Places (rank, id) ahead of every run, and behind."""
 
 Key = tuple[int, int]
@@ -99,10 +101,9 @@ def reordering(
     moved = sorted((_place_of(run) for run in runs.values()), key=lambda place: place.key)
     cut = _cut(queue, target, runs)
     count = partial(runs_ahead, queue, most=most)
-    waiting = selectors.in_order(queue)
-    oldest = waiting.order_by("seniority_us").values_list("seniority_us", flat=True)[:1]
     newest = max(now_us, queue.last_seniority_us)
-    terms = Terms(queue.step_us, min(oldest, default=newest), newest)
+    oldest = next(iter(rows(_OLDEST, [queue.pk])), [newest])[0]
+    terms = Terms(queue.step_us, oldest, newest)
     if allows(role, "manager"):
         return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms), count)
     alone = partial(plan_alone, terms=terms, most=queue.project.member_max_priority)
@@ -200,12 +201,29 @@ def _places(runs: QuerySet[Run]) -> list[Place]:
     return [Place(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
 
 
+_OLDEST = """
+SELECT seniority_us FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY seniority_us LIMIT 1
+"""
+_WALK = """
+SELECT id, rank, seniority_us, priority FROM runs_run
+WHERE queue_id = %s AND status = 'submitted' AND (rank, id) {0} (%s, %s)
+ORDER BY rank {1}, id {1} LIMIT %s
+"""
+_COUNT = """
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs_run
+    WHERE queue_id = %s AND status = 'submitted' AND (rank, id) >= (%s, %s) AND (rank, id) < (%s, %s)
+    ORDER BY rank, id LIMIT %s
+) AS counted
+"""
+
+
 def _walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[Place]:
     """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
-    waiting, size = selectors.in_order(queue), SHOWN + 1
+    size = SHOWN + 1
     while True:
-        runs = _ahead_of(waiting, cut).order_by("-rank", "-id") if up else _from(waiting, cut)
-        found = _places(runs[:size])
+        sql = _WALK.format(*(("<", "DESC") if up else (">=", "ASC")))
+        found = [Place(*row) for row in rows(sql, [queue.pk, *cut, size])]
         yield from (place for place in found if place.id not in skip)
         if len(found) < size:
             return
@@ -220,17 +238,15 @@ def _span(waiting: QuerySet[Run], *places: Key) -> QuerySet[Run]:
 
 def runs_ahead(queue: Queue, cuts: Iterable[Key], most: int | None = None) -> dict[Key, int | None]:
     """How many waiting runs there are ahead of each place; None where there are more than `most`."""
-    waiting, since = selectors.in_order(queue), FIRST
     counted: int | None = 0
+    since = FIRST
     found: dict[Key, int | None] = {}
     for cut in sorted(set(cuts)):
         if cut == LAST:
             counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
         elif cut != FIRST and counted is not None:
-            between = _ahead_of(_from(waiting, since) if since != FIRST else waiting, cut)
-            # In their order, so that PostgreSQL keeps to the index.
-            counted += between.count() if most is None else between[: most + 1 - counted].count()
-            counted = counted if most is None or counted <= most else None
+            [[more]] = rows(_COUNT, [queue.pk, *since, *cut, EVERYBODY if most is None else most + 1 - counted])
+            counted = None if most is not None and counted + more > most else counted + more
         found[cut], since = counted, cut
     return found
 
