@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from django.conf import settings
-from django.db.models import Count
+from django.db.models import Count, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.views import host_views
@@ -70,7 +71,7 @@ def holders(now: dt.datetime) -> list[Holder]:
     """What each active job holds of its host, and by when it is gone at the latest."""
     columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
     rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
-    # Not joined: see `tally_of`.
+    # Not joined: see `held_by_run`.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
     times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
     limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
@@ -96,13 +97,26 @@ def tally_of(queue_ids: Sequence[int]) -> Tally:
     """
     if not queue_ids:
         return Tally()
-    columns = ("pk", "queue_id", "user_id")
-    placed = {pk: (queue, user) for pk, queue, user in Run.objects.filter(status__in=PLACED).values_list(*columns)}
-    held = Allocation.objects.filter(gpu__isnull=False).values_list("job__run_id").annotate(n=Count("pk"))
-    gpus = {run: number for run, number in held if run is not None}
-    # Not joined: with old statistics PostgreSQL would walk all runs there ever were for it. Hardly any is not placed.
-    rest = Run.objects.filter(pk__in=gpus.keys() - placed.keys()).values_list(*columns)
-    holders = placed | {pk: (queue, user) for pk, queue, user in rest}
-    return Tally.of(
-        (queue, user, gpus.get(pk, 0), int(pk in placed)) for pk, (queue, user) in holders.items() if queue in queue_ids
+    placed = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
+    gpus = {run_id: gpus for run_id, (gpus, _cpus) in held_by_run().items() if gpus}
+    runs = Run.objects.filter(pk__in=gpus).values_list("pk", "queue_id", "user_id")
+    counted = chain(
+        ((queue_id, user_id, 0, number) for queue_id, user_id, number in placed),
+        ((queue_id, user_id, gpus[run_id], 0) for run_id, queue_id, user_id in runs),
     )
+    return Tally.of(found for found in counted if found[0] in queue_ids)
+
+
+def held_by_run() -> dict[int, tuple[int, int]]:
+    """GPUs and CPUs that each run's jobs hold now.
+
+    In two steps and without the runs: of a join SQLite makes a walk through all jobs there ever were, and PostgreSQL,
+    when its statistics are old, one through all runs.
+    """
+    sums = Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))
+    of_job = {job_id: (gpus, cpus) for job_id, gpus, cpus in sums}
+    held: dict[int, tuple[int, int]] = {}
+    for job_id, run_id in Job.objects.filter(pk__in=of_job).values_list("pk", "run_id"):
+        (gpus, cpus), (more_gpus, more_cpus) = of_job[job_id], held.get(run_id, (0, 0))
+        held[run_id] = gpus + more_gpus, cpus + more_cpus
+    return held

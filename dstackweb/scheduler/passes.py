@@ -11,11 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from django.db.models import Count, Sum
 from django.utils import timezone
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
-from dstackweb.runs.models import Allocation, Queue, Run, Verdict
+from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler import apply, loading, pass_claim, reserving
 from dstackweb.scheduler.apply import STALE, Placement
 from dstackweb.scheduler.fairness import Held, turn
@@ -230,10 +229,7 @@ def _open_queues() -> list[Queue]:
 def _held_by_project() -> defaultdict[int, Held]:
     """GPUs and CPUs that each project's jobs hold now."""
     held: defaultdict[int, Held] = defaultdict(Held)
-    rows = list(Allocation.objects.values_list("job__run_id").annotate(cpus=Sum("cpus"), gpus=Count("gpu")))
-    # Not joined: see `loading.tally_of`.
-    project_of = dict(Run.objects.filter(pk__in=[run for run, *_sums in rows]).values_list("pk", "project_id"))
-    for run_id, cpus, gpus in rows:
-        before = held[project_of[run_id]]
-        held[project_of[run_id]] = Held(before.gpus + gpus, before.cpus + cpus)
+    of_run = loading.held_by_run()
+    for run_id, project_id in Run.objects.filter(pk__in=of_run).values_list("pk", "project_id"):
+        held[project_id] = held[project_id].plus(*of_run[run_id])
     return held
