@@ -30,8 +30,10 @@ def test_a_server_that_says_nothing_of_limits_changes_none(box: MakeBox) -> None
 
 def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None:
     where = {"host": "gpu-box", "host_address": "10.0.0.5", "gpus": ["GPU-a", "GPU-b"]}
-    job = box(script(3600), max_duration_s=1, **where)
+    job = box(script(3600), max_duration_s=600, **where)
     job.launch()
+    job.wait_for("Give back: dstackweb stop night")
+    job.api.action = {"action": "go", "max_duration_s": 0.1}
     end = job.end()
     assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
     text = job.api.log.decode()

@@ -13,7 +13,8 @@ from tests.runner.conftest import Box, runs
 from tests.support import eventually
 
 MakeBox = Callable[..., Box]
-WORK = "while :; do sleep 0.02; done"
+WORK = "while :; do sleep 0.02 || :; done"
+"""A stop ends the sleep as well, and the shell would leave with its first command that fails, before its own trap."""
 DEAF = f"trap '' TERM; echo up; {WORK}"
 
 
@@ -29,8 +30,10 @@ def phase(job: Box) -> str:
 
 
 def test_max_duration_ends_a_job_in_the_name_of_its_limit(box: MakeBox) -> None:
-    job = box("trap 'echo told; exit 0' TERM", WORK, max_duration_s=0.3)
+    job = box("trap 'echo told; exit 0' TERM", "echo up", WORK, max_duration_s=600)
     job.launch()
+    job.wait_for("up")
+    job.api.action = {"action": "go", "max_duration_s": 0.1}
     end = job.end()
     assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
     assert job.lines()[-1] == "told"
