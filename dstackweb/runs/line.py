@@ -1,23 +1,21 @@
-"""What a move of waiting runs would do, read from the queue as it is. Nothing here writes."""
+"""What a move of waiting runs would do to the queue as it is (`places`), by `moves`. Nothing here writes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from django.db.models import Exists, OuterRef, QuerySet
-
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
-from dstackweb.lib.sql import rows
 from dstackweb.runs import selectors
 from dstackweb.runs.edits import may_change
-from dstackweb.runs.models import Queue, QueueCount, Run
-from dstackweb.runs.moves import NUDGE_US, AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.moves import AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
+from dstackweb.runs.places import FIRST, LAST, Key, near, oldest_us, place_of, places_of, read, runs_ahead, span, walk
 from dstackweb.runs.states import PLACED, RunStatus
 
 AT_MOST = 1000
@@ -26,17 +24,6 @@ SHOWN = 3
 """Runs that a preview names of those whose position changes with a move."""
 COUNTED = 1000
 """So many runs ahead of a place are counted for what a move has done, so that it costs the same in a longer queue."""
-CHUNK = 5000
-COLUMNS = (
-    *("uid", "name", "project", "queue", "user", "user__username", "status", "attempt"),
-    *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
-)
-"""What moves look at and tell."""
-EVERYBODY = 2**63 - 1
-FIRST, LAST = (-(2**63), 0), (EVERYBODY, EVERYBODY)
-"""Places (rank, id) ahead of every run, and behind."""
-
-Key = tuple[int, int]
 Count = Callable[[Iterable[Key]], dict[Key, int | None]]
 """How many runs there are ahead of each place, where they were counted."""
 Plan = Callable[[Sequence[Place], Iterable[Place], Iterable[Place]], list[Change]]
@@ -98,38 +85,18 @@ def reordering(
     queue now.
     """
     _check_movable(queue, runs, user, role)
-    moved = sorted((_place_of(run) for run in runs.values()), key=lambda place: place.key)
+    moved = sorted((place_of(run) for run in runs.values()), key=lambda place: place.key)
     cut = _cut(queue, target, runs)
     count = partial(runs_ahead, queue, most=most)
     newest = max(now_us, queue.last_seniority_us)
-    oldest = next(iter(rows(_OLDEST, [queue.pk])), [newest])[0]
-    terms = Terms(queue.step_us, oldest, newest)
+    oldest = oldest_us(queue)
+    terms = Terms(queue.step_us, newest if oldest is None else oldest, newest)
     if allows(role, "manager"):
         return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms), count)
     alone = partial(plan_alone, terms=terms, most=queue.project.member_max_priority)
     if found := _past_own_alone(queue, moved, cut, runs, user, alone, count):
         return found
     return _among_own(queue, moved, cut, terms, runs, user, count)
-
-
-def _place_of(run: Run) -> Place:
-    """A run as the order sees it."""
-    return Place(run.pk, run.rank, run.seniority_us, run.priority)
-
-
-def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
-    """These runs by id, with what moves look at. Locked in the order of their ids: behind the queue's row."""
-    found: dict[int, Run] = {}
-    keys = sorted(set(run_ids))
-    for start in range(0, len(keys), CHUNK):
-        runs = Run.objects.filter(pk__in=keys[start : start + CHUNK]).order_by("pk")
-        if lock:
-            runs = runs.select_for_update(of=("self",), no_key=True)
-        for run in runs.select_related("user").only(*COLUMNS):
-            if run.queue_id == queue.pk:
-                run.queue, run.project = queue, queue.project
-            found[run.pk] = run
-    return found
 
 
 def read_to_move(
@@ -189,74 +156,12 @@ def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
     return (rank, pk) if target.where == "before" else (rank, pk + 1)
 
 
-def _ahead_of(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
-    return waiting.filter(rank__lte=cut[0]).exclude(rank=cut[0], pk__gte=cut[1])
-
-
-def _from(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
-    return waiting.filter(rank__gte=cut[0]).exclude(rank=cut[0], pk__lt=cut[1])
-
-
-def _places(runs: QuerySet[Run]) -> list[Place]:
-    return [Place(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
-
-
-_OLDEST = """
-SELECT seniority_us FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY seniority_us LIMIT 1
-"""
-_WALK = """
-SELECT id, rank, seniority_us, priority FROM runs_run
-WHERE queue_id = %s AND status = 'submitted' AND (rank, id) {0} (%s, %s)
-ORDER BY rank {1}, id {1} LIMIT %s
-"""
-_COUNT = """
-SELECT COUNT(*) FROM (
-    SELECT 1 FROM runs_run
-    WHERE queue_id = %s AND status = 'submitted' AND (rank, id) >= (%s, %s) AND (rank, id) < (%s, %s)
-    ORDER BY rank, id LIMIT %s
-) AS counted
-"""
-
-
-def _walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[Place]:
-    """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
-    size = SHOWN + 1
-    while True:
-        sql = _WALK.format(*(("<", "DESC") if up else (">=", "ASC")))
-        found = [Place(*row) for row in rows(sql, [queue.pk, *cut, size])]
-        yield from (place for place in found if place.id not in skip)
-        if len(found) < size:
-            return
-        cut = found[-1].key if up else (found[-1].rank, found[-1].id + 1)
-        size = min(size * 8, 5000)
-
-
-def _span(waiting: QuerySet[Run], *places: Key) -> QuerySet[Run]:
-    """The runs from the first of these places on that are ahead of the last."""
-    return _from(_ahead_of(waiting, max(places)), min(places))
-
-
-def runs_ahead(queue: Queue, cuts: Iterable[Key], most: int | None = None) -> dict[Key, int | None]:
-    """How many waiting runs there are ahead of each place; None where there are more than `most`."""
-    counted: int | None = 0
-    since = FIRST
-    found: dict[Key, int | None] = {}
-    for cut in sorted(set(cuts)):
-        if cut == LAST:
-            counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
-        elif cut != FIRST and counted is not None:
-            [[more]] = rows(_COUNT, [queue.pk, *since, *cut, EVERYBODY if most is None else most + 1 - counted])
-            counted = None if most is not None and counted + more > most else counted + more
-        found[cut], since = counted, cut
-    return found
-
-
 def _anywhere(
     queue: Queue, moved: list[Place], cut: Key, runs: Mapping[int, Run], plan: Plan, count: Count
 ) -> Reordering:
     """The runs stand exactly where they were put."""
-    front, nearest_ahead = itertools.tee(_walk(queue, cut, True, runs))
-    back, nearest_behind = itertools.tee(_walk(queue, cut, False, runs))
+    front, nearest_ahead = itertools.tee(walk(queue, cut, True, runs))
+    back, nearest_behind = itertools.tee(walk(queue, cut, False, runs))
     written = plan(moved, front, back)
     if not written:
         return NOTHING
@@ -305,19 +210,19 @@ def _past_own_alone(
     """A member's move past none but their own runs, however many: only those moved change. None where it is not so."""
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
     waiting = selectors.in_order(queue)
-    own = _span(waiting.filter(user=user), first, last)
+    own = span(waiting.filter(user=user), first, last)
     # Behind the others that stand at the target, or ahead of them: the nearest that the runs come to it.
     nearest = cut
     if cut == first and (head := own.values_list("rank", "pk").first()):
         nearest = head
     elif cut == last and (tail := own.order_by("-rank", "-id").values_list("rank", "pk").first()):
         nearest = tail[0], tail[1] + 1
-    if _span(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
+    if span(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
         return None
     found = _anywhere(queue, moved, nearest, runs, plan, count)
     if not found.written:
         return None
-    exact = not _span(waiting.exclude(pk__in=runs), nearest, cut).exists()
+    exact = not span(waiting.exclude(pk__in=runs), nearest, cut).exists()
     return replace(found, preview=replace(found.preview, exact=exact))
 
 
@@ -327,7 +232,7 @@ def _among_own(
     """A member's move: their runs change places among each other, and everybody else stays."""
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
     waiting = selectors.in_order(queue)
-    slots = _places(_span(waiting.filter(user=user), first, (last[0], last[1] + 1)))
+    slots = places_of(span(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
         # Stopped or placed since it was looked at: neither waits for the queue's row.
         raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
@@ -335,7 +240,7 @@ def _among_own(
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]
     if order == slots:
-        if not _span(waiting.exclude(pk__in=runs), first, last).exists():
+        if not span(waiting.exclude(pk__in=runs), first, last).exists():
             return NOTHING
         names = ", ".join(runs[place.id].name for place in moved[:SHOWN])
         raise Forbidden(
@@ -343,7 +248,7 @@ def _among_own(
             "Nothing was moved."
         )
     try:
-        written = plan_permutation(slots, order, _near(queue, slots, user), terms, queue.project.member_max_priority)
+        written = plan_permutation(slots, order, near(queue, slots, user), terms, queue.project.member_max_priority)
     except AbovePriority as above:
         name = read(queue, [above.run_id])[above.run_id].name
         raise Forbidden(
@@ -351,22 +256,8 @@ def _among_own(
             f"{queue.project.member_max_priority} here. Nothing was moved."
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
-    exact = not _span(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
+    exact = not span(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
     return Reordering(_told(queue, slots, order, written, runs, exact, count), written)
-
-
-def _near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
-    """The runs beside these that a rank could collide with: hardly ever any."""
-    waiting = selectors.in_order(queue)
-    close = waiting.filter(rank__gte=OuterRef("rank") - NUDGE_US, rank__lte=OuterRef("rank") + NUDGE_US)
-    own = waiting.filter(user=user, rank__gte=slots[0].rank, rank__lte=slots[-1].rank)
-    ranks = set(own.filter(Exists(close.exclude(user=user))).values_list("rank", flat=True))
-    mine = {slot.id for slot in slots}
-    found: dict[int, Place] = {}
-    for rank in ranks | {slots[0].rank, slots[-1].rank}:
-        beside = _places(waiting.filter(rank__gte=rank - NUDGE_US, rank__lte=rank + NUDGE_US))
-        found |= {place.id: place for place in beside if place.id not in mine}
-    return list(found.values())
 
 
 def _told(

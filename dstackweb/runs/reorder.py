@@ -18,9 +18,10 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import hints, ordering
 from dstackweb.runs.edits import check_priority, matches, may_change, stale
-from dstackweb.runs.line import COUNTED, Preview, RunChange, Target, read, read_to_move, reordering, runs_ahead
+from dstackweb.runs.line import COUNTED, Preview, RunChange, Target, read_to_move, reordering
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.moves import Change
+from dstackweb.runs.places import read, runs_ahead
 from dstackweb.runs.queues import hold_queue, now_us
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.runs.transitions import touch
@@ -70,10 +71,11 @@ def move(
         if not plan.written:
             return Moved(told.changes, told.slips, told.slips_total, told.exact, None)
         at = timezone.now()
-        along = _waiting(read(queue, {change.id for change in plan.written} - found.keys(), lock=True))
+        along = read(queue, {change.id for change in plan.written} - found.keys(), lock=True)
+        _check_there(along.values())
         before = found | along
         moved = {change.run.pk for change in told.changes}
-        written = {change.id: change for change in plan.written if change.id in before}
+        written = {change.id: change for change in plan.written}
         for pk in moved - written.keys():
             written[pk] = Change(pk, before[pk].seniority_us, before[pk].priority)
         _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
@@ -197,9 +199,14 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
     return [now[run.pk] for run in runs]
 
 
-def _waiting(runs: Mapping[int, Run]) -> dict[int, Run]:
-    """Those that still stand in line: a run that was to give way may have left it meanwhile."""
-    return {pk: run for pk, run in runs.items() if run.status == RunStatus.SUBMITTED}
+def _check_there(along: Iterable[Run]) -> None:
+    """Refuse a plan in which a run that was to give way has left the line since: its place is nobody's to give.
+
+    Raises Conflict.
+    """
+    for run in along:
+        if run.status != RunStatus.SUBMITTED:
+            raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
 
 
 def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], stamps: Mapping[int, Stamp]) -> None:

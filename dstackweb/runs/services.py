@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,3 +269,16 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
             settle(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
+    """Stop several runs, all or none, as `stop` does each.
+
+    Their queues and then all of their rows are locked before anything that runs share, as moves and passes do.
+    """
+    with transaction.atomic():
+        for queue_id in sorted({run.queue_id for run in runs}):
+            hold_queue(queue_id)
+        for pk in sorted({run.pk for run in runs}):
+            lock_run(pk)
+        return [stop(run, user, role) for run in runs]

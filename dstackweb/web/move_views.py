@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.contrib import messages
-from django.db import transaction
 from django.http import HttpResponse, JsonResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -132,8 +131,7 @@ def _again(run: Run) -> Run:
 
 def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
     """All or none of them may be stopped by this reader; those that end meanwhile are no hindrance."""
-    with transaction.atomic():
-        stopped = [services.stop(run, request.user, request.role) for run in runs]
+    stopped = services.stop_all(runs, request.user, request.role)
     if len(stopped) == 1:
         text = _("%s has ended") if stopped[0].status in ENDED else _("%s is asked to stop")
         return text % stopped[0].name, runs, None

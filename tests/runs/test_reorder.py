@@ -403,6 +403,22 @@ def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
         reorder.move([runs["e"]], member, "member", Target("top"))
 
 
+def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_nothing(
+    project: Project, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = reorder.reordering
+
+    def stop_then(*args: Any) -> Any:
+        planned = plan(*args)
+        services.stop(runs["c"], member, "member")
+        return planned
+
+    monkeypatch.setattr(reorder, "reordering", stop_then)
+    with pytest.raises(Conflict, match="run c has just left its place"):
+        reorder.move([runs["e"]], member, "member", Target("top"))
+    assert order(project)[:2] == ["a", "b"]
+
+
 def test_nonsense_is_refused(manager: User, runs: dict[str, Run]) -> None:
     with pytest.raises(Invalid):
         reorder.move([], manager, "manager", Target("top"))

@@ -47,8 +47,9 @@ REFUSALS = (DomainError, Run.DoesNotExist, Job.DoesNotExist)
 def processes() -> list[Mix]:
     """Who is at work."""
     people: Mix = [
-        (6, acts.prioritise), (3, acts.prioritise_stale), (3, acts.change_queue), (2, acts.stop), (2, acts.hold),
-        (2, acts.extend), (8, moves.move), (4, moves.undo), (3, moves.prioritise_many),
+        (6, acts.prioritise), (3, acts.prioritise_stale), (3, acts.change_queue), (2, acts.stop),
+        (1, acts.stop_several), (2, acts.hold), (2, acts.extend),
+        (8, moves.move), (4, moves.undo), (3, moves.prioritise_many),
     ]  # fmt: skip
     managers: Mix = [(1, moves.pause_or_drain), (3, moves.rank_anew), (6, moves.limit), (4, moves.move)]
     submitter: Mix = [(1, acts.submit)]

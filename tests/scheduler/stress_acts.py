@@ -126,6 +126,13 @@ def stop(rnd: random.Random) -> None:
     services.stop(run_of(rnd, who), who.user, who.role, abort=rnd.random() < 0.5)
 
 
+def stop_several(rnd: random.Random) -> None:
+    """A selection, in the order of the page it was made on."""
+    who = anybody(rnd)
+    runs = list({run.pk: run for run in (run_of(rnd, who) for _ in range(4))}.values())
+    services.stop_all(runs, who.user, who.role)
+
+
 def place(rnd: random.Random) -> None:
     """Passes; now and then one whose claim is over before it has begun, so that two are at work."""
     pass_claim.EXPIRES_S = rnd.choice([30.0, 30.0, 30.0, 0.01])
