@@ -218,6 +218,7 @@ INSTALLED_APPS = [
     "axes",
     "csp",
     "django_q",
+    "dstackweb.lib",
     "dstackweb.accounts",
     "dstackweb.profiles",
     "dstackweb.progress",

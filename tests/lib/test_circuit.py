@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.lib import circuit
+from dstackweb.lib.circuit import Open
+from dstackweb.lib.models import Circuit
+
+NOW = timezone.now()
+S = dt.timedelta(seconds=1)
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+
+
+def throttle(now: dt.datetime, rnd: float = 0.999) -> dt.datetime:
+    return circuit.throttled("quotas", now, {"code": "TooManyRequestsException"}, lambda: rnd)
+
+
+def test_what_was_never_throttled_is_asked_freely_and_leaves_no_row() -> None:
+    assert circuit.enter("quotas", NOW) is False
+    assert not Circuit.objects.exists()
+
+
+def test_a_throttle_opens_it_for_a_while_and_then_one_tries() -> None:
+    until = throttle(NOW)
+    assert NOW + 1.9 * S < until <= NOW + 2 * S
+    with pytest.raises(Open) as opened:
+        circuit.enter("quotas", NOW + S)
+    assert opened.value.until == until
+    assert circuit.enter("quotas", until) is True
+    with pytest.raises(Open):
+        circuit.enter("quotas", until)
+    circuit.succeeded("quotas")
+    assert circuit.enter("quotas", until) is False
+
+
+def test_each_further_throttle_opens_it_for_twice_as_long_up_to_five_minutes() -> None:
+    now, waits = NOW, []
+    for _ in range(10):
+        until = throttle(now, 0.999999)
+        waits.append(round((until - now).total_seconds()))
+        now = until
+        assert circuit.enter("quotas", now) is True
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    circuit.succeeded("quotas")
+    assert (throttle(now, 0.999999) - now).total_seconds() == pytest.approx(2, abs=0.01)
+
+
+def test_of_many_that_are_throttled_at_once_one_counts() -> None:
+    until = throttle(NOW)
+    assert [throttle(NOW + n * S / 10) for n in range(1, 5)] == [until] * 4
+    assert Circuit.objects.get().failures == 1
+
+
+def test_even_the_smallest_jitter_waits_a_little() -> None:
+    assert throttle(NOW, 0.0) == NOW + S / 2
+
+
+def test_a_probe_that_was_killed_or_failed_otherwise_is_followed_by_another() -> None:
+    until = throttle(NOW)
+    assert circuit.enter("quotas", until)
+    assert circuit.enter("quotas", until + circuit.PROBE_S * S)
+    circuit.failed("quotas")
+    assert circuit.enter("quotas", until + circuit.PROBE_S * S)
+
+
+def test_a_clock_that_was_put_back_holds_nobody_up_for_long() -> None:
+    throttle(NOW + dt.timedelta(hours=2))
+    assert circuit.enter("quotas", NOW) is True

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import datetime as dt
+import threading
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from dstackweb.lib import leases
+from dstackweb.lib.models import Lease
+
+NOW = timezone.now()
+S = dt.timedelta(seconds=1)
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+
+
+def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:
+    assert leases.take("offers", "a", 5, NOW)
+    assert leases.take("offers", "a", 5, NOW)
+    assert not leases.take("offers", "b", 5, NOW)
+    leases.release("offers", "b")
+    assert not leases.take("offers", "b", 5, NOW)
+    leases.release("offers", "a")
+    assert leases.take("offers", "b", 5, NOW)
+
+
+def test_a_holder_that_died_costs_what_is_left_of_its_time() -> None:
+    leases.take("offers", "a", 5, NOW)
+    assert not leases.take("offers", "b", 5, NOW + 4.9 * S)
+    assert leases.take("offers", "b", 5, NOW + 5 * S)
+
+
+def test_who_renews_keeps_it_and_who_lost_it_learns_so() -> None:
+    leases.take("offers", "a", 5, NOW)
+    assert leases.renew("offers", "a", 5, NOW + 4 * S)
+    assert not leases.take("offers", "b", 5, NOW + 8 * S)
+    assert leases.take("offers", "b", 5, NOW + 9 * S)
+    assert not leases.renew("offers", "a", 5, NOW + 9 * S)
+
+
+def test_a_lease_from_before_a_clock_was_put_back_is_void() -> None:
+    leases.take("offers", "a", 5, NOW + dt.timedelta(hours=1))
+    assert leases.take("offers", "b", 5, NOW)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_twenty_at_once_one_gets_it() -> None:
+    won: list[str] = []
+    barrier = threading.Barrier(20)
+
+    def try_it(name: str) -> None:
+        barrier.wait()
+        if leases.take("offers", name, 5, NOW):
+            won.append(name)
+        connections.close_all()
+
+    threads = [threading.Thread(target=try_it, args=(str(n),)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [Lease.objects.get().holder] == won

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.lib import limiter
+from dstackweb.lib.models import Bucket
+
+NOW_US = 1_800_000_000_000_000
+
+
+@given(
+    rate=st.floats(0.1, 100), burst=st.integers(1, 20), gaps_us=st.lists(st.integers(0, 3_000_000), max_size=60)
+)  # fmt: skip
+def test_in_no_stretch_of_time_more_is_asked_than_the_burst_and_the_rate_allow(
+    rate: float, burst: int, gaps_us: list[int]
+) -> None:
+    tokens, at_us, now_us = float(burst), NOW_US, NOW_US
+    asked_at: list[float] = []
+    for gap_us in gaps_us:
+        now_us += gap_us
+        tokens, at_us, wait_s = limiter.spend(tokens, at_us, rate, burst, now_us)
+        asked_at.append(now_us / 1e6 + wait_s)
+    assert asked_at == sorted(asked_at)
+    for first in range(len(asked_at)):
+        for last in range(first, len(asked_at)):
+            allowed = burst + (asked_at[last] - asked_at[first]) * rate
+            assert last - first + 1 <= allowed + 1 + 1e-3
+
+
+def test_what_is_not_asked_is_saved_up_to_the_burst_and_no_further() -> None:
+    assert limiter.spend(0, NOW_US, 1, 5, NOW_US + 3_600_000_000)[0] == 4
+
+
+def test_a_clock_that_was_put_back_stops_nobody() -> None:
+    _, at_us, wait_s = limiter.spend(-1, NOW_US + 3_600_000_000, 1, 5, NOW_US)
+    assert (at_us, wait_s) == (NOW_US, 2)
+
+
+def test_a_clock_that_is_a_little_slow_adds_nothing() -> None:
+    tokens, at_us, _ = limiter.spend(3, NOW_US + 1_000_000, 1, 5, NOW_US)
+    assert (tokens, at_us) == (2, NOW_US + 1_000_000)
+
+
+@pytest.mark.django_db
+@pytest.mark.db_sides
+def test_callers_wait_one_after_the_other_and_who_would_wait_too_long_takes_nothing() -> None:
+    waits = [limiter.reserve("api", 2, 3, 1.0, NOW_US) for _ in range(5)]
+    assert waits == [0, 0, 0, 0.5, 1.0]
+    with pytest.raises(limiter.Busy) as busy:
+        limiter.reserve("api", 2, 3, 1.0, NOW_US)
+    assert busy.value.wait_s == 1.5
+    assert limiter.reserve("api", 2, 3, 1.0, NOW_US + 500_000) == 1.0
+    assert limiter.reserve("other", 2, 3, 1.0, NOW_US) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.db_sides
+def test_no_token_is_given_twice() -> None:
+    waits: list[float] = []
+
+    def ask() -> None:
+        for _ in range(5):
+            waits.append(limiter.reserve("api", 1, 1, 1e6, NOW_US))
+        connections.close_all()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(waits) == list(range(40))
+    assert Bucket.objects.get().tokens == -39
