@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dstackweb.spec.launch import LaunchSpec
 from dstackweb.spec.requirements import Requirements
@@ -83,6 +84,66 @@ class Backend(Protocol):
 
     def stop(self, handle: Handle, grace_s: int | None) -> bool:
         """Have the job end within the grace, or at once with None. True when all of it is confirmed gone."""
+        ...
+
+
+class SourceKey(NamedTuple):
+    """One thing that a backend asks its cloud for; `region` is empty where it is the same everywhere."""
+
+    source: str
+    region: str
+
+
+class SourceFailed(Exception):
+    """Why a source could not be asked: a code that a person can act on, and its data (names, numbers, texts).
+
+    `access_denied` (action), `bad_credentials`, `no_credentials`, `throttled` (until), `unreachable` (endpoint),
+    `region_disabled` (region), `service_error` (text).
+    """
+
+    def __init__(self, code: str, **data: Any) -> None:
+        super().__init__(f"{code}: {data}" if data else code)
+        self.code, self.data = code, data
+
+
+class SourceState(enum.StrEnum):
+    """How far what a source said can be trusted now."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    """Older than it should be, or asked for anew without success: the last good value."""
+    FAILED = "failed"
+    """Nothing is known."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known of a source. `error` is its latest failure (code and data), if it has not succeeded since."""
+
+    state: SourceState
+    value: Any = None
+    fetched_at: dt.datetime | None = None
+    error: dict[str, Any] | None = None
+
+
+class Sourced(Protocol):
+    """A backend whose offers are put together from what its cloud says of several things, each with its own age."""
+
+    sources: Mapping[str, float]
+    """By name, for how many seconds what it said is fresh."""
+
+    def wanted(self) -> Sequence[SourceKey]:
+        """All that its configuration makes it ask for."""
+        ...
+
+    def fetch(self, key: SourceKey) -> Any:
+        """Ask the cloud: something that pickles, and that is falsy when it is empty. Raises SourceFailed."""
+        ...
+
+    def join(
+        self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None
+    ) -> Sequence[Offer]:
+        """`Backend.offers` from what is known: pure. Raises SourceFailed where that is nothing at all."""
         ...
 
 
