@@ -155,13 +155,14 @@ def _database(home: Path) -> dict[str, Any]:
     }
 
 
-def _cache(name: str, entries: int) -> dict[str, Any]:
+def _cache(name: str, entries: int, *, may_be_away: bool = True) -> dict[str, Any]:
+    """Where it may be away, everything is a miss then; else whoever asks gets the error."""
     if REDIS_URL:
         return {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": REDIS_URL,
             "KEY_PREFIX": f"dstackweb:{name}",
-            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
+            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2, "IGNORE_EXCEPTIONS": may_be_away},
         }
     return {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
@@ -175,9 +176,7 @@ _make_home(DSTACKWEB_HOME)
 
 SECRET_KEY = DSTACKWEB_SECRET_KEY or _secret_key(DSTACKWEB_HOME)
 DATABASES = {"default": _database(DSTACKWEB_HOME)}
-CACHES = {"default": _cache("default", 10_000), "offers": _cache("offers", 10_000)}
-# A cache is allowed to be away: then everything is a miss.
-DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+CACHES = {"default": _cache("default", 10_000), "offers": _cache("offers", 10_000, may_be_away=False)}
 DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

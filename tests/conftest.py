@@ -37,12 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Caches outlive a rolled-back transaction."""
+    """Caches, and what processes keep of them, outlive a rolled-back transaction."""
     if item.get_closest_marker("django_db") or {"db", "transactional_db"} & set(getattr(item, "fixturenames", ())):
         from django.core.cache import caches
 
+        from dstackweb.offers import catalog, counts, sources, store
+
         for name in caches:
             caches[name].clear()
+        for module in (catalog, counts, sources, store):
+            module.forget()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,8 +50,16 @@ class Backend(models.Model):
     name = models.SlugField(max_length=60, unique=True)
     kind = models.CharField(max_length=10, choices=BackendKind.choices)
     config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
+    secret = models.TextField(
+        blank=True, default="", editable=False, help_text="What `config` must not show, encrypted: never shown again"
+    )
     version = models.BigIntegerField(
         default=1, editable=False, help_text="Rises with each change, so that results of an older one never land"
+    )
+    refresh_generation = models.BigIntegerField(
+        default=0,
+        editable=False,
+        help_text="Rises with each refresh by hand: what was asked before never lands",
     )
     enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones go on.")
 

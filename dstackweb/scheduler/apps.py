@@ -7,8 +7,14 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         """Turn the hints of the apps below into queued tasks."""
+        from django_q.signals import post_execute_in_worker
+
+        from dstackweb.offers import counts, sources
         from dstackweb.runs import hints
         from dstackweb.scheduler import tasks
 
         hints.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
         hints.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")
+        sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
+        sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
+        post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

@@ -13,6 +13,8 @@ from django_q.models import OrmQ
 
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host, HostEvent, HostInvite
+from dstackweb.lib.models import Lease
+from dstackweb.offers import counts
 from dstackweb.runs import history
 from dstackweb.runs.models import Job, Move, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
@@ -35,6 +37,8 @@ def keep_house() -> None:
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
     SessionStore.clear_expired()
+    counts.prune(timezone.now())
+    Lease.objects.filter(expires_at__lt=timezone.now() - LOST_TASK_AGE).delete()
     OrmQ.objects.filter(lock__lt=timezone.now() - LOST_TASK_AGE).delete()
 
 

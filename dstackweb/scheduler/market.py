@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend, BackendKind
-from dstackweb.backends.registry import UnknownKind, driver
+from dstackweb.backends.registry import UnknownKind
+from dstackweb.offers import catalog
 from dstackweb.scheduler.offers import Asked
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
@@ -58,7 +59,7 @@ class Market:
     def _read(self, name: str, key: tuple[str, Requirements, str | None]) -> None:
         _, requirements, image = key
         try:
-            self._answers[key] = driver(self.backends[name]).offers(requirements, image=image)
+            self._answers[key] = catalog.driver(self.backends[name], wait_s=0).offers(requirements, image=image)
         except UnknownKind:
             self._failed[name] = "not_served"
         except Exception as error:

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
+from dstackweb.offers import sources
 from dstackweb.scheduler.enqueue import enqueue
 from dstackweb.scheduler.models import PeriodicJob
 
@@ -26,13 +27,15 @@ this is how long a killed worker can hold up everything, and a second tick besid
 
 @dataclass(frozen=True)
 class Periodic:
-    """`task` is the dotted path that `cluster`'s workers call every `every_s` seconds, with `args`."""
+    """`task` is the dotted path that `cluster`'s workers call every `every_s` seconds, with `args`, as long as `when`
+    says that there is anything to do."""
 
     name: str
     task: str
     every_s: float
     cluster: str
     args: tuple[str, ...] = ()
+    when: Callable[[], bool] | None = None
 
 
 def control_jobs() -> list[Periodic]:
@@ -43,6 +46,13 @@ def control_jobs() -> list[Periodic]:
         Periodic("pass", f"{tasks}.place_waiting", settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", f"{tasks}.watch", settings.DSTACKWEB_WATCH_EVERY_S, control),
         Periodic("queue-lengths", f"{tasks}.sample_queue_lengths", 300.0, control),
+        Periodic(
+            "offers",
+            f"{tasks}.refresh_offers",
+            5.0,
+            settings.DSTACKWEB_CLUSTERS["cloud"],
+            when=sources.has_sourced_backends,
+        ),
         Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
     ]
 
@@ -82,6 +92,9 @@ def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
     if not won:
         return False
     try:
+        if job.when is not None and not job.when():
+            PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)
+            return False
         enqueue(
             "dstackweb.scheduler.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
             cluster=job.cluster, name=job.name,

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from dstackweb.offers import sources
 from dstackweb.runs import history
 from dstackweb.scheduler import hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
@@ -60,6 +61,11 @@ def sample_queue_lengths() -> None:
     history.sample_lengths(timezone.now())
 
 
+def refresh_offers() -> int:
+    """Ask the clouds for what is due; returns for how many sources."""
+    return sources.refresh_due(timezone.now())
+
+
 def keep_house() -> None:
     """Prune what nobody will look at again."""
     housekeeping.keep_house()
@@ -69,6 +75,11 @@ def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a pass unless one is queued that has not begun."""
     if pass_claim.request():
         enqueue("dstackweb.scheduler.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
+
+
+def enqueue_refresh(**_signal: Any) -> None:
+    """Have what is due asked for now rather than at the next tick."""
+    enqueue("dstackweb.scheduler.tasks.refresh_offers", cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
 
 
 def enqueue_looks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:

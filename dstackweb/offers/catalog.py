@@ -1,0 +1,273 @@
+"""Offers for given requirements, kept for a minute: a decorator for any kind of backend (DESIGN 7).
+
+A hit is one small read, of the stamp of all that is known of a backend: whatever lands, changes or is deleted replaces
+it, and so reaches every process. Backends whose offers come from sources are never waited for. Of others one caller
+asks, and the rest get what was known last, or wait for a moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from dstackweb.backends import contract, registry
+from dstackweb.backends.contract import Offer, Sourced, SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.offers import counts, flights, sources, store
+from dstackweb.offers.models import Result
+from dstackweb.spec.requirements import Requirements
+
+log = logging.getLogger(__name__)
+
+TTL_S = 60.0
+EMPTY_TTL_S = 10.0
+STALE_S = 3600.0
+"""How long a backend that can't be asked is served as it was last."""
+SLOTS = 10
+"""Results kept for each backend."""
+SKEW_S = 5.0
+"""Clocks of two machines differ by less."""
+NOTED_S = 10.0
+"""That a result is used is written at most so often."""
+
+Key = tuple[int, int, Requirements, str | None]
+
+
+class NothingKnown(Exception):
+    """Nothing is known of what a backend offers: which is not that it offers nothing."""
+
+
+@dataclass
+class _Kept:
+    """A result: under which token it was made, and when (seconds since the epoch); `calls` is what it would cost.
+
+    Only `noted_at`, when it was last noted to be used, ever changes.
+    """
+
+    token: str
+    made_at: float
+    offers: tuple[Offer, ...]
+    calls: int
+    is_stale: bool
+    digest: str
+    noted_at: float = 0.0
+
+
+_kept: store.Kept[Key, _Kept] = store.Kept(100)
+
+
+def driver(backend: Backend, *, wait_s: float = flights.WAIT_S) -> Cached:
+    """As `registry.driver`, with offers through the cache. `wait_s`: how long to wait for who is asking already."""
+    return Cached(backend, wait_s)
+
+
+class Cached:
+    """A backend's code, with offers through the cache."""
+
+    def __init__(self, backend: Backend, wait_s: float) -> None:
+        self._backend, self._wait_s = backend, wait_s
+
+    def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
+        """As `contract.Backend.offers`. Raises NothingKnown, UnknownKind, and what the backend's own code raises."""
+        token = _token(self._backend)
+        kept = _kept.get(_key(self._backend, requirements, image))
+        if kept is None or not _is_current(kept, token):
+            return self._look(requirements, image)
+        return self._hit(kept)
+
+    def _hit(self, kept: _Kept) -> tuple[Offer, ...]:
+        now = timezone.now()
+        if abs(now.timestamp() - kept.noted_at) > NOTED_S:
+            kept.noted_at = now.timestamp()
+            counts.used(self._backend.pk, kept.digest, now)
+        counts.add(self._backend.pk, hits=1, saved=kept.calls, stale_served=int(kept.is_stale))
+        return kept.offers
+
+    def _look(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
+        """What this process does not keep: found in the shared cache, or made."""
+        current = Backend.objects.filter(pk=self._backend.pk).first()
+        if current is None:
+            raise NothingKnown(f"the backend {self._backend.name} was deleted")
+        self._backend = current
+        question = _Question(current, requirements, image)
+        found = question.find(_token(current))
+        if found is not None:
+            return self._hit(found)
+        code = registry.driver(current)
+        if sources.is_sourced(code):
+            return question.join(code)
+        return question.ask(code, self._wait_s)
+
+
+class _Question:
+    """What is asked of a backend, as it is now, that this process does not know the answer of."""
+
+    def __init__(self, backend: Backend, requirements: Requirements, image: str | None) -> None:
+        self.backend, self.requirements, self.image = backend, requirements, image
+        self.key = _key(backend, requirements, image)
+        text = json.dumps([backend.version, requirements.model_dump(mode="json"), image], sort_keys=True)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def find(self, token: str) -> _Kept | None:
+        """The shared result, where it is current."""
+        kept = self._shared()
+        if kept is None or not _is_current(kept, token):
+            return None
+        _kept.put(self.key, kept)
+        return kept
+
+    def join(self, code: Sourced) -> tuple[Offer, ...]:
+        """Put the offers together from what is known of the sources. The network has no part in it."""
+        name = f"join:{self.backend.pk}:{self.digest}"
+        with flights.one_here(name) as first:
+            # Read before the sources are: what lands meanwhile makes this outdated at once.
+            token = _token(self.backend)
+            kept = _kept.get(self.key)
+            if not first and kept is not None and _is_current(kept, token):
+                counts.add(self.backend.pk, hits=1, saved=kept.calls, stale_served=int(kept.is_stale))
+                return kept.offers
+            counts.add(self.backend.pk, misses=1)
+            readings = sources.read_all(self.backend, code, code.wanted())
+            offers = tuple(code.join(readings, self.requirements, image=self.image))
+            known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
+            is_stale = any(reading.state is SourceState.STALE for reading in known)
+            counts.add(self.backend.pk, saved=len(known), stale_served=int(is_stale))
+            self._keep(_Kept(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
+            return offers
+
+    def ask(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
+        """Have one caller ask the backend; the others get what was known last, or wait."""
+        counts.add(self.backend.pk, misses=1)
+        last = self._last()
+        asked = False
+
+        def work(lead: flights.Lead) -> tuple[Offer, ...]:
+            nonlocal asked
+            asked = True
+            token = _token(self.backend)
+            counts.add(self.backend.pk, calls=1)
+            try:
+                offers = tuple(code.offers(self.requirements, image=self.image))
+            except Exception:
+                counts.add(self.backend.pk, failures=1)
+                raise
+            if self._is_as_it_was(lead):
+                self._keep(_Kept(token, timezone.now().timestamp(), offers, 1, False, self.digest))
+            return offers
+
+        def landed() -> tuple[Offer, ...] | None:
+            kept = _kept.get(self.key)
+            token = _token(self.backend)
+            if kept is None or not _is_current(kept, token):
+                kept = self.find(token)
+            return kept.offers if kept is not None else None
+
+        name = f"offers:{self.backend.pk}:{self.digest}"
+        try:
+            found = flights.fly(name, 0.0 if last is not None else wait_s, landed, work)
+        except Exception as error:
+            if last is None:
+                raise
+            log.warning("backend %s can't be asked, so what it said last counts: %s", self.backend.name, error)
+            found = None
+        if not asked:
+            counts.add(self.backend.pk, coalesced=1, saved=1)
+        if found is not None:
+            return found
+        if last is None:
+            raise NothingKnown(f"the backend {self.backend.name} has not answered yet")
+        counts.add(self.backend.pk, stale_served=1)
+        return last.offers
+
+    def _last(self) -> _Kept | None:
+        """The last good result of this version, current or not."""
+        found = [kept for kept in (_kept.get(self.key), self._shared()) if kept is not None]
+        newest = max(found, key=lambda kept: kept.made_at, default=None)
+        return newest if newest and abs(timezone.now().timestamp() - newest.made_at) < STALE_S else None
+
+    def _is_as_it_was(self, lead: flights.Lead) -> bool:
+        """Whether the backend was not changed, refreshed by hand or deleted since, and this is still the one to ask."""
+        with transaction.atomic():
+            current = Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk)
+            wanted = (self.backend.version, self.backend.refresh_generation)
+            return current.values_list("version", "refresh_generation").first() == wanted and lead.holds()
+
+    def _shared(self) -> _Kept | None:
+        slot = Result.objects.filter(backend=self.backend, digest=self.digest).values_list("slot", flat=True).first()
+        found = None if slot is None else store.get(_object(self.backend.pk, slot))
+        return found if isinstance(found, _Kept) and found.digest == self.digest else None
+
+    def _keep(self, kept: _Kept) -> None:
+        kept.noted_at = kept.made_at
+        _kept.put(self.key, kept)
+        slot = self._slot()
+        if slot is not None:
+            store.put(_object(self.backend.pk, slot), kept, STALE_S)
+
+    def _slot(self) -> int | None:
+        """The slot of this result: its own, a free one, or that of the one unused for longest. None: it is deleted."""
+        now = timezone.now()
+        with transaction.atomic():
+            if not Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk).exists():
+                return None
+            taken = {result.slot: result for result in Result.objects.filter(backend=self.backend)}
+            for slot, result in taken.items():
+                if result.digest == self.digest:
+                    Result.objects.filter(pk=result.pk).update(used_at=now)
+                    return slot
+            free = min(set(range(SLOTS)) - set(taken), default=None)
+            if free is None:
+                oldest = min(taken.values(), key=lambda result: (result.used_at, result.slot))
+                Result.objects.filter(pk=oldest.pk).update(digest=self.digest, used_at=now)
+                return oldest.slot
+            Result.objects.create(backend=self.backend, slot=free, digest=self.digest, used_at=now)
+            return free
+
+
+def backend_changed(instance: Backend, **_signal: Any) -> None:
+    """A backend was saved: all that was made of its offers is outdated."""
+    transaction.on_commit(lambda: store.restamp(sources.catalog_name(instance.pk)))
+
+
+def backend_deleted(instance: Backend, **_signal: Any) -> None:
+    """A backend is about to be deleted: its offers are gone with it, everywhere."""
+    pk = instance.pk
+    names = [*sources.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
+
+    def drop() -> None:
+        store.restamp(sources.catalog_name(pk))
+        store.delete(*names)
+        sources.drop(pk)
+        _kept.drop(lambda key: key[0] == pk)
+
+    transaction.on_commit(drop)
+
+
+def forget() -> None:
+    """Begin as a new process does."""
+    _kept.forget()
+
+
+def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:
+    return backend.pk, backend.version, requirements, image
+
+
+def _token(backend: Backend) -> str:
+    """What a result must have been made under to be current: as of the latest refresh by hand and the last landing."""
+    return f"{backend.refresh_generation}:{store.stamp(sources.catalog_name(backend.pk))}"
+
+
+def _object(backend_id: int, slot: int) -> str:
+    return f"result:{backend_id}:{slot}"
+
+
+def _is_current(kept: _Kept, token: str) -> bool:
+    age_s = timezone.now().timestamp() - kept.made_at
+    return kept.token == token and -SKEW_S < age_s < (TTL_S if kept.offers else EMPTY_TTL_S)

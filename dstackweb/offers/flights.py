@@ -1,0 +1,144 @@
+"""One at work for all that want the same: threads of a process by an event, processes by a leased row.
+
+A leader that dies costs the others what is left of its lease. One that was only slow and has lost it learns so when it
+lands, and then must not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from dstackweb.lib import leases
+from dstackweb.offers import store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LEASE_S = 5.0
+WAIT_S = 2.0
+"""How long those wait who have nothing to go on with."""
+POLL_S = 0.1
+
+_lock = threading.Lock()
+_here: dict[str, threading.Event] = {}
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The right to work for all. Without a holder it is that of this process alone: the cache is away."""
+
+    name: str
+    holder: str | None
+
+    def holds(self) -> bool:
+        """Whether it still does: first in the transaction that lands, which so keeps it to its end."""
+        return self.holder is None or leases.renew(self.name, self.holder, LEASE_S, timezone.now())
+
+
+def fly(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
+    """What `work` comes to, done by one for all; None where it comes to nothing, or not within `wait_s`.
+
+    `landed` is what has come of it since the caller began, as far as it would do. Only the one that works waits for it
+    to end. Call it outside any transaction.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        mine, event = _enter(name)
+        if mine:
+            try:
+                return _fly(name, deadline, landed, work)
+            finally:
+                _leave(name)
+        event.wait(max(0.0, deadline - time.monotonic()))
+        found = landed()
+        if found is not None or time.monotonic() >= deadline:
+            return found
+
+
+@contextmanager
+def one_here(name: str) -> Iterator[bool]:
+    """Let the threads of this process in one after the other; True for one that had not to wait."""
+    mine, event = _enter(name)
+    first = mine
+    while not mine:
+        event.wait()
+        mine, event = _enter(name)
+    try:
+        yield first
+    finally:
+        _leave(name)
+
+
+def _fly(name: str, deadline: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
+    if store.is_away():
+        return work(Lead(name, None))
+    holder = f"{os.getpid()}.{secrets.token_hex(8)}"
+    while True:
+        if leases.take(name, holder, LEASE_S, timezone.now()):
+            with _renewed(name, holder):
+                found = landed()
+                return work(Lead(name, holder)) if found is None else found
+        found = landed()
+        if found is not None or time.monotonic() >= deadline:
+            return found
+        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+
+def _enter(name: str) -> tuple[bool, threading.Event]:
+    with _lock:
+        event = _here.get(name)
+        if event is not None:
+            return False, event
+        return True, _here.setdefault(name, threading.Event())
+
+
+def _leave(name: str) -> None:
+    with _lock:
+        _here.pop(name).set()
+
+
+@contextmanager
+def _renewed(name: str, holder: str) -> Iterator[None]:
+    """Hold the lease for as long as this lasts, and give it back."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_renew, args=(name, holder, ended), name=f"lease of {name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        leases.release(name, holder)
+
+
+def _renew(name: str, holder: str, ended: threading.Event) -> None:
+    try:
+        while not ended.wait(LEASE_S / 3):
+            try:
+                if not leases.renew(name, holder, LEASE_S, timezone.now()):
+                    return
+            except DatabaseError as error:
+                log.warning("the lease of %s can't be renewed: %s", name, error)
+    finally:
+        connection.close()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _here.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

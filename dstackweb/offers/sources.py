@@ -1,0 +1,440 @@
+"""What backends' clouds say: read from what is kept, and refreshed in the background, one call for all (DESIGN 7).
+
+A value lands only under the version and the refresh by hand that it was asked under, by the one that still leads. A
+failure is kept beside the last good value, which is served as stale.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import logging
+import os
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from django.db import connection, transaction
+from django.db.models import F, Q
+from django.dispatch import Signal
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from dstackweb.backends import registry
+from dstackweb.backends.contract import Reading, Sourced, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.offers import counts, flights, store
+from dstackweb.offers.models import SourceRow
+
+log = logging.getLogger(__name__)
+
+landed = Signal()
+"""Something new is known of the backend `backend_id`."""
+refresh_wanted = Signal()
+"""Somebody wants all of the backend `backend_id` asked for anew."""
+
+EMPTY_TTL_S = 10.0
+AHEAD = 0.8
+"""The share of its TTL after which what is in use is asked for again, so that it never grows stale."""
+IN_USE = dt.timedelta(hours=1)
+NOTED_S = 10.0
+"""That something is used is written at most so often."""
+KEEP_S = 30 * 86400.0
+"""How long the last good value of a source that fails is served."""
+SKEW = dt.timedelta(seconds=5)
+"""Clocks of two machines differ by less: what was had later than this from now was had before a clock was put back."""
+RETRY_S, RETRY_MOST_S = 10.0, 300.0
+"""A source that failed is asked again after this, doubled with each further failure."""
+THREADS = 8
+TICK_S = 20.0
+"""How long a tick waits for what it began; slower calls go on, and land, without it."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A value as this process keeps it, with its row as it was."""
+
+    row: SourceRow
+    value: Any
+
+
+_held: store.Kept[tuple[int, SourceKey], _Held] = store.Kept(512)
+_begun: dict[tuple[int, SourceKey], Future[None]] = {}
+
+
+def is_sourced(driver: object) -> TypeGuard[Sourced]:
+    """Whether the offers of a kind of backend are put together from sources."""
+    return hasattr(driver, "fetch") and hasattr(driver, "join")
+
+
+def catalog_name(backend_id: int) -> str:
+    """Under which name the stamp of all of a backend's offers is kept."""
+    return f"catalog:{backend_id}"
+
+
+def read(backend: Backend, key: SourceKey) -> Reading:
+    """What is known of one source. Never asks the cloud."""
+    return read_all(backend, _sourced(backend), [key])[key]
+
+
+def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, Reading]:
+    """What is known of several sources, and that somebody looks at them. Never asks the cloud.
+
+    While the cache is away, this process has what is missing fetched for itself, in the background.
+    """
+    now = timezone.now()
+    rows = _rows(backend)
+    unnoted = Q(used_at=None) | Q(used_at__lt=now - NOTED_S * _S) | Q(used_at__gt=now + SKEW)
+    regions: dict[str, list[str]] = {}
+    for key in keys:
+        regions.setdefault(key.source, []).append(key.region)
+    for source, names in regions.items():
+        if any(_is_unnoted(rows.get(SourceKey(source, name)), now) for name in names):
+            SourceRow.objects.filter(unnoted, backend=backend, source=source, region__in=names).update(used_at=now)
+    found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
+    if store.is_away():
+        for key in keys:
+            if is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
+                _begin(backend, key, 1.0)
+    return found
+
+
+def refresh(backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: float = flights.WAIT_S) -> Reading:
+    """Ask the cloud for a source if what is known is older than this share of its TTL.
+
+    One caller of all processes asks. The others get what is known by then, and wait only where that is nothing.
+    """
+    current = Backend.objects.filter(pk=backend.pk).first()
+    if current is None:
+        return Reading(SourceState.FAILED, error={"code": "deleted"})
+    backend, driver = current, _sourced(current)
+    ttl_s = driver.sources[key.source]
+    asked = False
+
+    def known() -> Reading:
+        return _reading(backend, key, _row(backend, key), ttl_s, timezone.now())
+
+    def since() -> Reading | None:
+        row = _row(backend, key)
+        now = timezone.now()
+        if is_due(backend, _known(backend, key, row), ttl_s, now, share):
+            return None
+        return _reading(backend, key, row, ttl_s, now)
+
+    def work(lead: flights.Lead) -> Reading:
+        nonlocal asked
+        asked = True
+        _ask(backend, driver, key, lead)
+        return known()
+
+    found = since()
+    if found is not None:
+        return found
+    found = known()
+    patience_s = wait_s if found.state is SourceState.FAILED else 0.0
+    found = flights.fly(_flight(backend, key), patience_s, since, work)
+    if wait_s and not asked:
+        counts.add(backend.pk, coalesced=1, saved=1)
+    return found or known()
+
+
+def refresh_now(backend: Backend) -> None:
+    """Have all of a backend's sources asked for anew: whatever is under way for an earlier wish does not land.
+
+    What is known is served, as stale, until then. Returns at once.
+    """
+
+    def tell() -> None:
+        store.restamp(catalog_name(backend.pk))
+        refresh_wanted.send_robust(sender=Backend, backend_id=backend.pk)
+
+    Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
+    transaction.on_commit(tell)
+
+
+def refresh_due(now: dt.datetime) -> int:
+    """Ask for all that is due: never had, wanted anew by hand, or in use and about to expire. Returns how many.
+
+    All at once in a few threads; a slow one is not waited for, and never asked for twice.
+    """
+    begun: list[Future[None]] = []
+    for backend, driver in sourced_backends():
+        wanted = driver.wanted()
+        rows = _rows(backend)
+        for key in wanted:
+            row = rows.get(key)
+            known = _known(backend, key, row)
+            in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
+            if _is_owed(backend, known, now) or (
+                in_use and is_due(backend, known, driver.sources[key.source], now, AHEAD)
+            ):
+                begun.append(_begin(backend, key, AHEAD))
+        gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
+        if gone:
+            SourceRow.objects.filter(pk__in=gone).delete()
+    wait(begun, timeout=TICK_S)
+    return len(begun)
+
+
+def sourced_backends() -> list[tuple[Backend, Sourced]]:
+    """The enabled backends whose offers come from sources, with their code. One that is set up wrongly is left out."""
+    found: list[tuple[Backend, Sourced]] = []
+    for backend in Backend.objects.filter(enabled=True, kind__in=registry.KINDS):
+        try:
+            driver: object = registry.driver(backend)
+        except Exception as error:
+            log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
+            continue
+        if is_sourced(driver):
+            found.append((backend, driver))
+    return found
+
+
+def has_sourced_backends() -> bool:
+    """Whether there is anything to refresh at all."""
+    kinds = [kind for kind, code in registry.KINDS.items() if is_sourced(code)]
+    return bool(kinds) and Backend.objects.filter(enabled=True, kind__in=kinds).exists()
+
+
+def drop(backend_id: int) -> None:
+    """The backend is gone: so is what this process holds of it."""
+    _held.drop(lambda key: key[0] == backend_id)
+
+
+def objects_of(backend_id: int) -> list[str]:
+    """Under which names the values of a backend's sources lie in the cache."""
+    stamps = SourceRow.objects.filter(backend=backend_id).exclude(stamp="").values_list("stamp", flat=True)
+    return [f"source:{backend_id}:{stamp}" for stamp in stamps]
+
+
+def expires_at(row: SourceRow, ttl_s: float) -> dt.datetime | None:
+    """Until when its value is fresh, if nothing else happens."""
+    if row.fetched_at is None:
+        return None
+    return row.fetched_at + min(ttl_s, EMPTY_TTL_S if row.empty else ttl_s) * _S
+
+
+def state_of(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceState:
+    """How far its value can be trusted, as far as its row tells."""
+    if row is None or not row.stamp or row.version != backend.version:
+        return SourceState.FAILED
+    if row.error is not None or is_due(backend, row, ttl_s, now):
+        return SourceState.STALE
+    return SourceState.FRESH
+
+
+def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime, share: float = 1.0) -> bool:
+    """Whether a source should be asked: owed, or older than this share of its TTL. Not just after it has failed."""
+    if _is_owed(backend, row, now):
+        return True
+    assert row is not None
+    if _is_held_off(backend, row, now):
+        return False
+    until = expires_at(row, ttl_s * share)
+    assert row.fetched_at is not None
+    assert until is not None
+    return now >= until or row.fetched_at > now + SKEW or row.error is not None
+
+
+def retry_at(row: SourceRow) -> dt.datetime | None:
+    """When a source that failed is asked again. Where it was asked too often, it was told until when to leave it."""
+    if row.failed_at is None or row.error is None:
+        return None
+    until = row.error.get("until")
+    if row.error.get("code") == "throttled" and until:
+        return parse_datetime(until) if isinstance(until, str) else until
+    return row.failed_at + min(RETRY_MOST_S, RETRY_S * 2.0 ** min(max(row.failures, 1) - 1, 10)) * _S
+
+
+def forget() -> None:
+    """Begin as a new process does."""
+    _held.forget()
+    _begun.clear()
+
+
+_S = dt.timedelta(seconds=1)
+
+
+def _sourced(backend: Backend) -> Sourced:
+    driver: object = registry.driver(backend)
+    if not is_sourced(driver):
+        raise TypeError(f"backend {backend.name} has no sources")
+    return driver
+
+
+def _flight(backend: Backend, key: SourceKey) -> str:
+    return f"source:{backend.pk}:{key.source}:{key.region}"
+
+
+def _object(backend: Backend, stamp: str) -> str:
+    return f"source:{backend.pk}:{stamp}"
+
+
+def _rows(backend: Backend) -> dict[SourceKey, SourceRow]:
+    return {SourceKey(row.source, row.region): row for row in SourceRow.objects.filter(backend=backend)}
+
+
+def _row(backend: Backend, key: SourceKey) -> SourceRow | None:
+    return SourceRow.objects.filter(backend=backend, source=key.source, region=key.region).first()
+
+
+def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow | None:
+    """The row that tells: the shared one, or while the cache is away that of what this process holds."""
+    if not store.is_away():
+        return row
+    held = _held.get((backend.pk, key))
+    return held.row if held else None
+
+
+def _is_unnoted(row: SourceRow | None, now: dt.datetime) -> bool:
+    return row is not None and (row.used_at is None or abs(now - row.used_at) > NOTED_S * _S)
+
+
+def _is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
+    """Whether it should be asked, used or not: nothing is known of it, or somebody wants it anew."""
+    if row is None:
+        return True
+    if _is_held_off(backend, row, now):
+        return False
+    return not row.stamp or row.version != backend.version or row.generation < backend.refresh_generation
+
+
+def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
+    """It has just failed, under this version: it is left alone for a while."""
+    until = retry_at(row)
+    if until is None or row.version != backend.version:
+        return False
+    return now < until <= now + RETRY_MOST_S * _S
+
+
+def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Reading:
+    known = _known(backend, key, row)
+    state = state_of(backend, known, ttl_s, now)
+    error = known.error if known is not None and known.version == backend.version else None
+    if known is None or state is SourceState.FAILED:
+        return Reading(SourceState.FAILED, error=error)
+    held = _load(backend, key, known)
+    if held is None:
+        return Reading(SourceState.FAILED, error=error)
+    return Reading(state, held.value, known.fetched_at, error)
+
+
+def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _Held | None:
+    """The value of a row, from this process or from the cache. Where it is lost, the row says so from now on."""
+    held = _held.get((backend.pk, key))
+    if held is not None and held.row.stamp == row.stamp:
+        return held
+    found = store.get(_object(backend, row.stamp))
+    if isinstance(found, tuple) and len(found) == 2 and found[0] == row.stamp:
+        held = _Held(row, found[1])
+        _held.put((backend.pk, key), held)
+        return held
+    if not store.is_away():
+        SourceRow.objects.filter(pk=row.pk, stamp=row.stamp).update(stamp="")
+    return None
+
+
+def _ask(backend: Backend, driver: Sourced, key: SourceKey, lead: flights.Lead) -> None:
+    counts.add(backend.pk, calls=1)
+    try:
+        value = driver.fetch(key)
+    except SourceFailed as failure:
+        _land_error(backend, key, lead, {"code": failure.code, **failure.data})
+    except Exception as failure:
+        log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
+        text = f"{type(failure).__name__}: {failure}"
+        _land_error(backend, key, lead, {"code": "service_error", "text": text[:1000]})
+    else:
+        _land_value(backend, key, lead, value)
+
+
+def _land_value(backend: Backend, key: SourceKey, lead: flights.Lead, value: Any) -> None:
+    stamp, now = store.new_stamp(), timezone.now()
+    fields: dict[str, Any] = {
+        "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
+        "fetched_at": now, "asked_at": now, "error": None, "failed_at": None, "failures": 0,
+    }  # fmt: skip
+    if lead.holder is None or not store.put(_object(backend, stamp), (stamp, value), KEEP_S):
+        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
+        _held.put((backend.pk, key), _Held(row, value))
+        store.restamp(catalog_name(backend.pk))
+        return
+    landed_row = _land(backend, key, lead, fields)
+    if landed_row is None:
+        store.delete(_object(backend, stamp))
+        return
+    row, old_stamp = landed_row
+    _held.put((backend.pk, key), _Held(row, value))
+    store.restamp(catalog_name(backend.pk))
+    if old_stamp:
+        store.delete(_object(backend, old_stamp))
+    landed.send_robust(sender=Backend, backend_id=backend.pk)
+
+
+def _land_error(backend: Backend, key: SourceKey, lead: flights.Lead, error: dict[str, Any]) -> None:
+    counts.add(backend.pk, failures=1, throttles=int(error["code"] == "throttled"))
+    now = timezone.now()
+    fields = {"error": error, "failed_at": now, "asked_at": now}
+    if lead.holder is None:
+        held = _held.get((backend.pk, key))
+        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
+        if held is not None and held.row.version == backend.version:
+            for name in ("generation", "stamp", "empty", "fetched_at", "failures"):
+                setattr(row, name, getattr(held.row, name))
+        row.error, row.failed_at, row.asked_at, row.failures = error, now, now, row.failures + 1
+        _held.put((backend.pk, key), _Held(row, held.value if held else None))
+        return
+    if _land(backend, key, lead, fields) is not None:
+        store.restamp(catalog_name(backend.pk))
+
+
+def _land(backend: Backend, key: SourceKey, lead: flights.Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
+    """Write what came of a call, and return the row with the stamp it had; None where it is no longer wanted.
+
+    The backend's row is held meanwhile, so that no change of it comes in between.
+    """
+    with transaction.atomic():
+        current = Backend.objects.select_for_update(no_key=True).filter(pk=backend.pk)
+        wanted = (backend.version, backend.refresh_generation)
+        if current.values_list("version", "refresh_generation").first() != wanted or not lead.holds():
+            return None
+        row, _ = SourceRow.objects.get_or_create(backend_id=backend.pk, source=key.source, region=key.region)
+        old_stamp = row.stamp
+        if row.version != backend.version:
+            row.version, row.generation, row.failures = backend.version, 0, 0
+            row.stamp, row.empty, row.fetched_at = "", False, None
+        for name, value in fields.items():
+            setattr(row, name, value)
+        if "stamp" not in fields:
+            row.failures += 1
+        row.save(update_fields=["version", "generation", "failures", "stamp", "empty", "fetched_at", *fields])
+    return row, old_stamp
+
+
+def _begin(backend: Backend, key: SourceKey, share: float) -> Future[None]:
+    """Refresh it in a thread of this process, unless that is under way."""
+    begun = _begun.get((backend.pk, key))
+    if begun is None or begun.done():
+        begun = _pool(os.getpid()).submit(_refresh_here, backend, key, share)
+        _begun[backend.pk, key] = begun
+    return begun
+
+
+def _refresh_here(backend: Backend, key: SourceKey, share: float) -> None:
+    try:
+        refresh(backend, key, share=share, wait_s=0.0)
+    except Exception:
+        log.exception("backend %s: %s %s can't be refreshed", backend.name, key.source, key.region)
+    finally:
+        counts.flush_if_due()
+        connection.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """The threads of this process; a fork has none of its parent's."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix=f"sources-{pid}")
+
+
+os.register_at_fork(after_in_child=_begun.clear)
