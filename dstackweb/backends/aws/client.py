@@ -1,0 +1,238 @@
+"""Asking AWS: as one configuration says, no faster than agreed by all processes, and not at all while it throttles.
+
+Importing this imports boto3 (0.1 s, 24 MB; 31 MB more with EC2's model), so only what asks imports it, and only then.
+Never call it within a transaction: it waits for its turn, and then for AWS.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import boto3
+import botocore.session
+from botocore import xform_name
+from botocore.config import Config
+from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+from botocore.exceptions import BotoCoreError, ClientError
+from django.utils import timezone
+
+from dstackweb.backends.aws import config as settings
+from dstackweb.backends.aws import errors
+from dstackweb.backends.aws.config import AwsConfig
+from dstackweb.backends.aws.rates import rate_of
+from dstackweb.backends.contract import SourceFailed
+from dstackweb.backends.models import Backend
+from dstackweb.lib import circuit, limiter
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to try: attempts at a call and botocore's way to repeat them, time-outs, and the wait for one's turn."""
+
+    mode: Literal["standard", "adaptive"]
+    attempts: int
+    connect_s: float
+    read_s: float
+    turn_s: float
+
+
+BACKGROUND = Patience("adaptive", attempts=4, connect_s=5, read_s=30, turn_s=30)
+WAITED_FOR = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)
+"""A person looks at the page meanwhile."""
+PROBE = Patience("standard", attempts=1, connect_s=5, read_s=15, turn_s=5)
+"""One try, to see whether an API still throttles."""
+
+
+class Aws:
+    """AWS as one configuration reaches it. Threads may share it."""
+
+    def __init__(
+        self,
+        config: AwsConfig,
+        secret_access_key: str = "",
+        *,
+        patience: Patience = BACKGROUND,
+        clock: Callable[[], dt.datetime] = timezone.now,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.config, self._secret = config, secret_access_key
+        self._patience, self._clock, self._sleep = patience, clock, sleep
+        self._lock = threading.Lock()
+        self._session: boto3.Session | None = None
+        self._account = ""
+        self._clients: dict[tuple[str, str, Patience], Any] = {}
+
+    def call(self, service: str, region: str, operation: str, **params: Any) -> dict[str, Any]:
+        """One call's answer. Raises SourceFailed; without a call where the API throttled lately."""
+        try:
+            self._sign_in()
+        except (BotoCoreError, ClientError) as error:
+            raise errors.explained(error, service, operation, region) from error
+        api = f"{service}.{operation}"
+        name = self._name(region, api)
+        try:
+            probing = circuit.enter(name, self._clock())
+        except circuit.Open as left_alone:
+            raise _throttled(left_alone.until, api, region) from None
+        try:
+            client = self._client(service, region, PROBE if probing else self._patience)
+            answer: dict[str, Any] = getattr(client, xform_name(operation))(**params)
+        except (BotoCoreError, ClientError) as error:
+            if (code := errors.throttle(error)) is not None:
+                until = circuit.throttled(name, self._clock(), {"code": code, "region": region, "api": api})
+                raise _throttled(until, api, region) from error
+            if probing:
+                circuit.failed(name)
+            raise errors.explained(error, service, operation, region) from error
+        except SourceFailed:
+            if probing:
+                circuit.failed(name)
+            raise
+        if probing:
+            circuit.succeeded(name)
+        return answer
+
+    def pages(self, service: str, region: str, operation: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """The answers of a call that comes in pages, each asked for when it is wanted. Raises SourceFailed."""
+        token = None
+        while True:
+            answer = self.call(service, region, operation, **params, **({"NextToken": token} if token else {}))
+            yield answer
+            before, token = token, answer.get("NextToken")
+            if not token:
+                return
+            if token == before:
+                text = "it gave the same page twice"
+                raise SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
+
+    def regions_of(self, service: str, region: str) -> list[str]:
+        """Where a service has endpoints, in the partition that a region belongs to. Asks nobody."""
+        session = self._sign_in()
+        return session.get_available_regions(service, session.get_partition_for_region(region))
+
+    def _sign_in(self) -> boto3.Session:
+        with self._lock:
+            if self._session is None:
+                self._session = self._open_session()
+                self._account = _account(self._session, self.config.credentials.role_arn)
+            return self._session
+
+    def _open_session(self) -> boto3.Session:
+        said = self.config.credentials
+        session = boto3.Session(
+            aws_access_key_id=said.access_key_id,
+            aws_secret_access_key=self._secret if said.access_key_id else None,
+            profile_name=said.profile,
+            region_name=self.config.regions[0],
+        )
+        if said.role_arn is None:
+            return session
+        source = session.get_credentials()
+        if source is None:
+            return session
+        fetcher = AssumeRoleCredentialFetcher(
+            client_creator=partial(self._role_client, session),
+            source_credentials=source,
+            role_arn=said.role_arn,
+            extra_args={
+                "RoleSessionName": "dstackweb",
+                **({"ExternalId": said.external_id} if said.external_id else {}),
+            },
+        )
+        assumed = botocore.session.Session(profile=said.profile)
+        # botocore has no public way to say so: its own `role_arn` of profiles is made like this.
+        own: Any = assumed
+        own._credentials = DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
+        return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
+
+    def _role_client(self, session: boto3.Session, service: str, **credentials: Any) -> Any:
+        return self._make(session, service, self.config.regions[0], PROBE, **credentials)
+
+    def _client(self, service: str, region: str, patience: Patience) -> Any:
+        """A client, which threads may share; the making of one they may not."""
+        session = self._sign_in()
+        with self._lock:
+            client = self._clients.get((service, region, patience))
+            if client is None:
+                client = self._clients[service, region, patience] = self._make(session, service, region, patience)
+            return client
+
+    def _make(self, session: boto3.Session, service: str, region: str, patience: Patience, **credentials: Any) -> Any:
+        how = Config(
+            retries={"mode": patience.mode, "total_max_attempts": patience.attempts},
+            connect_timeout=patience.connect_s,
+            read_timeout=patience.read_s,
+            user_agent_extra="dstackweb",
+        )
+        make: Any = session.client
+        client = make(service, region_name=region, endpoint_url=self.config.endpoint_url, config=how, **credentials)
+        client.meta.events.register("before-send", partial(self._wait_turn, region, patience))
+        return client
+
+    def _wait_turn(self, region: str, patience: Patience, event_name: str, **_: Any) -> None:
+        """Before each HTTP request, repeated ones too."""
+        api = event_name.partition(".")[2]
+        rate = rate_of(api.partition(".")[0])
+        try:
+            wait_s = limiter.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
+        except limiter.Busy as busy:
+            raise _throttled(self._clock() + dt.timedelta(seconds=busy.wait_s), api, region) from None
+        if wait_s:
+            self._sleep(wait_s)
+
+    def _name(self, region: str, api: str) -> str:
+        return f"aws:{self._account}:{region}:{api}"
+
+
+_kept: dict[int, tuple[int, Aws]] = {}
+_keeping = threading.Lock()
+
+
+def aws_of(backend: Backend) -> Aws:
+    """This process's way to AWS for a backend, as its current version says. Raises Invalid, DomainError."""
+    with _keeping:
+        version, aws = _kept.get(backend.pk, (None, None))
+        if aws is None or version != backend.version:
+            config = settings.read(backend.config)
+            key_id = config.credentials.access_key_id
+            aws = Aws(config, settings.secret_of(key_id, backend.secret) if key_id else "")
+            _kept[backend.pk] = backend.version, aws
+        return aws
+
+
+def forget(backend: Backend) -> None:
+    """Sign in anew next time: what the credentials come from, such as a file, may have changed."""
+    with _keeping:
+        _kept.pop(backend.pk, None)
+
+
+def _throttled(until: dt.datetime, api: str, region: str) -> SourceFailed:
+    return SourceFailed("throttled", until=until.isoformat(), api=api.replace(".", ":"), region=region)
+
+
+def _account(session: boto3.Session, role_arn: str | None) -> str:
+    """What tells one account's limits from another's: its number, or else the access key's ID. Asks no API.
+
+    An access key's ID holds the account's number in bits 7 to 46 after its prefix. So temporary keys, which come and go
+    with each sign-in, share their limits with each other.
+    """
+    if role_arn is not None:
+        return role_arn.split(":")[4]
+    credentials = session.get_credentials()
+    if credentials is None:
+        return ""
+    if account := getattr(credentials, "account_id", None):
+        return str(account)
+    key_id = credentials.access_key or ""
+    try:
+        number = int.from_bytes(base64.b32decode(key_id[4:])[:6], "big")
+    except ValueError:
+        return key_id
+    return f"{(number & 0x7FFFFFFFFF80) >> 7:012d}"

@@ -1,0 +1,184 @@
+"""Offers put together from what is known of each region: pure.
+
+An offer has a price. So an instance type without one is no offer, and where nothing at all can be offered while
+something isn't known, that is not an empty list, which would say that there never is a way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from dstackweb.backends.aws.config import AwsConfig
+from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.quotas import Quota, code_of
+from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.hosts.gpu_match import gpu_matches
+from dstackweb.spec.requirements import Requirements
+
+Verdict = tuple[Availability, dict[str, Any]]
+UNASKED = Reading(SourceState.FAILED)
+
+
+@dataclass(frozen=True)
+class Region:
+    """What is known of one region. `zones`: those that instances may start in; None: any."""
+
+    name: str
+    types: Mapping[str, InstanceType]
+    prices: Mapping[str, Decimal]
+    spot_prices: Mapping[str, Mapping[str, Decimal]]
+    quotas: Reading
+    zones: frozenset[str] | None = None
+    zones_unknown: dict[str, Any] | None = None
+
+    def allowed(self, kind: InstanceType) -> tuple[str, ...]:
+        """The zones that have the instance type and that it may start in."""
+        return tuple(zone for zone in kind.zones if self.zones is None or zone in self.zones)
+
+
+def join(
+    config: AwsConfig,
+    readings: Mapping[SourceKey, Reading],
+    requirements: Requirements,
+    *,
+    backend: str,
+    image: str | None = None,
+    url_problem: str | None = None,
+) -> list[Offer]:
+    """Every instance type that meets the requirements, on demand and as spot, by (price, region, instance type).
+
+    Raises SourceFailed where there is none and something isn't known that there could be offers in.
+    """
+    offers = [
+        offer
+        for name in config.regions
+        for offer in _offers(_region(config, readings, name), requirements, backend, image, url_problem)
+    ]
+    if not offers:
+        _raise_unknown(config, readings)
+    return sorted(offers, key=lambda offer: (offer.price, offer.region, offer.instance_type, offer.spot))
+
+
+def meets(kind: InstanceType, needs: Requirements) -> bool:
+    """Whether a job with these needs may have an instance of this type, all of it.
+
+    CPUs and memory above what was asked for come with the machine, as on a host, and the cheapest comes first. GPUs
+    above the most that was asked for would be paid for and unused: unlike a host's, nobody else could have them.
+    """
+    if kind.cpus < needs.cpu_min or kind.memory_mib < needs.memory_min_mib or kind.gpu_count < needs.gpu_count_min:
+        return False
+    if needs.gpu_count_max is not None and kind.gpu_count > needs.gpu_count_max:
+        return False
+    return needs.gpu_count_min == 0 or gpu_matches(
+        kind.gpu_name,
+        kind.gpu_memory_mib,
+        names=needs.gpu_names,
+        memory_min_mib=needs.gpu_memory_min_mib,
+        memory_max_mib=needs.gpu_memory_max_mib,
+    )
+
+
+def _region(config: AwsConfig, readings: Mapping[SourceKey, Reading], name: str) -> Region:
+    def read(source: str) -> Reading:
+        return readings.get(SourceKey(source, name), UNASKED)
+
+    zones, zones_unknown = None, None
+    if config.subnets_in(name):
+        subnets = read("subnets")
+        if subnets.value is None:
+            zones_unknown = {"code": "subnets_unknown", "why": (subnets.error or {}).get("code")}
+        else:
+            zones = frozenset(subnets.value.values())
+    return Region(
+        name=name,
+        types=read("instance_types").value or {},
+        prices=read("prices").value or {},
+        spot_prices=read("spot_prices").value or {},
+        quotas=read("quotas"),
+        zones=zones,
+        zones_unknown=zones_unknown,
+    )
+
+
+def _offers(
+    region: Region, needs: Requirements, backend: str, image: str | None, url_problem: str | None
+) -> Iterator[Offer]:
+    for kind in region.types.values():
+        if not meets(kind, needs):
+            continue
+        for spot in (False, True):
+            price, more = _price(region, kind, spot)
+            if price is None:
+                continue
+            if url_problem is not None:
+                verdict: Verdict = Availability.NOT_AVAILABLE, {"code": "public_url", "why": url_problem}
+            elif image is not None:
+                verdict = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
+            else:
+                verdict = _zone_verdict(region, kind) or _quota_verdict(region.quotas, kind, spot)
+            availability, detail = verdict
+            yield Offer(
+                backend=backend,
+                region=region.name,
+                instance_type=kind.name,
+                cpus=kind.cpus,
+                memory_mib=kind.memory_mib,
+                gpu_name=kind.gpu_name,
+                gpu_count=kind.gpu_count,
+                gpu_memory_mib=kind.gpu_memory_mib,
+                spot=spot,
+                price=price,
+                availability=availability,
+                detail={**detail, **more},
+            )
+
+
+def _price(region: Region, kind: InstanceType, spot: bool) -> tuple[Decimal | None, dict[str, Any]]:
+    """USD per hour, and for spot the zone that has this price: the cheapest that it may start in."""
+    if not spot:
+        return (region.prices.get(kind.name) if kind.on_demand else None), {}
+    prices = region.spot_prices.get(kind.name, {}) if kind.spot else {}
+    zones = [zone for zone in region.allowed(kind) if zone in prices] or list(prices)
+    if not zones:
+        return None, {}
+    zone = min(zones, key=lambda zone: (prices[zone], zone))
+    return prices[zone], {"zone": zone}
+
+
+def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
+    if region.zones_unknown is not None:
+        return Availability.UNKNOWN, region.zones_unknown
+    if region.allowed(kind):
+        return None
+    zones = {"zones": sorted(region.zones or ()), "offered_in": list(kind.zones)}
+    return Availability.NOT_AVAILABLE, {"code": "not_in_zone", **zones}
+
+
+def _quota_verdict(quotas: Reading, kind: InstanceType, spot: bool) -> Verdict:
+    """How many more fit into the account's quota. What isn't known about it is never a lack of it."""
+    if quotas.value is None:
+        why = (quotas.error or {}).get("code", "not_asked")
+        return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
+    code = code_of(kind.name, spot=spot)
+    quota: Quota | None = quotas.value.get(code)
+    if quota is None:
+        why = "not_documented" if code is None else "not_listed"
+        return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
+    fits = max(0, quota.limit - quota.used) // kind.cpus
+    numbers = {"fits": fits, "limit": quota.limit, "used": quota.used, "needs": kind.cpus}
+    if fits == 0:
+        return Availability.NO_QUOTA, {"code": "no_quota", **numbers}
+    return Availability.AVAILABLE, {"code": "quota", **numbers}
+
+
+def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, Reading]) -> None:
+    """Raise for the first source without which there is no offer, if it isn't known."""
+    for region in config.regions:
+        for source in ("instance_types", "prices", "spot_prices"):
+            reading = readings.get(SourceKey(source, region), UNASKED)
+            if reading.value is None:
+                error = dict(reading.error or {"code": "not_asked"})
+                raise SourceFailed(error.pop("code"), **{"source": source, "region": region, **error})

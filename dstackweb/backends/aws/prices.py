@@ -1,0 +1,72 @@
+"""On-demand prices of a region: USD per hour of Linux on shared hardware, with no software of others on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from dstackweb.backends.aws.config import AwsConfig
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
+
+ASKED = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+"""What a product must say. Anything but `Used` is capacity that is reserved and idle."""
+
+HOME = "us-east-1"
+
+
+def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
+    """The price of each instance type that the config allows and that is sold in USD. Raises SourceFailed."""
+    filters = [
+        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in {**ASKED, "regionCode": region}.items()
+    ]
+    found: dict[str, Decimal] = {}
+    pages = aws.pages(
+        "pricing", _endpoint(aws, region), "GetProducts", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100
+    )
+    for page in pages:
+        for product in page.get("PriceList", ()):
+            name, price = read(json.loads(product), region)
+            if price and config.allows(name):
+                found[name] = price
+    return found
+
+
+def read(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
+    """A product's instance type and price; no price where it isn't what is asked for.
+
+    Blocks of capacity that are bought ahead are products of their own with `marketoption` CapacityBlock. A product
+    without a price of its own costs nothing as it stands there: its price is somewhere else.
+    """
+    said = product.get("product", {}).get("attributes", {})
+    name: str = said.get("instanceType", "")
+    asked = {**ASKED, "regionCode": region, "marketoption": "OnDemand"}
+    if any(said.get(field, value) != value for field, value in asked.items()):
+        return name, Decimal(0)
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term.get("priceDimensions", {}).values():
+            price = _amount(dimension.get("pricePerUnit", {}).get("USD"))
+            if dimension.get("unit") == "Hrs" and price > 0:
+                return name, price.normalize()
+    return name, Decimal(0)
+
+
+def _amount(text: str | None) -> Decimal:
+    try:
+        return Decimal(text or 0)
+    except InvalidOperation:
+        return Decimal(0)
+
+
+def _endpoint(aws: Aws, region: str) -> str:
+    """The API, which tells all regions' prices, is in few of them."""
+    there = aws.regions_of("pricing", region)
+    return region if region in there or not there else HOME if HOME in there else there[0]

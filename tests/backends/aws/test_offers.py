@@ -1,0 +1,296 @@
+"""Offers from what is known of each region, against a naive reading of the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.backends.aws import config
+from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.offers import join
+from dstackweb.backends.aws.quotas import Quota, code_of
+from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.run_fields import ResourcesFields
+
+NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
+G, P, STANDARD = "L-DB2E81BA", "L-417A185B", "L-1216C47A"
+SPOT_G = "L-3819A6DF"
+ZONES = ("eu-west-1a", "eu-west-1b")
+
+
+def kind(name: str, cpus: int, gib: int, gpu: str = "", count: int = 0, gpu_gib: int = 0, **more: Any) -> InstanceType:
+    return InstanceType(
+        name=name, architecture="x86_64", cpus=cpus, memory_mib=gib * 1024, gpu_name=gpu, gpu_count=count,
+        gpu_memory_mib=gpu_gib * 1024, on_demand=True, spot=True, zones=more.pop("zones", ZONES),
+    )  # fmt: skip
+
+
+G5 = kind("g5.xlarge", 4, 16, "A10G", 1, 24)
+G5_BIG = kind("g5.12xlarge", 48, 192, "A10G", 4, 24)
+P4 = kind("p4d.24xlarge", 96, 1152, "A100", 8, 40, zones=("eu-west-1b",))
+P6 = kind("p6-b200.48xlarge", 192, 2048, "B200", 8, 179)
+M7 = kind("m7i.large", 2, 8)
+TYPES = {one.name: one for one in (G5, G5_BIG, P4, P6, M7)}
+PRICES = {"g5.xlarge": "1.006", "g5.12xlarge": "5.672", "p4d.24xlarge": "32.77", "p6-b200.48xlarge": "113.9",
+          "m7i.large": "0.1"}  # fmt: skip
+QUOTAS = {G: Quota(64, 8), P: Quota(96, 0), STANDARD: Quota(5, 4), SPOT_G: Quota(0, 0)}
+
+
+def fresh(value: object) -> Reading:
+    return Reading(SourceState.FRESH, value, NOW)
+
+
+def failed(code: str = "throttled", **data: Any) -> Reading:
+    return Reading(SourceState.FAILED, error={"code": code, **data})
+
+
+def known(region: str = "eu-west-1", **other: Reading) -> dict[SourceKey, Reading]:
+    readings = {
+        "instance_types": fresh(TYPES),
+        "prices": fresh({name: Decimal(price) for name, price in PRICES.items()}),
+        "spot_prices": fresh(
+            {
+                "g5.xlarge": {"eu-west-1a": Decimal("0.40"), "eu-west-1b": Decimal("0.38")},
+                "p6-b200.48xlarge": {"eu-west-1a": Decimal("60")},
+            }
+        ),
+        "quotas": fresh(QUOTAS),
+        **other,
+    }
+    return {SourceKey(source, region): reading for source, reading in readings.items()}
+
+
+def offers(readings: Mapping[SourceKey, Reading], asked: dict[str, Any], **how: Any) -> list[Offer]:
+    said = {"regions": ["eu-west-1"], **how.pop("said", {})}
+    needs = Requirements.of(ResourcesFields.model_validate(asked))
+    return join(config.read(said), readings, needs, backend="cloud", **how)
+
+
+def shown(found: list[Offer]) -> list[tuple[str, bool, str]]:
+    return [(offer.instance_type, offer.spot, offer.availability.value) for offer in found]
+
+
+def test_an_offer_says_how_many_more_fit_into_its_own_quota() -> None:
+    found = {(offer.instance_type, offer.spot): offer for offer in offers(known(), {"gpu": "A10G"})}
+    one = found["g5.xlarge", False]
+    assert (one.availability, one.price, one.gpu_memory_mib) == (Availability.AVAILABLE, Decimal("1.006"), 24576)
+    assert one.detail == {"code": "quota", "fits": 14, "limit": 64, "used": 8, "needs": 4}
+    spot = found["g5.xlarge", True]
+    assert spot.detail == {"code": "no_quota", "fits": 0, "limit": 0, "used": 0, "needs": 4, "zone": "eu-west-1b"}
+    assert (spot.availability, spot.price) == (Availability.NO_QUOTA, Decimal("0.38"))
+
+
+def test_a_count_is_that_of_the_whole_instance() -> None:
+    assert shown(offers(known(), {"gpu": "A10G:4"})) == [("g5.12xlarge", False, "available")]
+    assert shown(offers(known(), {"gpu": "A100:40GB:8"})) == [("p4d.24xlarge", False, "available")]
+    assert offers(known(), {"gpu": "A100:80GB:8"}) == []
+    assert [name for name, *_ in shown(offers(known(), {"gpu": 0}))] == ["m7i.large"]
+
+
+def test_more_cpus_and_memory_than_asked_for_do_no_harm_and_more_gpus_do() -> None:
+    assert shown(offers(known(), {"gpu": 0, "cpu": 1, "memory": "1GB"})) == [("m7i.large", False, "no_quota")]
+    assert {name for name, *_ in shown(offers(known(), {"gpu": "A10G:1", "cpu": 2}))} == {"g5.xlarge"}
+    assert offers(known(), {"gpu": "A100:1"}) == []
+
+
+def test_the_cheapest_comes_first() -> None:
+    found = offers(known(), {})
+    assert [offer.price for offer in found] == sorted(offer.price for offer in found)
+    assert found[0].instance_type == "m7i.large"
+
+
+@pytest.mark.parametrize(
+    ("quotas", "why"),
+    [
+        (failed("access_denied", action="servicequotas:ListServiceQuotas"), "access_denied"),
+        (failed("throttled", until=NOW.isoformat()), "throttled"),
+        (Reading(SourceState.FAILED), "not_asked"),
+        (fresh({P: Quota(0, 0)}), "not_listed"),
+    ],
+)
+def test_a_quota_that_could_not_be_read_is_unknown_and_never_a_lack_of_it(quotas: Reading, why: str) -> None:
+    (one, *_) = offers(known(quotas=quotas), {"gpu": "A10G:4"})
+    assert (one.availability, one.detail) == (Availability.UNKNOWN, {"code": "quota_unknown", "why": why})
+
+
+def test_an_old_quota_is_better_than_none() -> None:
+    stale = Reading(SourceState.STALE, QUOTAS, NOW, {"code": "throttled"})
+    assert offers(known(quotas=stale), {"gpu": "A10G:4"})[0].availability is Availability.AVAILABLE
+
+
+def test_where_no_spot_quota_is_documented_for_a_family_it_is_unknown() -> None:
+    (spot,) = [offer for offer in offers(known(), {"gpu": "B200:8"}) if offer.spot]
+    assert (spot.availability, spot.detail["why"]) == (Availability.UNKNOWN, "not_documented")
+
+
+def test_a_type_that_no_zone_of_the_subnets_has_is_not_available_there() -> None:
+    said = {"subnets": ["subnet-1"]}
+    (p4,) = offers(known(subnets=fresh({"subnet-1": "eu-west-1a"})), {"gpu": "A100:8"}, said=said)
+    assert p4.availability is Availability.NOT_AVAILABLE
+    assert p4.detail == {"code": "not_in_zone", "zones": ["eu-west-1a"], "offered_in": ["eu-west-1b"]}
+    found = offers(known(subnets=fresh({"subnet-1": "eu-west-1a"})), {"gpu": "A10G:1"}, said=said)
+    assert [(offer.price, offer.detail.get("zone")) for offer in found] == [
+        (Decimal("0.40"), "eu-west-1a"),
+        (Decimal("1.006"), None),
+    ]
+    (unknown,) = offers(known(subnets=failed()), {"gpu": "A100:8"}, said=said)
+    assert (unknown.availability, unknown.detail["code"]) == (Availability.UNKNOWN, "subnets_unknown")
+
+
+def test_nothing_is_available_where_instances_could_not_reach_this_server_or_run_the_image() -> None:
+    for how, code in (({"url_problem": "missing"}, "public_url"), ({"image": "python"}, "image_not_supported")):
+        found = offers(known(), {}, **how)
+        assert {offer.availability for offer in found} == {Availability.NOT_AVAILABLE}
+        assert {offer.detail["code"] for offer in found} == {code}
+        assert len(found) == len(offers(known(), {}))
+
+
+def test_a_type_without_a_price_is_no_offer() -> None:
+    assert shown(offers(known(prices=fresh({"g5.xlarge": Decimal(1)})), {"gpu": "A10G"})) == [
+        ("g5.xlarge", True, "no_quota"),
+        ("g5.xlarge", False, "available"),
+    ]
+
+
+def test_a_type_that_is_not_sold_on_demand_has_no_such_offer() -> None:
+    only_spot = {"g5.xlarge": dataclasses.replace(G5, on_demand=False)}
+    assert shown(offers(known(instance_types=fresh(only_spot)), {"gpu": "A10G"})) == [("g5.xlarge", True, "no_quota")]
+
+
+def test_a_region_that_nothing_is_known_of_leaves_the_others() -> None:
+    said = {"regions": ["us-east-1", "eu-west-1"]}
+    assert {offer.region for offer in offers(known(), {"gpu": "A10G"}, said=said)} == {"eu-west-1"}
+
+
+@pytest.mark.parametrize("source", ["instance_types", "prices", "spot_prices"])
+def test_no_offers_while_something_is_unknown_is_a_failure_and_not_an_empty_list(source: str) -> None:
+    readings = known(**{source: failed("access_denied", action="x:Y")})
+    with pytest.raises(SourceFailed) as raised:
+        offers(readings, {"gpu": "GH200"})
+    assert raised.value.code == "access_denied"
+    assert raised.value.data == {"source": source, "region": "eu-west-1", "action": "x:Y"}
+    with pytest.raises(SourceFailed) as raised:
+        offers({}, {})
+    assert raised.value.code == "not_asked"
+
+
+def test_all_known_and_nothing_fits_is_an_empty_list() -> None:
+    assert offers(known(), {"gpu": "GH200"}) == []
+
+
+# Against a naive reading.
+
+NAMES = ["g5.xlarge", "g5.2xlarge", "p4d.24xlarge", "p5.48xlarge", "p6-b200.48xlarge", "m7i.large", "mac2.metal"]
+REGIONS = ["eu-west-1", "us-east-1"]
+money = st.decimals(min_value=Decimal("0.01"), max_value=2, places=2)
+kinds = st.builds(
+    InstanceType,
+    name=st.just(""),
+    architecture=st.just("x86_64"),
+    cpus=st.sampled_from([2, 4, 8]),
+    memory_mib=st.sampled_from([1024, 4096, 16384]),
+    gpu_name=st.sampled_from(["A100", "A10G"]),
+    gpu_count=st.integers(0, 3),
+    gpu_memory_mib=st.sampled_from([24576, 40960, 81920]),
+    on_demand=st.booleans(),
+    spot=st.booleans(),
+    zones=st.sets(st.sampled_from("ab"), min_size=1).map(lambda zones: tuple(sorted(zones))),
+)
+codes = {code for name in NAMES for spot in (True, False) if (code := code_of(name, spot=spot))}
+quotas = st.dictionaries(
+    st.sampled_from(sorted(codes)), st.builds(Quota, limit=st.integers(0, 20), used=st.integers(0, 20))
+)
+requirements = st.builds(
+    Requirements,
+    cpu_min=st.integers(1, 8),
+    cpu_max=st.none() | st.integers(4, 8),
+    memory_min_mib=st.sampled_from([256, 4096]),
+    memory_max_mib=st.none() | st.sampled_from([4096, 16384]),
+    gpu_count_min=st.integers(0, 3),
+    gpu_count_max=st.none() | st.integers(0, 3),
+    gpu_names=st.sampled_from([(), ("A100",), ("a100", "A10G")]),
+    gpu_memory_min_mib=st.none() | st.just(40960),
+    gpu_memory_max_mib=st.none() | st.just(40960),
+)
+
+
+def readings_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Reading]:
+    return st.just(failed()) | value.map(fresh)
+
+
+regions = st.fixed_dictionaries(
+    {
+        "instance_types": readings_of(
+            st.dictionaries(st.sampled_from(NAMES), kinds).map(
+                lambda found: {name: dataclasses.replace(one, name=name) for name, one in found.items()}
+            )
+        ),
+        "prices": readings_of(st.dictionaries(st.sampled_from(NAMES), money)),
+        "spot_prices": readings_of(
+            st.dictionaries(st.sampled_from(NAMES), st.dictionaries(st.sampled_from("ab"), money, min_size=1))
+        ),
+        "quotas": readings_of(quotas),
+    }
+)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(REGIONS, regions)), requirements)
+def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, Reading]], needs: Requirements) -> None:
+    readings = {SourceKey(source, region): one for region, of in found.items() for source, one in of.items()}
+    read = config.read({"regions": REGIONS})
+    expected = sorted(naive(found, needs))
+    try:
+        got = join(read, readings, needs, backend="cloud")
+    except SourceFailed:
+        parts = [found[region][source] for region in REGIONS for source in ("instance_types", "prices", "spot_prices")]
+        assert not expected
+        assert any(reading.value is None for reading in parts)
+        return
+    keys = [(offer.price, offer.region, offer.instance_type, offer.spot) for offer in got]
+    assert keys == sorted(keys)
+    fits = [offer.detail.get("fits", -1) for offer in got]
+    rows = zip(keys, fits, (offer.availability.value for offer in got), strict=True)
+    assert [(*key, fit, how) for key, fit, how in rows] == expected
+
+
+def naive(found: dict[str, dict[str, Reading]], needs: Requirements) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for region, of in found.items():
+        for name, one in (of["instance_types"].value or {}).items():
+            if one.cpus < needs.cpu_min or one.memory_mib < needs.memory_min_mib:
+                continue
+            if one.gpu_count < needs.gpu_count_min:
+                continue
+            if needs.gpu_count_max is not None and one.gpu_count > needs.gpu_count_max:
+                continue
+            if needs.gpu_count_min > 0:
+                if needs.gpu_names and one.gpu_name.lower() not in [asked.lower() for asked in needs.gpu_names]:
+                    continue
+                if needs.gpu_memory_min_mib and one.gpu_memory_mib < needs.gpu_memory_min_mib:
+                    continue
+                if needs.gpu_memory_max_mib and one.gpu_memory_mib > needs.gpu_memory_max_mib:
+                    continue
+            prices = dict[bool, Decimal]()
+            if one.on_demand and name in (of["prices"].value or {}):
+                prices[False] = of["prices"].value[name]
+            if one.spot and name in (of["spot_prices"].value or {}):
+                by_zone = of["spot_prices"].value[name]
+                prices[True] = min([by_zone[z] for z in by_zone if z in one.zones] or by_zone.values())
+            for spot, price in prices.items():
+                quota = (of["quotas"].value or {}).get(code_of(name, spot=spot))
+                fits, how = -1, "unknown"
+                if quota is not None:
+                    fits = 0
+                    while quota.used + (fits + 1) * one.cpus <= quota.limit:
+                        fits += 1
+                    how = "available" if fits else "no_quota"
+                rows.append((price, region, name, spot, fits, how))
+    return rows
