@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -47,6 +48,12 @@ def pytest_runtest_call(item: pytest.Item) -> None:
             caches[name].clear()
         for module in (catalog, counts, sources, store):
             module.forget()
+
+
+def pytest_sessionfinish() -> None:
+    """What tests counted belongs to databases that are gone."""
+    if counts := sys.modules.get("dstackweb.offers.counts"):
+        counts.forget()
 
 
 @pytest.hookimpl(wrapper=True)

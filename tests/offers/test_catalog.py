@@ -1,0 +1,312 @@
+"""Offers through the cache: what a hit costs, what reaches every process, and what is never served (DESIGN 7)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.core.cache import caches
+from django.db import connection
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dstackweb.backends.contract import Availability, Offer, SourceFailed
+from dstackweb.backends.models import Backend
+from dstackweb.offers import catalog, counts, flights, sources, store
+from dstackweb.offers.models import CacheCount, Result
+from dstackweb.spec.requirements import Requirements
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+OTHER = (Offer("cluster", "other", 8, 2048, Availability.IDLE),)
+
+
+def other_process() -> None:
+    """Begin as a process that keeps nothing yet."""
+    catalog.forget()
+    sources.forget()
+
+
+def refresh_all(backend: Backend, cloud: Cloud) -> None:
+    for key in sorted(cloud.says):
+        sources.refresh(backend, key)
+
+
+def names(backend: Backend, requirements: Requirements = ANY) -> list[str]:
+    return [offer.instance_type for offer in catalog.driver(backend, wait_s=0).offers(requirements)]
+
+
+def counted(backend: Backend) -> dict[str, int]:
+    counts.flush()
+    fields = ("hits", "misses", "coalesced", "calls", "failures", "throttles", "stale_served", "saved")
+    row = CacheCount.objects.filter(backend=backend).values(*fields).first()
+    return {name: number for name, number in (row or {}).items() if number}
+
+
+def test_offers_are_made_of_what_is_known_and_the_cloud_is_not_asked(backend: Backend, cloud: Cloud) -> None:
+    refresh_all(backend, cloud)
+    assert len(cloud.asked) == 3
+    assert names(backend) == ["g5", "g6", "p4d"]
+    other_process()
+    assert names(backend) == ["g5", "g6", "p4d"]
+    assert len(cloud.asked) == 3
+
+
+def test_a_hit_costs_one_small_read_and_no_query(
+    backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh_all(backend, cloud)
+    driver = catalog.driver(backend)
+    first = driver.offers(ANY)
+    read: list[str] = []
+    ask = caches["offers"].get
+    monkeypatch.setattr(caches["offers"], "get", lambda name: read.append(name) or ask(name))
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        assert driver.offers(ANY) is first
+    assert read == [f"catalog:{backend.pk}"]
+    of_the_cache = [query for query in queries if "dstackweb_cache_offers" in query["sql"]]
+    assert len(queries) == len(of_the_cache) == (1 if connection.vendor == "sqlite" else 0)
+
+
+def test_where_nothing_is_known_there_is_an_error_each_time_and_no_empty_list(backend: Backend, cloud: Cloud) -> None:
+    for _ in range(2):
+        with pytest.raises(SourceFailed):
+            catalog.driver(backend).offers(ANY)
+    assert cloud.asked == []
+
+
+def test_one_region_that_fails_leaves_the_offers_of_the_others(backend: Backend, cloud: Cloud) -> None:
+    cloud.says[TYPES] = SourceFailed("region_disabled", region="eu")
+    refresh_all(backend, cloud)
+    assert names(backend) == ["p4d"]
+
+
+def test_what_another_process_had_refreshed_reaches_this_one_at_once(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    refresh_all(backend, cloud)
+    assert names(backend) == ["g5", "g6", "p4d"]
+    here = catalog._kept.get((backend.pk, backend.version, ANY, None))
+    cloud.says[TYPES] = ["g7"]
+    clock.pass_s(30)
+    sources.refresh_now(backend)
+    sources.refresh(backend, TYPES)
+    assert here is not None
+    catalog._kept.put((backend.pk, backend.version, ANY, None), here)  # as a process that did none of that keeps it
+    assert names(backend) == ["g7", "p4d"]
+
+
+def test_a_changed_configuration_serves_no_offer_of_the_one_before(backend: Backend, cloud: Cloud) -> None:
+    refresh_all(backend, cloud)
+    assert names(backend)
+    Backend.objects.update(version=F("version") + 1)
+    with pytest.raises(SourceFailed):
+        names(Backend.objects.get())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_saved_backend_is_looked_at_anew_also_by_who_holds_its_old_row(backend: Backend, cloud: Cloud) -> None:
+    refresh_all(backend, cloud)
+    old = Backend.objects.get()
+    assert names(old)
+    backend.version += 1
+    backend.save()
+    with pytest.raises(SourceFailed):
+        names(old)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_offers_of_a_deleted_backend_are_gone_at_once_also_for_who_holds_its_row(
+    backend: Backend, cloud: Cloud
+) -> None:
+    refresh_all(backend, cloud)
+    old = Backend.objects.get()
+    assert names(old)
+    kept = [*sources.objects_of(backend.pk), f"result:{backend.pk}:0"]
+    here = catalog._kept.get((old.pk, old.version, ANY, None))
+    backend.delete()
+    assert here is not None
+    catalog._kept.put((old.pk, old.version, ANY, None), here)  # as another process keeps it
+    with pytest.raises(catalog.NothingKnown, match="deleted"):
+        names(old)
+    assert [store.get(name) for name in kept] == [None] * 4
+    assert not Result.objects.exists()
+
+
+def test_a_cache_that_was_emptied_serves_nothing_of_before(plain: Backend, cloud: Cloud) -> None:
+    assert names(plain) == ["worker"]
+    cloud.answer = OTHER
+    caches["offers"].clear()
+    assert names(plain) == ["other"]
+
+
+def test_an_entry_that_can_not_be_read_is_none(plain: Backend, cloud: Cloud) -> None:
+    assert names(plain) == ["worker"]
+    cloud.answer = OTHER
+    store.put(f"result:{plain.pk}:0", {"no": "result"}, 60)
+    other_process()
+    assert names(plain) == ["other"]
+
+
+def test_a_result_counts_for_a_minute_and_an_empty_one_for_ten_seconds(
+    plain: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    cloud.answer = ()
+    assert names(plain) == []
+    cloud.answer = OTHER
+    clock.pass_s(9)
+    assert names(plain) == []
+    clock.pass_s(1)
+    assert names(plain) == ["other"]
+    cloud.answer = ()
+    clock.pass_s(59)
+    assert names(plain) == ["other"]
+    clock.pass_s(1)
+    assert names(plain) == []
+
+
+def test_a_clock_put_back_keeps_no_result_for_ever(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+    assert names(plain) == ["worker"]
+    cloud.answer = OTHER
+    clock.pass_s(-86400)
+    assert names(plain) == ["other"]
+
+
+def test_a_backend_that_fails_is_served_as_it_was_last_and_the_error_is_not_kept(
+    plain: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    assert names(plain) == ["worker"]
+    cloud.answer = RuntimeError("away")
+    clock.pass_s(60)
+    assert names(plain) == ["worker"]
+    cloud.answer = OTHER
+    assert names(plain) == ["other"]
+    assert counted(plain) == {"misses": 3, "calls": 3, "failures": 1, "stale_served": 1}
+
+
+def test_a_backend_that_never_answered_raises_what_it_raises_each_time(plain: Backend, cloud: Cloud) -> None:
+    cloud.answer = RuntimeError("away")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="away"):
+            names(plain)
+    cloud.answer = OTHER
+    assert names(plain) == ["other"]
+
+
+def test_an_answer_asked_for_before_a_change_is_not_kept_after_it(plain: Backend, cloud: Cloud) -> None:
+    for change in (
+        lambda: Backend.objects.update(version=F("version") + 1),
+        lambda: Backend.objects.update(refresh_generation=F("refresh_generation") + 1),
+    ):
+        cloud.answer, cloud.during = OTHER, change
+        assert names(plain) == ["other"]
+        cloud.answer = (Offer("cluster", "new", 1, 1, Availability.IDLE),)
+        plain.refresh_from_db()
+        assert names(plain) == ["new"]
+        caches["offers"].clear()
+
+
+@given(asked=st.lists(st.integers(1, 14), max_size=60))
+@settings(max_examples=25)
+def test_the_ten_results_used_last_are_kept_and_no_more(asked: list[int]) -> None:
+    """Against a list of what was used, the latest first."""
+    latest: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        clock = Clock(patched)
+        backend = Backend.objects.create(name=f"b{time.monotonic_ns()}", kind="aws")
+        for cpus in asked:
+            clock.pass_s(11)
+            question = catalog._Question(backend, Requirements(cpu_min=cpus), None)
+            slot = question._slot()
+            latest = [cpus, *(other for other in latest if other != cpus)][:10]
+            assert slot is not None
+            assert slot < 10
+        digests = {catalog._Question(backend, Requirements(cpu_min=cpus), None).digest for cpus in latest}
+        assert set(Result.objects.filter(backend=backend).values_list("digest", flat=True)) == digests
+
+
+def test_a_result_that_is_only_read_is_kept_though_others_come(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+    """Reading writes nothing at once: that it was used is written every ten seconds at most, with the counts."""
+    names(plain)
+    for cpus in range(2, 15):
+        clock.pass_s(4)
+        names(plain, Requirements(cpu_min=cpus))
+        names(plain)
+        counts.flush()
+    assert Result.objects.count() == 10
+    other_process()
+    names(plain)
+    assert cloud.asked.count("offers 1") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_bound_holds_when_many_ask_at_once(plain: Backend, cloud: Cloud) -> None:
+    numbers = iter(range(1, 41))
+    found = at_once(20, lambda: [names(plain, Requirements(cpu_min=next(numbers))) for _ in range(2)])
+    assert found == [[["worker"], ["worker"]]] * 20
+    assert Result.objects.count() == 10
+    assert sorted(Result.objects.values_list("slot", flat=True)) == list(range(10))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_twenty_at_once_make_one_call(plain: Backend, cloud: Cloud) -> None:
+    cloud.takes_s = 0.3
+    found = at_once(20, lambda: [offer.instance_type for offer in catalog.driver(plain).offers(ANY)])
+    assert found == [["worker"]] * 20
+    assert cloud.asked == ["offers 1"]
+    assert counted(plain) == {"misses": 20, "calls": 1, "coalesced": 19, "saved": 19}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_while_one_asks_the_others_get_what_was_known_last(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+    assert names(plain) == ["worker"]
+    clock.pass_s(60)
+    cloud.answer, cloud.takes_s = OTHER, 1.0
+    began = time.monotonic()
+    found = at_once(5, lambda: (names(plain), time.monotonic() - began))
+    assert sorted(found)[0][0] == ["other"]
+    assert [what for what, took_s in found if took_s < 0.8] == [["worker"]] * 4
+    assert counted(plain)["stale_served"] == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(plain: Backend, cloud: Cloud) -> None:
+    cloud.takes_s = 1.5
+    leader = threading.Thread(target=lambda: at_once(1, lambda: names(plain)))
+    leader.start()
+    while not cloud.asked:
+        time.sleep(0.01)
+    for wait_s in (0.0, 0.3):
+        began = time.monotonic()
+        with pytest.raises(catalog.NothingKnown):
+            catalog.driver(plain, wait_s=wait_s).offers(ANY)
+        assert wait_s <= time.monotonic() - began < wait_s + 0.5
+    leader.join()
+    assert names(plain) == ["worker"]
+    assert flights.WAIT_S == 2
+
+
+def test_what_the_cache_did_is_counted(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    cloud.says[SPOT] = SourceFailed("throttled", until=None)
+    refresh_all(backend, cloud)
+    for _ in range(3):
+        names(backend)
+    assert counted(backend) == {
+        "calls": 3, "failures": 1, "throttles": 1, "misses": 1, "hits": 2, "saved": 6,
+    }  # fmt: skip
+    clock.pass_s(600)
+    for _ in range(2):
+        names(backend)
+    assert counted(backend)["stale_served"] == 2
+
+
+def test_both_regions_are_joined_whatever_the_order(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES_US)
+    assert names(backend) == ["p4d"]
+    sources.refresh(backend, TYPES)
+    assert names(backend) == ["g5", "g6", "p4d"]

@@ -1,0 +1,128 @@
+"""Many processes and threads at once: one call for all, also when the one that makes it dies (DESIGN 7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from dstackweb.backends.contract import SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.lib import leases
+from dstackweb.lib.models import Lease
+from dstackweb.offers import catalog, counts, flights, sources
+from dstackweb.offers.models import CacheCount, Result
+from dstackweb.spec.requirements import Requirements
+from tests.offers.cloud_stub import ANY, TYPES, Cloud, all_ended, at_once, fork
+from tests.support import eventually
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
+PROCESSES, THREADS = 4, 20
+
+
+def in_processes(act: object) -> None:
+    """Twenty threads in each of four processes, all at the same time."""
+    begin = time.time() + 0.3
+
+    def run() -> None:
+        time.sleep(max(0.0, begin - time.time()))
+        found = at_once(THREADS, act)  # type: ignore[arg-type]
+        assert found == [True] * THREADS, found
+
+    assert all_ended([fork(run) for _ in range(PROCESSES)])
+
+
+def test_one_call_for_a_source_of_twenty_threads_in_each_of_four_processes(backend: Backend, cloud: Cloud) -> None:
+    cloud.takes_s = 0.3
+    in_processes(lambda: sources.refresh(backend, TYPES, wait_s=20).state is SourceState.FRESH)
+    assert cloud.asked == ["types eu"]
+    assert not Lease.objects.exists()
+
+
+def test_one_call_for_offers_of_twenty_threads_in_each_of_four_processes(plain: Backend, cloud: Cloud) -> None:
+    cloud.takes_s = 0.3
+    in_processes(lambda: len(catalog.driver(plain, wait_s=20).offers(ANY)) == 1)
+    assert cloud.asked == ["offers 1"]
+
+
+def test_the_bound_of_results_holds_for_four_processes(plain: Backend, cloud: Cloud) -> None:
+    def ask() -> bool:
+        cpus = 1 + int.from_bytes(os.urandom(1)) % 40
+        return len(catalog.driver(plain, wait_s=20).offers(Requirements(cpu_min=cpus))) == 1
+
+    in_processes(ask)
+    assert Result.objects.count() == 10
+
+
+def test_no_count_of_four_processes_is_lost(backend: Backend) -> None:
+    def count() -> None:
+        for _ in range(5):
+            at_once(THREADS, lambda: counts.add(backend.pk, hits=1, saved=3))
+            counts.flush()
+
+    assert all_ended([fork(count) for _ in range(PROCESSES)])
+    row = CacheCount.objects.get()
+    assert (row.hits, row.saved) == (PROCESSES * 5 * THREADS, 3 * PROCESSES * 5 * THREADS)
+
+
+def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
+    backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "LEASE_S", 1.0)
+    cloud.takes_s = 60.0
+    pid = fork(lambda: sources.refresh(backend, TYPES))
+    eventually(lambda: cloud.asked, every=0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    killed = time.monotonic()
+    cloud.takes_s = 0.0
+    assert sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FAILED
+    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FRESH, deadline=5)
+    assert time.monotonic() - killed < 2.0
+    assert len(cloud.asked) == 2
+
+
+def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
+    backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "LEASE_S", 0.5)
+    cloud.takes_s = 1.2
+    pid = fork(lambda: sources.refresh(backend, TYPES))
+    eventually(lambda: cloud.asked, every=0.01)
+    ends = time.monotonic() + 0.9
+    while time.monotonic() < ends:
+        assert sources.refresh(backend, TYPES, wait_s=0.0).state is SourceState.FAILED
+        time.sleep(0.05)
+    assert all_ended([pid])
+    assert sources.read(backend, TYPES).state is SourceState.FRESH
+    assert cloud.asked == ["types eu"]
+
+
+def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
+    backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "LEASE_S", 0.5)
+    cloud.takes_s = 0.5
+    cloud.says[TYPES] = ["of the one that stood still"]
+    pid = fork(lambda: sources.refresh(backend, TYPES))
+    eventually(lambda: cloud.asked, every=0.01)
+    os.kill(pid, signal.SIGSTOP)
+    cloud.says[TYPES], cloud.takes_s = ["new"], 0.0
+    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).value == ["new"], deadline=5)
+    os.kill(pid, signal.SIGCONT)
+    assert all_ended([pid])
+    sources.forget()
+    assert sources.read(backend, TYPES).value == ["new"]
+
+
+def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Backend, cloud: Cloud) -> None:
+    leases.take(sources._flight(backend, TYPES), "somebody", flights.LEASE_S, timezone.now())
+    began = time.monotonic()
+    assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED
+    assert 0.3 <= time.monotonic() - began < 1
+    assert cloud.asked == []
+    connections.close_all()

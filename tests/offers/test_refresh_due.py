@@ -1,0 +1,163 @@
+"""The periodic refresh: what is asked for before it grows old, and what is left alone (DESIGN 7)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dstackweb.backends import registry
+from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.offers import sources
+from dstackweb.offers.models import SourceRow
+from dstackweb.scheduler import periodic
+from dstackweb.scheduler.models import PassState, PeriodicJob
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
+
+
+def due(clock: Clock, cloud: Cloud) -> list[str]:
+    """What a tick asks for now."""
+    before = len(cloud.asked)
+    sources.refresh_due(clock.now)
+    return sorted(cloud.asked[before:])
+
+
+def test_what_was_never_had_is_asked_for_at_once_all_of_it(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
+    assert sources.read(backend, SPOT).state is SourceState.FRESH
+    assert due(clock, cloud) == []
+
+
+def test_what_is_in_use_is_asked_for_before_it_is_old_and_what_is_not_is_left_alone(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    due(clock, cloud)
+    sources.read(backend, SPOT)
+    clock.pass_s(47)
+    assert due(clock, cloud) == []
+    clock.pass_s(1)
+    assert due(clock, cloud) == ["spot eu"]
+    clock.pass_s(3600 - 48)
+    assert due(clock, cloud) == ["spot eu"]
+    clock.pass_s(61)
+    assert due(clock, cloud) == []
+    sources.read(backend, SPOT)
+    assert due(clock, cloud) == ["spot eu"]
+
+
+def test_a_refresh_by_hand_asks_for_all_whether_used_or_not(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    due(clock, cloud)
+    sources.refresh_now(backend)
+    assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
+    assert due(clock, cloud) == []
+
+
+def test_all_are_asked_at_the_same_time_in_eight_threads_at_most(
+    backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.says = {SourceKey("types", f"region-{number:02}"): ["g5"] for number in range(12)}
+    now, most, lock = [0], [0], threading.Lock()
+    ask = cloud.ask
+
+    def watched(what: str, answer: object) -> object:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.2)
+        try:
+            return ask(what, answer)
+        finally:
+            with lock:
+                now[0] -= 1
+
+    monkeypatch.setattr(cloud, "ask", watched)
+    assert len(due(clock, cloud)) == 12
+    assert most == [8]
+
+
+def test_a_slow_one_is_not_waited_for_nor_asked_twice(
+    backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "TICK_S", 0.1)
+    cloud.says = {TYPES: ["g5"]}
+    cloud.takes_s = 0.6
+    began = time.monotonic()
+    for _ in range(3):
+        sources.refresh_due(clock.now)
+    assert time.monotonic() - began < 0.6
+    sources._begun[backend.pk, TYPES].result(5)
+    assert cloud.asked == ["types eu"]
+    assert sources.read(backend, TYPES).state is SourceState.FRESH
+
+
+def test_what_failed_does_not_keep_the_others_from_being_asked(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    cloud.says[TYPES] = SourceFailed("throttled")
+    due(clock, cloud)
+    assert sources.read(backend, TYPES_US).state is SourceState.FRESH
+    clock.pass_s(10)
+    assert due(clock, cloud) == ["types eu"]
+    clock.pass_s(19)
+    assert due(clock, cloud) == []
+    clock.pass_s(1)
+    assert due(clock, cloud) == ["types eu"]
+
+
+def test_what_the_configuration_names_no_more_is_forgotten(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    due(clock, cloud)
+    del cloud.says[TYPES_US]
+    due(clock, cloud)
+    assert set(SourceRow.objects.values_list("source", "region")) == {TYPES, SPOT}
+
+
+def test_a_backend_that_is_off_or_set_up_wrongly_is_left_alone(
+    backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Backend.objects.update(enabled=False)
+    assert due(clock, cloud) == []
+    Backend.objects.update(enabled=True)
+
+    def broken(_: Backend) -> None:
+        raise ValueError("no such region")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "driver", broken)
+        assert due(clock, cloud) == []
+    assert len(due(clock, cloud)) == 3
+
+
+def test_what_lands_asks_for_a_pass(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    due(clock, cloud)
+    assert PassState.objects.get().requested
+
+
+def test_ticks_are_enqueued_only_where_there_is_a_cloud_to_ask(
+    cloud: Cloud, db: None, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    enqueued: list[str] = []
+    monkeypatch.setattr(periodic, "enqueue", lambda *args, **kwargs: enqueued.append(kwargs["cluster"]))
+    jobs = [job for job in periodic.control_jobs() if job.name == "offers"]
+    periodic.ensure_rows(jobs)
+    assert periodic.enqueue_due(jobs, clock.now) == 0
+    Backend.objects.create(name="cluster", kind="dask")
+    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 0
+    off = Backend.objects.create(name="cloud", kind="aws", enabled=False)
+    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 0
+    Backend.objects.filter(pk=off.pk).update(enabled=True)
+    assert periodic.enqueue_due(jobs, clock.now) == 0
+    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 1
+    assert enqueued == ["dstackweb"]
+    assert PeriodicJob.objects.get().outstanding_until is not None
+
+
+def test_a_refresh_by_hand_is_a_task_at_once(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dstackweb.scheduler import tasks
+
+    enqueued: list[tuple[str, str]] = []
+    monkeypatch.setattr(tasks, "enqueue", lambda task, cluster: enqueued.append((task, cluster)))
+    sources.refresh_now(backend)
+    assert enqueued == [("dstackweb.scheduler.tasks.refresh_offers", "dstackweb")]
+    assert cloud.asked == []

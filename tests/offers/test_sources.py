@@ -1,0 +1,239 @@
+"""What is known of a cloud's sources: how long it counts, and what lands (DESIGN 7)."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.core.cache import caches
+from django.db.models import F
+from django.utils import timezone
+
+from dstackweb.backends.contract import SourceFailed, SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.lib.models import Lease
+from dstackweb.offers import freshness, sources, store
+from dstackweb.offers.models import SourceRow
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+FRESH, STALE, FAILED = SourceState.FRESH, SourceState.STALE, SourceState.FAILED
+
+
+def other_process() -> None:
+    """Begin as a process that keeps nothing yet."""
+    sources.forget()
+
+
+def test_what_was_never_asked_is_not_known_and_reading_it_asks_nobody(backend: Backend, cloud: Cloud) -> None:
+    assert sources.read(backend, TYPES).state is FAILED
+    assert cloud.asked == []
+
+
+def test_what_landed_is_read_by_every_process_until_it_is_old_and_then_as_stale(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    landed = sources.refresh(backend, TYPES)
+    assert (landed.state, landed.value, landed.fetched_at) == (FRESH, ["g5", "g6"], clock.now)
+    other_process()
+    clock.pass_s(599)
+    assert sources.read(backend, TYPES).state is FRESH
+    assert sources.refresh(backend, TYPES).state is FRESH
+    assert cloud.asked == ["types eu"]
+    clock.pass_s(1)
+    assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (STALE, ["g5", "g6"])
+
+
+def test_a_failure_is_told_beside_the_last_good_value_and_is_itself_never_kept(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, TYPES)
+    had_at = clock.now
+    cloud.says[TYPES] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
+    clock.pass_s(600)
+    reading = sources.refresh(backend, TYPES)
+    assert (reading.state, reading.value, reading.fetched_at) == (STALE, ["g5", "g6"], had_at)
+    assert reading.error == {"code": "access_denied", "action": "ec2:DescribeInstanceTypes"}
+    cloud.says[TYPES] = ["g7"]
+    clock.pass_s(sources.RETRY_S)
+    reading = sources.refresh(backend, TYPES)
+    assert (reading.state, reading.value, reading.error) == (FRESH, ["g7"], None)
+
+
+def test_an_error_that_nobody_foresaw_is_told_and_not_raised(backend: Backend, cloud: Cloud) -> None:
+    cloud.says[TYPES] = ZeroDivisionError("oops")
+    reading = sources.refresh(backend, TYPES)
+    assert (reading.state, reading.error) == (FAILED, {"code": "service_error", "text": "ZeroDivisionError: oops"})
+
+
+def test_what_failed_is_asked_again_after_a_while_that_doubles(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    cloud.says[TYPES] = SourceFailed("unreachable", endpoint="ec2")
+    waits = []
+    for _ in range(7):
+        sources.refresh(backend, TYPES)
+        row = SourceRow.objects.get()
+        until = sources.retry_at(row)
+        assert until is not None
+        waits.append((until - clock.now).total_seconds())
+        asked = len(cloud.asked)
+        sources.refresh(backend, TYPES)
+        assert len(cloud.asked) == asked
+        clock.pass_s(waits[-1])
+    assert waits == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_what_is_throttled_is_left_alone_for_as_long_as_was_said(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    cloud.says[TYPES] = SourceFailed("throttled", until=clock.now + dt.timedelta(seconds=33))
+    sources.refresh(backend, TYPES)
+    clock.pass_s(32)
+    sources.refresh(backend, TYPES)
+    assert len(cloud.asked) == 1
+    clock.pass_s(1)
+    sources.refresh(backend, TYPES)
+    assert len(cloud.asked) == 2
+
+
+def test_something_empty_counts_for_ten_seconds_and_is_then_asked_again(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    cloud.says[TYPES] = []
+    assert (sources.refresh(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, [])
+    cloud.says[TYPES] = ["g5"]
+    clock.pass_s(9)
+    assert sources.refresh(backend, TYPES).value == []
+    clock.pass_s(1)
+    assert sources.refresh(backend, TYPES).value == ["g5"]
+
+
+def test_what_was_asked_under_an_older_configuration_does_not_land(backend: Backend, cloud: Cloud) -> None:
+    cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
+    assert sources.refresh(backend, TYPES).state is FAILED
+    backend.refresh_from_db()
+    assert sources.read(backend, TYPES).state is FAILED
+    cloud.says[TYPES] = ["new"]
+    assert sources.refresh(backend, TYPES).value == ["new"]
+
+
+def test_a_failure_under_an_older_configuration_does_not_land_either(backend: Backend, cloud: Cloud) -> None:
+    cloud.says[TYPES] = SourceFailed("bad_credentials")
+    cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
+    sources.refresh(backend, TYPES)
+    backend.refresh_from_db()
+    assert sources.read(backend, TYPES).error is None
+
+
+def test_a_changed_configuration_serves_nothing_of_the_one_before(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES)
+    Backend.objects.update(version=F("version") + 1)
+    backend.refresh_from_db()
+    assert sources.read(backend, TYPES).state is FAILED
+    cloud.says[TYPES] = SourceFailed("bad_credentials")
+    reading = sources.refresh(backend, TYPES)
+    assert (reading.state, reading.value, reading.error) == (FAILED, None, {"code": "bad_credentials"})
+
+
+def test_after_a_refresh_by_hand_what_was_asked_before_does_not_land(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, TYPES)
+    clock.pass_s(600)
+    cloud.says[TYPES] = ["of before"]
+    cloud.during = lambda: sources.refresh_now(backend)
+    assert sources.refresh(backend, TYPES).value == ["g5", "g6"]
+    backend.refresh_from_db()
+    reading = sources.read(backend, TYPES)
+    assert (reading.state, reading.value) == (STALE, ["g5", "g6"])
+    cloud.says[TYPES] = ["of after"]
+    assert sources.refresh(backend, TYPES).value == ["of after"]
+
+
+def test_a_refresh_by_hand_asks_again_for_what_is_fresh(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES)
+    sources.refresh_now(backend)
+    backend.refresh_from_db()
+    assert sources.refresh(backend, TYPES).state is FRESH
+    assert cloud.asked == ["types eu"] * 2
+
+
+def test_who_lost_the_lead_meanwhile_does_not_land(backend: Backend, cloud: Cloud) -> None:
+    cloud.during = lambda: Lease.objects.update(holder="somebody else")
+    assert sources.refresh(backend, TYPES).state is FAILED
+    assert not SourceRow.objects.exclude(stamp="").exists()
+
+
+def test_of_a_deleted_backend_nothing_lands_and_nothing_is_known(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, SPOT)
+    cloud.during = lambda: Backend.objects.get().delete()
+    assert sources.refresh(backend, TYPES).state is FAILED
+    assert sources.read(backend, SPOT).state is FAILED
+    assert sources.refresh(backend, SPOT).error == {"code": "deleted"}
+    assert not SourceRow.objects.exists()
+
+
+def test_a_cache_that_was_emptied_is_asked_anew_and_serves_nothing_old(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES)
+    caches["offers"].clear()
+    other_process()
+    cloud.says[TYPES] = ["new"]
+    assert sources.read(backend, TYPES).state is FAILED
+    assert sources.refresh(backend, TYPES).value == ["new"]
+
+
+def test_an_entry_that_can_not_be_read_is_none(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES)
+    (name,) = sources.objects_of(backend.pk)
+    for garbage in ("text", ("another stamp", ["old"]), (1, 2, 3)):
+        store.put(name, garbage, 60)
+        other_process()
+        assert sources.read(backend, TYPES).state is FAILED
+        cloud.says[TYPES] = [garbage]
+        assert sources.refresh(backend, TYPES).value == [garbage]
+        (name,) = sources.objects_of(backend.pk)
+
+
+def test_one_region_that_fails_leaves_the_others(backend: Backend, cloud: Cloud) -> None:
+    cloud.says[TYPES] = SourceFailed("region_disabled", region="eu")
+    for key in (TYPES, TYPES_US):
+        sources.refresh(backend, key)
+    assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES_US).state) == (FAILED, FRESH)
+
+
+def test_a_clock_put_back_keeps_nothing_fresh_for_ever(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    clock.pass_s(86400)
+    sources.refresh(backend, TYPES)
+    cloud.says[SPOT] = SourceFailed("unreachable")
+    sources.refresh(backend, SPOT)
+    cloud.says |= {TYPES: ["new"], SPOT: {"g5": "1"}}
+    clock.pass_s(-86400)
+    assert sources.read(backend, TYPES).state is STALE
+    assert sources.refresh(backend, TYPES).value == ["new"]
+    assert sources.refresh(backend, SPOT).state is FRESH
+    assert sources.read(backend, TYPES).state is FRESH
+
+
+def test_pages_tell_how_old_each_source_is_and_when_it_is_asked_again(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, TYPES)
+    had_at = clock.now
+    cloud.says[TYPES_US] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
+    sources.refresh(backend, TYPES_US)
+    spot, eu, us = freshness.of_backends(sources.sourced_backends(), clock.now)
+    assert (spot.source, spot.region, spot.state, spot.due_at) == ("spot", "eu", FAILED, None)
+    assert (eu.state, eu.fetched_at, eu.due_at) == (FRESH, had_at, had_at + dt.timedelta(seconds=480))
+    assert eu.expires_at == had_at + dt.timedelta(seconds=600)
+    assert (us.state, us.fetched_at, us.failed_at) == (FAILED, None, had_at)
+    assert us.error == {"code": "access_denied", "action": "ec2:DescribeInstanceTypes"}
+    assert us.due_at == had_at + dt.timedelta(seconds=10)
+
+
+def test_that_a_source_is_used_is_written_every_ten_seconds_at_most(backend: Backend, clock: Clock) -> None:
+    sources.refresh(backend, TYPES)
+    sources.read(backend, TYPES)
+    noted = clock.now
+    clock.pass_s(10)
+    sources.read(backend, TYPES)
+    assert SourceRow.objects.get().used_at == noted
+    clock.pass_s(1)
+    sources.read(backend, TYPES)
+    assert SourceRow.objects.get().used_at == timezone.now()

@@ -1,0 +1,160 @@
+"""The shared cache: stamps, entries that can't be read, and going on without it (DESIGN 7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+from django.db import connection
+
+from dstackweb.backends.contract import SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.offers import catalog, sources, store
+from dstackweb.offers.models import SourceRow
+from tests import servers
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, Cloud
+from tests.support import eventually
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
+
+
+@pytest.fixture
+def redis(tmp_path: Path, settings: Any) -> Iterator[servers.Server]:
+    """A Redis of the test's own, which it may kill."""
+    server = servers.redis(tmp_path / "redis")
+    before = settings.CACHES
+    options = {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2, "IGNORE_EXCEPTIONS": False}
+    redis = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+    settings.CACHES = {**before, "offers": redis}
+    yield server
+    server.stop()
+    store.forget()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RETRY_S", 0.1)
+
+
+def test_the_offers_cache_tells_when_it_is_away() -> None:
+    from django.conf import settings
+
+    options = settings.CACHES["offers"]["OPTIONS"]
+    assert options.get("IGNORE_EXCEPTIONS") is (None if connection.vendor == "sqlite" else False)
+
+
+def test_a_stamp_stays_until_it_is_replaced_and_never_comes_again() -> None:
+    first = store.stamp("s")
+    assert store.stamp("s") == first
+    store.restamp("s")
+    second = store.stamp("s")
+    caches["offers"].clear()
+    third = store.stamp("s")
+    assert len({first, second, third}) == 3
+
+
+def test_a_stamp_that_can_not_be_read_is_replaced() -> None:
+    caches["offers"].set("s", 17)
+    assert isinstance(store.stamp("s"), str)
+    assert store.stamp("s") == store.stamp("s")
+    _spoil("s")
+    assert store.stamp("s") == store.stamp("s")
+
+
+def test_an_object_that_can_not_be_read_is_none_and_the_cache_is_not_away() -> None:
+    store.put("o", [1], 60)
+    assert store.get("o") == [1]
+    _spoil(store._object("o"))
+    assert store.get("o") is None
+    assert store.health() is None
+    store.put("o", [2], 60)
+    assert store.get("o") == [2]
+
+
+def test_a_redis_that_died_is_told_and_left_alone_for_a_while(redis: servers.Server) -> None:
+    assert store.put("o", [1], 60)
+    assert store.health() is None
+    redis.kill()
+    assert store.get("o") is None
+    told = store.health()
+    assert told is not None
+    assert "onnection" in told.error
+    assert not store.put("o", [1], 60)
+    began = time.monotonic()
+    assert [store.stamp("s") for _ in range(1000)] == [store.stamp("s")] * 1000
+    assert time.monotonic() - began < 0.5
+    assert store.health() == told
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_the_cache_a_process_fetches_for_itself_once_and_serves_that(
+    redis: servers.Server, backend: Backend, cloud: Cloud
+) -> None:
+    """The process does it in the background, and nobody waits; what it held before is served all along."""
+    sources.refresh(backend, TYPES)
+    assert len(catalog.driver(backend).offers(ANY)) == 2
+    redis.kill()
+    store.get("x")
+    assert sources.read(backend, TYPES).state is SourceState.FRESH
+    assert sources.read(backend, SPOT).state is SourceState.FAILED
+    assert eventually(lambda: sources.read(backend, SPOT).state is SourceState.FRESH)
+    assert len(catalog.driver(backend).offers(ANY)) == 2
+    eventually(lambda: len(catalog.driver(backend).offers(ANY)) == 3)
+    assert sorted(cloud.asked) == ["spot eu", "types eu", "types us"]
+    assert SourceRow.objects.count() == 1
+    _settle()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failure_without_the_cache_is_held_off_as_well(redis: servers.Server, backend: Backend, cloud: Cloud) -> None:
+    redis.kill()
+    store.get("x")
+    cloud.says = {TYPES: RuntimeError("away, too")}
+    eventually(lambda: sources.read(backend, TYPES).error)
+    for _ in range(20):
+        assert sources.read(backend, TYPES).state is SourceState.FAILED
+    _settle()
+    assert cloud.asked == ["types eu"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_redis_that_comes_back_empty_serves_no_old_object(
+    redis: servers.Server, backend: Backend, cloud: Cloud
+) -> None:
+    sources.refresh(backend, TYPES)
+    assert len(catalog.driver(backend).offers(ANY)) == 2
+    redis.kill()
+    assert store.stamp("s")
+    redis.start()
+    cloud.says[TYPES] = ["g7"]
+    eventually(lambda: store.put("x", 1, 60))
+    assert store.health() is None
+    sources.forget()
+    catalog.forget()
+    assert sources.read(backend, TYPES).state is SourceState.FAILED
+    assert sources.refresh(backend, TYPES).value == ["g7"]
+    assert [offer.instance_type for offer in catalog.driver(backend).offers(ANY)] == ["g7"]
+    assert store.health() is None
+
+
+def _settle() -> None:
+    """Wait for what this process does in the background."""
+    for begun in list(sources._begun.values()):
+        begun.result(10)
+
+
+def _spoil(name: str) -> None:
+    """Write what is no pickle over an entry."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE dstackweb_cache_offers SET value = %s WHERE cache_key = %s", ["?nonsense?", f":1:{name}"]
+            )
+            assert cursor.rowcount == 1
+    else:
+        cache: Any = caches["offers"]
+        cache.client.get_client().set(cache.make_key(name), b"nonsense")
