@@ -1,0 +1,38 @@
+"""`python -m tests.cloud`: runs the cloud, and prints the environment that leads boto3 to it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.cloud", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0, the usual: a free one")
+    parser.add_argument("--home", type=Path, help="its folder; a temporary one otherwise")
+    parser.add_argument("--all-types", action="store_true", help="every instance type that moto knows")
+    asked = parser.parse_args()
+    os.environ |= {"MOTO_DISABLE_GLOBAL_CORS": "true", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
+
+    from tests.cloud import handle, server
+
+    home = asked.home or Path(tempfile.mkdtemp(prefix="cloud-"))
+
+    def ready(url: str) -> None:
+        for name, value in handle.env(url).items():
+            print(f"export {name}={shlex.quote(value)}", flush=True)
+        address = home / "address.new"
+        address.write_text(url)
+        address.replace(home / "address")
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    server.serve(home, asked.port, ready, everything=asked.all_types)
+
+
+main()

@@ -1,0 +1,3 @@
+from tests.cloud.fixtures import cloud
+
+__all__ = ["cloud"]

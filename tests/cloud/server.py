@@ -1,0 +1,340 @@
+"""The cloud as a WSGI application: who may call what how often, then this cloud's own services, or moto's."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from moto.backends import get_backend
+from moto.core.base_backend import BackendDict
+from moto.core.exceptions import ServiceException
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.sts.models import sts_backends
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from tests.cloud import catalog, images, throttle
+from tests.cloud.compute import Capacity, Compute
+from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from tests.cloud.machines import Fleet
+from tests.cloud.pricing import get_products
+from tests.cloud.quotas import ACCOUNT, Quotas
+from tests.cloud.spot import SpotPrices
+from tests.cloud.throttle import Bucket, Fault, Weather
+from tests.cloud.wire import Answer, Call, Refused, error, json_answer, signed_with, take_apart
+
+LOGGED = 100_000
+
+
+class Application:
+    def __init__(self, home: Path, url: str, *, everything: bool = False) -> None:
+        self.usually_everything = self.everything = everything
+        catalog.stock(everything=everything)
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.fleet = Fleet(home, url)
+        self.weather, self.quotas, self.spot = Weather(), Quotas(), SpotPrices()
+        self.compute = Compute(self.fleet, self.quotas, self.spot)
+        self.calls: deque[dict[str, Any]] = deque(maxlen=LOGGED)
+        self.written = False
+        """Whether moto has to forget something at the next reset."""
+        self._as_new()
+
+    def _as_new(self) -> None:
+        fleet = self.fleet
+        fleet.usual_times()
+        self.weather.__init__()  # type: ignore[misc]
+        self.weather.secrets = {ACCESS_KEY: SECRET_KEY}
+        self.quotas.values.clear()
+        self.spot.fixed.clear()
+        self.compute.capacity.clear()
+        self.compute.tokens.clear()
+        self.calls.clear()
+        if self.everything != self.usually_everything:
+            self.do_catalog(self.usually_everything)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length) if length else b""
+        path = environ.get("PATH_INFO", "/")
+        if path.startswith("/_control/"):
+            answer = self.control(path.removeprefix("/_control/"), body)
+        elif path.startswith("/_instance/"):
+            answer = self.metadata(environ, path.removeprefix("/_instance/"))
+        else:
+            answer = self.aws(environ, body)
+        headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body))), *answer.headers]
+        start_response(f"{answer.status} {'OK' if answer.status < 300 else 'Error'}", headers)
+        return [answer.body]
+
+    # -- AWS -----------------------------------------------------------------------------------------------------
+
+    def aws(self, environ: dict[str, Any], body: bytes) -> Answer:
+        call, began, at = take_apart(environ, body), time.monotonic(), time.time()
+        if wait := self.weather.delay(call):
+            time.sleep(wait)
+        try:
+            self._known(call)
+            self.weather.check(call)
+            answer = self._dispatch(call)
+        except Refused as refused:
+            answer = error(call, refused)
+        except ServiceException as refused:
+            answer = error(call, Refused(str(refused.code), str(refused.message)))
+        except Exception as broken:
+            logging.exception("%s %s", call.service, call.action)
+            answer = error(call, Refused("InternalError", f"{type(broken).__name__}: {broken}", 500))
+        self.calls.append(
+            {
+                "at": at, "ms": round((time.monotonic() - began) * 1000, 2), "service": call.service,
+                "action": call.action, "region": call.region, "status": answer.status, "code": answer.code,
+            }
+        )  # fmt: skip
+        return answer
+
+    def _known(self, call: Call) -> None:
+        secret = self.weather.secrets.get(call.access_key)
+        if secret is None:
+            roles = sts_backends[ACCOUNT]["aws"].assumed_roles
+            secret = next((r.secret_access_key for r in roles if r.access_key_id == call.access_key), None)
+        if secret is None or call.region in self.weather.disabled_regions:
+            raise throttle.unknown_key(call)
+        if not signed_with(call, secret):
+            raise throttle.wrong_signature(call)
+
+    def _dispatch(self, call: Call) -> Answer:
+        match call.service, call.action:
+            case "servicequotas", "ListServiceQuotas":
+                return self.quotas.list_service_quotas(call)
+            case "servicequotas", "GetServiceQuota":
+                return self.quotas.get_service_quota(call)
+            case "pricing", "GetProducts":
+                return get_products(call)
+            case "servicequotas" | "pricing", _:
+                raise Refused("UnknownOperationException", f"The cloud does not know {call.service}:{call.action}.")
+            case "ec2", _ if not catalog.known(call.region):
+                raise throttle.unknown_key(call)
+            case "ec2", _ if call.form.get("DryRun") == "true":
+                raise Refused("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+            case "ec2", _:
+                return self._ec2(call)
+            case "ssm", "GetParameter" | "GetParameters":
+                return self._parameters(call)
+        return self.onward(call)
+
+    def _ec2(self, call: Call) -> Answer:
+        match call.action:
+            case "DescribeInstanceTypes":
+                return self.compute.describe_instance_types(call)
+            case "DescribeInstanceTypeOfferings":
+                return self.compute.describe_instance_type_offerings(call)
+            case "DescribeSpotPriceHistory":
+                return self.spot.describe(call)
+            case "DescribeRegions":
+                return self.compute.describe_regions(call, self.weather.disabled_regions)
+            case "GetConsoleOutput":
+                return self.compute.get_console_output(call)
+            case "DescribeImages":
+                with self.fleet.lock:
+                    images.stock(call.region)
+            case "RunInstances":
+                with self.fleet.lock:
+                    return self.compute.run_instances(call, self.onward)
+        return self.onward(call)
+
+    def _parameters(self, call: Call) -> Answer:
+        """Image parameters are this cloud's own; others are moto's."""
+        names = call.data.get("Names") or [call.data.get("Name", "")]
+        if not all(map(images.known, names)):
+            return self.onward(call)
+        with self.fleet.lock:
+            found = [
+                {
+                    "Name": name, "Type": "String", "Value": images.image(name, call.region),
+                    "Version": 1, "DataType": "aws:ec2:image", "ARN": f"arn:aws:ssm:{call.region}::parameter{name}",
+                }
+                for name in names
+            ]  # fmt: skip
+        self.written = True
+        return json_answer({"Parameter": found[0]} if call.action == "GetParameter" else {"Parameters": found})
+
+    def onward(self, call: Call) -> Answer:
+        """moto's answer, one call at a time: it knows no locks."""
+        self.written = True
+        body = urlencode(call.form).encode() if call.form else call.body
+        environ = {**call.environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        told: list[Any] = []
+        with self.fleet.lock:
+            chunks = b"".join(self.moto(environ, lambda status, headers, *_: told.extend([status, headers])))
+        status, headers = int(told[0].split()[0]), dict(told[1])
+        return Answer(
+            status, chunks, headers.get("Content-Type", "text/xml"), code=_code(chunks) if status >= 400 else ""
+        )
+
+    # -- the instance metadata service ---------------------------------------------------------------------------
+
+    def metadata(self, environ: dict[str, Any], path: str) -> Answer:
+        instance_id, _, rest = path.partition("/")
+        with self.fleet.lock:
+            machine = self.fleet.machines.get(instance_id)
+            if machine is None or machine.state not in {"running", "shutting-down", "stopping"}:
+                return Answer(404, b"Not Found", "text/plain")
+            return machine.metadata(environ["REQUEST_METHOD"], rest, environ)
+
+    # -- the control API -----------------------------------------------------------------------------------------
+
+    def control(self, what: str, body: bytes) -> Answer:
+        act: Callable[..., Any] | None = getattr(self, f"do_{what}", None)
+        if act is None:
+            return Answer(404, b'{"error": "no such control"}')
+        try:
+            return Answer(200, json.dumps({"answer": act(**json.loads(body or b"{}"))}).encode())
+        except (TypeError, ValueError, KeyError) as wrong:
+            return Answer(400, json.dumps({"error": f"{type(wrong).__name__}: {wrong}"}).encode())
+
+    def do_health(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "types": len(catalog.NAMES)}
+
+    def do_reset(self) -> None:
+        with self.fleet.lock:
+            self.fleet.clear()
+            self._as_new()
+            if self.written:
+                BackendDict.reset()
+            self.written = False
+
+    def do_throttle(self, service: str, action: str, region: str, rate: float, burst: float) -> None:
+        with self.weather.lock:
+            self.weather.buckets.set(service, action, region, Bucket(rate, burst))
+
+    def do_unthrottle(self, service: str, action: str, region: str) -> None:
+        with self.weather.lock:
+            self.weather.buckets.clear(service, action, region)
+
+    def do_deny(self, service: str, action: str, region: str) -> None:
+        with self.weather.lock:
+            self.weather.denials.set(service, action, region, True)
+
+    def do_allow(self, service: str, action: str, region: str) -> None:
+        with self.weather.lock:
+            self.weather.denials.clear(service, action, region)
+
+    def do_fail(
+        self, service: str, action: str, region: str, code: str, message: str, status: int, times: int | None
+    ) -> None:
+        with self.weather.lock:
+            self.weather.faults.set(service, action, region, Fault(code, message, status, times))
+
+    def do_unfail(self, service: str, action: str, region: str) -> None:
+        with self.weather.lock:
+            self.weather.faults.clear(service, action, region)
+
+    def do_latency(self, service: str, action: str, region: str, seconds: float) -> None:
+        with self.weather.lock:
+            self.weather.latencies.set(service, action, region, seconds)
+
+    def do_credentials(self, keys: dict[str, str]) -> None:
+        self.weather.secrets = dict(keys)
+
+    def do_region(self, name: str, enabled: bool) -> None:
+        (self.weather.disabled_regions.discard if enabled else self.weather.disabled_regions.add)(name)
+
+    def do_quota(self, code: str, value: float, region: str) -> None:
+        self.quotas.values[region, code] = value
+
+    def do_usage(self, region: str) -> dict[str, int]:
+        with self.fleet.lock:
+            return self.compute.usage(region)
+
+    def do_image(self, region: str) -> str:
+        with self.fleet.lock:
+            self.written = True
+            return images.image(images.USUAL[2], region)
+
+    def do_capacity(self, instance_type: str, zone: str, market: str, left: int | None) -> None:
+        with self.fleet.lock:
+            rows = self.compute.capacity
+            rows[:] = [
+                row for row in rows if (row.instance_type, row.zone, row.market) != (instance_type, zone, market)
+            ]
+            if left is not None:
+                rows.append(Capacity(instance_type, zone, market, left))
+
+    def do_spot_price(self, instance_type: str, zone: str, price: float) -> None:
+        self.spot.fixed[instance_type, zone] = (price, time.time())
+
+    def do_times(self, boot_s: float | None, shutdown_s: float | None, grace_s: float | None) -> None:
+        for name, value in (("boot_s", boot_s), ("shutdown_s", shutdown_s), ("grace_s", grace_s)):
+            if value is not None:
+                setattr(self.fleet, name, value)
+
+    def do_catalog(self, everything: bool) -> int:
+        with self.fleet.lock:
+            catalog.stock(everything=everything)
+            self.everything = everything
+        return len(catalog.NAMES)
+
+    def do_interrupt(self, instance_id: str, notice_s: float) -> None:
+        with self.fleet.lock:
+            self.fleet.machines[instance_id].interrupt(notice_s)
+
+    def do_crash(self, instance_id: str) -> None:
+        self.fleet.machines[instance_id].kill()
+
+    def do_machines(self) -> list[dict[str, Any]]:
+        with self.fleet.lock:
+            return [machine.told() for machine in self.fleet.machines.values()]
+
+    def do_calls(self) -> list[dict[str, Any]]:
+        return list(self.calls)
+
+    def do_forget_calls(self) -> None:
+        self.calls.clear()
+
+
+def _code(body: bytes) -> str:
+    """The error code in an answer of moto's."""
+    found = re.search(rb"<Code>([^<]+)|\"__type\": *\"([^\"]+)", body)
+    return (found[1] or found[2]).decode() if found else "unknown"
+
+
+class Handler(MotoRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Calls are counted, not printed."""
+
+
+def warm() -> None:
+    """What the first calls would wait for: moto's backends and botocore's model of EC2."""
+    catalog.ec2_model()
+    for service in ("ec2", "sts", "ssm", "autoscaling", "elbv2"):  # the last two are asked when an instance ends
+        get_backend(service)  # type: ignore[call-overload]
+
+
+def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bool) -> None:
+    """Answers until the process is told to end; every machine ends with it."""
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(home / "instances", ignore_errors=True)
+    application: list[Application] = []
+    server: BaseWSGIServer = make_server(
+        "127.0.0.1", port, lambda environ, start: application[0](environ, start), threaded=True, request_handler=Handler
+    )
+    url = f"http://127.0.0.1:{server.server_port}"
+    application.append(Application(home, url, everything=everything))
+    warm()
+    ready(url)
+    try:
+        server.serve_forever()
+    finally:
+        application[0].fleet.clear()
+        os._exit(0)  # without a second's tidying of moto's records
