@@ -22,6 +22,7 @@ from django_q.status import Stat
 import dstackweb
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Host
+from dstackweb.offers import store
 from dstackweb.runs import wording
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
@@ -48,7 +49,7 @@ class Check(NamedTuple):
 
 def checks() -> list[Check]:
     """All checks, in the order in which one looks."""
-    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _database, _broker, _disk)
+    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _database, _broker, _offers, _disk)
     found = [check for part in parts for check in _safely(part)]
     return [*found, Check(_("Version"), "info", dstackweb.__version__)]
 
@@ -144,6 +145,17 @@ def _broker() -> Iterable[Check]:
         numbers = {"size": get_broker(name).queue_size(), "kind": kind}
         tone = "go" if numbers["size"] < BACKLOG else "wait"
         yield Check(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
+
+
+def _offers() -> Iterable[Check]:
+    """What one small read of the cache of offers shows, as this process sees it."""
+    store.get("health")
+    away = store.health()
+    if away is None:
+        yield Check(_("Cache of offers"), "go", _("answers"))
+    else:
+        hint = _("Each process asks the clouds for itself, and shows only what it has found out: %s") % away.error
+        yield Check(_("Cache of offers"), "bad", _("does not answer"), hint, away.since)
 
 
 def _disk() -> Iterable[Check]:

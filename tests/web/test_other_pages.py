@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 
 import pytest
+from django.core.cache import caches
 from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.offers import store
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -68,6 +70,20 @@ def test_health_says_plainly_that_jobs_share_the_servers_user(project: Project, 
     make_host("box-1", isolation="shared")
     page = as_user(ann).get("/p/main/health/").content.decode()
     assert "run as the server&#x27;s own user" in page
+
+
+def test_health_says_that_the_cache_of_offers_is_away(
+    project: Project, ann: User, as_user: SignIn, monkeypatch
+) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionError("Connection refused")
+
+    assert "does not answer" not in as_user(ann).get("/p/main/health/").content.decode()
+    monkeypatch.setattr(caches["offers"], "get", away)
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "does not answer" in page
+    assert "ConnectionError: Connection refused" in page
+    store.forget()
 
 
 def test_health_is_read_even_when_a_check_breaks(project: Project, ann: User, as_user: SignIn, monkeypatch) -> None:

@@ -1,0 +1,52 @@
+"""Placement on a backend whose offers come from sources: a pass takes what is known and never waits (DESIGN 5, 7)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.models import Backend
+from dstackweb.lib import leases
+from dstackweb.offers import sources
+from dstackweb.runs.models import Run
+from dstackweb.runs.selectors import why
+from tests.factories import make_run, place_all
+from tests.offers.cloud_stub import Cloud
+
+pytestmark = [pytest.mark.django_db]
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
+    return Cloud(monkeypatch, tmp_path / "asked")
+
+
+def test_a_pass_asks_no_cloud_and_takes_what_has_landed(project: Project, member: User, cloud: Cloud) -> None:
+    backend = Backend.objects.create(name="cloud", kind="aws")
+    run = make_run(project, member, backends=["cloud"])
+    assert place_all() == 0
+    assert why(Run.objects.select_related("queue").get(pk=run.pk))[0] == "backend_unavailable"
+    assert cloud.asked == []
+    for key in sorted(cloud.says):
+        sources.refresh(backend, key)
+    assert place_all() == 1
+    assert len(cloud.asked) == 3
+
+
+def test_a_pass_does_not_wait_for_who_asks_a_backend_already(
+    project: Project, member: User, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Backend.objects.create(name="cluster", kind="dask")
+    cloud.answer = [Offer("cluster", "worker", 4, 8192, Availability.AVAILABLE)]
+    make_run(project, member, backends=["cluster"])
+    with monkeypatch.context() as patched:
+        patched.setattr(leases, "take", lambda *_: False)
+        began = time.monotonic()
+        assert place_all() == 0
+        assert time.monotonic() - began < 1
+    assert cloud.asked == []
+    assert place_all() == 1
