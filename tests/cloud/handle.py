@@ -203,12 +203,11 @@ class Cloud:
 
     def calls(self, service: str = ANY, action: str = ANY, region: str = ANY, since: float = 0) -> list[dict[str, Any]]:
         """The calls as they came: at, ms, service, action, region, status, code (empty when it went well)."""
-        asked = {"service": service, "action": action, "region": region}
-        return [
-            call
-            for call in self.ask("calls")
-            if call["at"] >= since and all(value in {ANY, call[key]} for key, value in asked.items())
-        ]
+        return list(self.ask("calls", service=service, action=action, region=region, since=since))
+
+    def counts(self, since: float = 0) -> list[dict[str, Any]]:
+        """By service, action and region: how many calls, how many of which errors, when the first and the last came."""
+        return list(self.ask("counts", since=since))
 
     def count(self, service: str = ANY, action: str = ANY, region: str = ANY, since: float = 0) -> int:
         return len(self.calls(service, action, region, since))

@@ -131,7 +131,7 @@ class Machine:
         process = self.process
         if process is None or process.stdin is None:
             return
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # somebody else may be at it
             if in_good_order and not process.stdin.closed:
                 process.stdin.write(b"stop")
                 process.stdin.flush()

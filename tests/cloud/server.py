@@ -293,8 +293,26 @@ class Application:
         with self.fleet.lock:
             return [machine.told() for machine in self.fleet.machines.values()]
 
-    def do_calls(self) -> list[dict[str, Any]]:
-        return list(self.calls)
+    def do_calls(self, service: str, action: str, region: str, since: float) -> list[dict[str, Any]]:
+        asked = {"service": service, "action": action, "region": region}
+        return [
+            call
+            for call in list(self.calls)
+            if call["at"] >= since and all(value in {"*", call[key]} for key, value in asked.items())
+        ]
+
+    def do_counts(self, since: float) -> list[dict[str, Any]]:
+        rows: dict[tuple[str, ...], dict[str, Any]] = {}
+        for call in self.do_calls("*", "*", "*", since):
+            key = {name: call[name] for name in ("service", "action", "region")}
+            row = rows.setdefault(
+                tuple(key.values()), {**key, "calls": 0, "errors": {}, "first_at": call["at"], "last_at": call["at"]}
+            )
+            row["calls"] += 1
+            row["first_at"], row["last_at"] = min(row["first_at"], call["at"]), max(row["last_at"], call["at"])
+            if call["code"]:
+                row["errors"][call["code"]] = row["errors"].get(call["code"], 0) + 1
+        return [rows[key] for key in sorted(rows)]
 
     def do_forget_calls(self) -> None:
         self.calls.clear()
