@@ -82,7 +82,7 @@ def explained(error: Exception, service: str, operation: str, region: str) -> So
         return SourceFailed("no_credentials")
     if isinstance(error, _BAD_CREDENTIALS):
         return SourceFailed("bad_credentials", why="config", region=region, text=text)
-    if isinstance(error, boto.HTTPClientError):
+    if isinstance(error, boto.ConnectionError | boto.HTTPClientError):
         url = error.kwargs.get("endpoint_url") or f"{service}.{region}"
         return SourceFailed("unreachable", endpoint=str(url), region=region, text=text)
     return SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)

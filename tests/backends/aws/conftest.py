@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dstackweb.backends.aws import client, config, quotas
+from dstackweb.backends.aws.sources import AwsSources
+from dstackweb.backends.models import Backend
+from tests.cloud import Cloud
+from tests.cloud.fixtures import cloud
+from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+
+__all__ = ["cloud"]
+
+REGION = "us-east-1"
+
+
+@pytest.fixture(autouse=True)
+def as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing kept of other tests, and nothing of this machine's own AWS."""
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    client._kept.clear()
+    quotas._cpus.clear()
+    yield
+    client._kept.clear()
+
+
+@pytest.fixture
+def backend(cloud: Cloud, db: None) -> Backend:
+    """A backend whose AWS is the cloud."""
+    credentials = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY}
+    kept, secret = config.settle({"regions": [REGION], "endpoint_url": cloud.url, "credentials": credentials})
+    return Backend.objects.create(name="cloud", kind="aws", config=kept, secret=secret)
+
+
+@pytest.fixture
+def aws(backend: Backend) -> AwsSources:
+    return AwsSources(backend)

@@ -1,0 +1,147 @@
+"""What AWS and botocore say went wrong, as codes, and as sentences that say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto
+from django.utils import translation
+
+from dstackweb.backends.aws import errors, wording
+from dstackweb.backends.contract import SourceFailed
+
+USER = "arn:aws:iam::123456789012:user/dstackweb"
+
+
+def said(code: str, message: str = "", operation: str = "DescribeInstances") -> boto.ClientError:
+    return boto.ClientError({"Error": {"Code": code, "Message": message}}, operation)
+
+
+def explained(error: Exception, region: str = "eu-west-1", service: str = "ec2") -> dict[str, Any]:
+    failed = errors.explained(error, service, "DescribeInstances", region)
+    assert isinstance(failed, SourceFailed)
+    return {"code": failed.code, **failed.data}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["RequestLimitExceeded", "TooManyRequestsException", "Throttling", "ThrottlingException", "EC2ThrottledException"],
+)
+def test_throttles_are_told_from_all_else(code: str) -> None:
+    assert errors.throttle(said(code)) == code
+    assert errors.throttle(said("AuthFailure")) is None
+    assert errors.throttle(boto.NoCredentialsError()) is None
+
+
+def test_a_denial_names_who_lacks_which_permission() -> None:
+    text = f"User: {USER} is not authorized to perform: servicequotas:ListServiceQuotas because no policy allows it"
+    told = explained(said("AccessDeniedException", text, "ListServiceQuotas"), service="service-quotas")
+    assert (told["code"], told["action"], told["who"]) == (
+        "access_denied",
+        "servicequotas:ListServiceQuotas",
+        USER,
+    )
+    assert wording.failure(told) == (
+        f"Access denied in eu-west-1: the policy of {USER} lacks servicequotas:ListServiceQuotas. Allow it in IAM."
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "action"),
+    [
+        ("ec2", "DescribeInstanceTypes", "ec2:DescribeInstanceTypes"),
+        ("service-quotas", "ListServiceQuotas", "servicequotas:ListServiceQuotas"),
+        ("pricing", "GetProducts", "pricing:GetProducts"),
+        ("ec2", "AssumeRole", "sts:AssumeRole"),
+    ],
+)
+def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, operation: str, action: str) -> None:
+    denied = said("UnauthorizedOperation", "You are not authorized to perform this operation.", operation)
+    told = explained(denied, service=service)
+    assert told["action"] == action
+    assert wording.failure(told) == f"Access denied in eu-west-1: the policy lacks {action}. Allow it in IAM."
+
+
+@pytest.mark.parametrize(
+    ("error", "region", "code", "words"),
+    [
+        (said("AuthFailure", "Not valid."), "eu-west-1", "bad_credentials", "AWS refuses the credentials: Not valid."),
+        (said("UnrecognizedClientException"), "us-gov-west-1", "bad_credentials", "Set an access key that is active"),
+        (said("ExpiredToken"), "af-south-1", "bad_credentials", "have expired: sign in again"),
+        (said("RequestExpired"), "eu-west-1", "bad_credentials", "set this machine's clock"),
+        (said("AuthFailure"), "af-south-1", "region_disabled", "Where they work in other regions"),
+        (said("InvalidClientTokenId"), "ap-east-1", "region_disabled", "has not enabled this one"),
+        (said("OptInRequired"), "eu-west-1", "region_disabled", "The account has not enabled the region eu-west-1"),
+        (boto.NoCredentialsError(), "eu-west-1", "no_credentials", "There are no AWS credentials"),
+        (boto.ProfileNotFound(profile="gpus"), "eu-west-1", "bad_credentials", "(gpus) could not be found"),
+        (
+            boto.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"),
+            "eu-west-1",
+            "bad_credentials",
+            "AWS_SECRET_ACCESS_KEY",
+        ),
+        (
+            boto.EndpointConnectionError(endpoint_url="https://ec2.eu-west-9.amazonaws.com/"),
+            "eu-west-9",
+            "unreachable",
+            "https://ec2.eu-west-9.amazonaws.com/ can't be reached",
+        ),
+        (boto.ReadTimeoutError(endpoint_url="https://x/"), "eu-west-1", "unreachable", "Check the name of the region"),
+        (
+            said("InternalError", "Try later."),
+            "eu-west-1",
+            "service_error",
+            "ec2:DescribeInstances failed in eu-west-1: InternalError: Try later.",
+        ),
+    ],
+)
+def test_other_failures_say_what_happened_and_what_to_do(error: Exception, region: str, code: str, words: str) -> None:
+    told = explained(error, region)
+    assert told["code"] == code
+    assert words in wording.failure(told)
+
+
+def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
+    told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
+    assert wording.failure(told) == (
+        "AWS said that ec2:DescribeInstances is asked too often in x-1. It is left alone until 14:02:05 UTC, and asked "
+        "again by itself."
+    )
+
+
+def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
+    assert wording.failure({"code": "eclipse"}) == "eclipse"
+    assert wording.failure({"code": "eclipse", "text": "It is dark."}) == "It is dark."
+    assert wording.availability({"code": "eclipse"}) == "eclipse"
+
+
+@pytest.mark.parametrize(
+    ("detail", "words"),
+    [
+        (
+            {"code": "quota", "fits": 2, "limit": 64, "used": 48, "needs": 8},
+            "Fits 2 more: 48 of 64 vCPUs are in use, and it needs 8.",
+        ),
+        (
+            {"code": "no_quota", "fits": 0, "limit": 0, "used": 0, "needs": 96},
+            "No quota: 0 of 0 vCPUs are in use, and it needs 96.",
+        ),
+        ({"code": "quota_unknown", "why": "access_denied"}, "The quota is unknown: access denied."),
+        (
+            {"code": "quota_unknown", "why": "not_documented"},
+            "The quota is unknown: AWS does not say which one this family counts against.",
+        ),
+        (
+            {"code": "not_in_zone", "zones": ["eu-west-1a"], "offered_in": ["eu-west-1b", "eu-west-1c"]},
+            "Offered in eu-west-1b, eu-west-1c, while the configured subnets are in eu-west-1a.",
+        ),
+        (
+            {"code": "public_url", "why": "missing"},
+            "Set DSTACKWEB_PUBLIC_URL, so that instances can reach this server.",
+        ),
+    ],
+)
+def test_an_offers_availability_is_told_with_its_numbers(detail: dict[str, Any], words: str) -> None:
+    with translation.override("en"):
+        assert wording.availability(detail) == words
