@@ -241,9 +241,10 @@ def retry_at(row: SourceRow) -> dt.datetime | None:
     """When a source that failed is asked again. Where it was asked too often, it was told until when to leave it."""
     if row.failed_at is None or row.error is None:
         return None
-    until = row.error.get("until")
-    if row.error.get("code") == "throttled" and until:
-        return parse_datetime(until) if isinstance(until, str) else until
+    if row.error.get("code") == "throttled":
+        until = parse_datetime(str(row.error.get("until", "")))
+        if until is not None and until.tzinfo is not None:
+            return until
     return row.failed_at + min(RETRY_MOST_S, RETRY_S * 2.0 ** min(max(row.failures, 1) - 1, 10)) * _S
 
 

@@ -91,6 +91,11 @@ def test_what_is_throttled_is_left_alone_for_as_long_as_was_said(backend: Backen
     clock.pass_s(1)
     sources.refresh(backend, TYPES)
     assert len(cloud.asked) == 2
+    cloud.says[TYPES] = SourceFailed("throttled", until="some day")
+    clock.pass_s(33)
+    sources.refresh(backend, TYPES)
+    sources.refresh(backend, TYPES)
+    assert len(cloud.asked) == 3
 
 
 def test_something_empty_counts_for_ten_seconds_and_is_then_asked_again(
