@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from dstackweb.lib.models import Lease
@@ -24,7 +25,12 @@ def take(name: str, holder: str, ttl_s: float, now: dt.datetime) -> bool:
         return True
     if Lease.objects.filter(pk=name).exists():
         return False
-    return Lease.objects.get_or_create(pk=name, defaults={"holder": holder, "expires_at": now + ttl})[1]
+    try:
+        with transaction.atomic():
+            Lease.objects.create(pk=name, holder=holder, expires_at=now + ttl)
+    except IntegrityError:  # somebody was faster, and may have given it back since
+        return False
+    return True
 
 
 def renew(name: str, holder: str, ttl_s: float, now: dt.datetime) -> bool:

@@ -62,3 +62,30 @@ def test_of_twenty_at_once_one_gets_it() -> None:
     for thread in threads:
         thread.join()
     assert [Lease.objects.get().holder] == won
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_is_taken_and_given_back_by_many_all_the_time_and_never_by_two() -> None:
+    failed: list[BaseException] = []
+    inside: list[str] = []
+
+    def try_it(name: str) -> None:
+        try:
+            for _ in range(25):
+                if leases.take("offers", name, 5, NOW):
+                    inside.append(name)
+                    assert inside == [name]
+                    inside.clear()
+                    leases.release("offers", name)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=try_it, args=(str(n),)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert not Lease.objects.exists()
