@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,7 +33,12 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
-    server.serve(home, asked.port, ready, everything=asked.all_types)
+    try:
+        server.serve(home, asked.port, ready, everything=asked.all_types)
+    except SystemExit:
+        if asked.home is None:
+            shutil.rmtree(home, ignore_errors=True)
+        os._exit(0)  # without a second's tidying of moto's records
 
 
 main()

@@ -354,5 +354,5 @@ def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bo
     try:
         server.serve_forever()
     finally:
-        application[0].fleet.clear()
-        os._exit(0)  # without a second's tidying of moto's records
+        for each in application:
+            each.fleet.clear()

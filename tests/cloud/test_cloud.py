@@ -481,6 +481,7 @@ class TestMachines:
         (one,) = launch(cloud, "#!/bin/sh\nsleep 300\n", InstanceMarketOptions=SPOT)
         eventually(lambda: state(cloud, one) == "running", 5)
         assert metadata(cloud, one, "meta-data/spot/instance-action")[0] == 404
+        assert error_of(cloud.client("ec2").stop_instances, InstanceIds=[one])[1] == "UnsupportedOperation"
         cloud.times(shutdown_s=1)
         cloud.interrupt(one, notice_s=1)
         status, told = metadata(cloud, one, "meta-data/spot/instance-action")
