@@ -20,7 +20,7 @@ import botocore.session
 from botocore import xform_name
 from botocore.config import Config
 from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
 from django.utils import timezone
 
 from dstackweb.backends.aws import config as settings
@@ -71,10 +71,7 @@ class Aws:
 
     def call(self, service: str, region: str, operation: str, **params: Any) -> dict[str, Any]:
         """One call's answer. Raises SourceFailed; without a call where the API throttled lately."""
-        try:
-            self._sign_in()
-        except (BotoCoreError, ClientError) as error:
-            raise errors.explained(error, service, operation, region) from error
+        self._sign_in_for(service, operation, region)
         api = f"{service}.{operation}"
         name = self._name(region, api)
         try:
@@ -113,9 +110,18 @@ class Aws:
                 raise SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
 
     def regions_of(self, service: str, region: str) -> list[str]:
-        """Where a service has endpoints, in the partition that a region belongs to. Asks nobody."""
-        session = self._sign_in()
-        return session.get_available_regions(service, session.get_partition_for_region(region))
+        """Where a service has endpoints, in a region's partition. Asks nobody. Raises SourceFailed."""
+        session = self._sign_in_for(service, "endpoints", region)
+        try:
+            return session.get_available_regions(service, session.get_partition_for_region(region))
+        except BotoCoreError as error:
+            raise errors.explained(error, service, "endpoints", region) from error
+
+    def _sign_in_for(self, service: str, operation: str, region: str) -> boto3.Session:
+        try:
+            return self._sign_in()
+        except (BotoCoreError, ClientError) as error:
+            raise errors.explained(error, service, operation, region) from error
 
     def _sign_in(self) -> boto3.Session:
         with self._lock:
@@ -126,6 +132,8 @@ class Aws:
 
     def _open_session(self) -> boto3.Session:
         said = self.config.credentials
+        if said.access_key_id and not self._secret:
+            raise PartialCredentialsError(provider="config", cred_var="secret_access_key")
         session = boto3.Session(
             aws_access_key_id=said.access_key_id,
             aws_secret_access_key=self._secret if said.access_key_id else None,

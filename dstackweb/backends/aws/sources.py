@@ -13,6 +13,7 @@ from dstackweb.backends.aws import config, instance_types, offers, prices, publi
 from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.contract import Offer, Reading, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
+from dstackweb.lib.errors import DomainError
 from dstackweb.spec.requirements import Requirements
 
 HOUR_S = 3600.0
@@ -51,19 +52,23 @@ class AwsSources:
         # Whatever only reads offers, such as the web server, does without boto3 and its memory.
         from dstackweb.backends.aws import client
 
-        aws = client.aws_of(self.backend)
+        said = self.config
+        try:
+            aws = client.aws_of(self.backend)
+        except DomainError as error:
+            raise SourceFailed("bad_credentials", why="config", region=key.region, text=error.detail) from error
         try:
             match key.source:
                 case "instance_types":
-                    return instance_types.fetch(aws, self.config, key.region)
+                    return instance_types.fetch(aws, said, key.region)
                 case "prices":
-                    return prices.fetch(aws, self.config, key.region)
+                    return prices.fetch(aws, said, key.region)
                 case "spot_prices":
-                    return spot_prices.fetch(aws, self.config, key.region, timezone.now())
+                    return spot_prices.fetch(aws, said, key.region, timezone.now())
                 case "quotas":
                     return quotas.fetch(aws, key.region)
                 case "subnets":
-                    return subnets.fetch(aws, self.config, key.region)
+                    return subnets.fetch(aws, said, key.region)
         except SourceFailed as failed:
             if failed.code in ("bad_credentials", "no_credentials"):
                 client.forget(self.backend)

@@ -251,6 +251,36 @@ def test_credentials_that_were_refused_are_read_anew_next_time(
     assert ours.fetch(key)
 
 
+@pytest.mark.parametrize("source", ["prices", "spot_prices"])
+def test_a_profile_that_is_not_there_is_told_by_whatever_is_asked_first(backend: Backend, source: str) -> None:
+    backend.config["credentials"] = {"profile": "gpus"}
+    with pytest.raises(SourceFailed) as failed:
+        AwsSources(backend).fetch(SourceKey(source, REGION))
+    assert (failed.value.code, failed.value.data["why"]) == ("bad_credentials", "config")
+
+
+def test_a_region_of_no_partition_is_told(backend: Backend) -> None:
+    backend.config["regions"] = ["aa-nowhere-1"]
+    with pytest.raises(SourceFailed) as failed:
+        AwsSources(backend).fetch(SourceKey("prices", "aa-nowhere-1"))
+    assert failed.value.code == "service_error"
+    assert "aa-nowhere-1" in failed.value.data["text"]
+
+
+def test_an_access_key_whose_secret_is_not_there_is_told(backend: Backend) -> None:
+    backend.secret = ""
+    with pytest.raises(SourceFailed, match="missing: secret_access_key"):
+        AwsSources(backend).fetch(SourceKey("spot_prices", REGION))
+
+
+def test_a_secret_kept_under_another_key_can_not_be_used(backend: Backend, settings: Any) -> None:
+    settings.SECRET_KEY = "another"
+    with pytest.raises(SourceFailed) as failed:
+        AwsSources(backend).fetch(SourceKey("spot_prices", REGION))
+    assert (failed.value.code, failed.value.data["why"]) == ("bad_credentials", "config")
+    assert "another secret key" in failed.value.data["text"]
+
+
 def test_pages_follow_each_other_to_the_end(cloud: Cloud, clock: Clock) -> None:
     pages = list(
         aws(cloud, clock).pages("service-quotas", REGION, "ListServiceQuotas", ServiceCode="ec2", MaxResults=20)
