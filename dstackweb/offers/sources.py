@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import F
 from django.dispatch import Signal
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -47,8 +47,9 @@ SKEW = dt.timedelta(seconds=5)
 RETRY_S, RETRY_MOST_S = 10.0, 300.0
 """A source that failed is asked again after this, doubled with each further failure."""
 THREADS = 8
-TICK_S = 20.0
-"""How long a tick waits for what it began; slower calls go on, and land, without it."""
+TICK_S = 1.0
+"""How long a tick waits for what it began. Slower calls go on, and land, in the same process without it: its worker
+may be one of two that do everything else as well."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,7 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     """
     now = timezone.now()
     rows = _rows(backend)
-    unnoted = Q(used_at=None) | Q(used_at__lt=now - NOTED_S * _S) | Q(used_at__gt=now + SKEW)
-    regions: dict[str, list[str]] = {}
-    for key in keys:
-        regions.setdefault(key.source, []).append(key.region)
-    for source, names in regions.items():
-        if any(_is_unnoted(rows.get(SourceKey(source, name)), now) for name in names):
-            SourceRow.objects.filter(unnoted, backend=backend, source=source, region__in=names).update(used_at=now)
+    _note_use([row for key in keys if (row := rows.get(key)) is not None], now)
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_away():
         for key in keys:
@@ -288,8 +283,13 @@ def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow
     return held.row if held else None
 
 
-def _is_unnoted(row: SourceRow | None, now: dt.datetime) -> bool:
-    return row is not None and (row.used_at is None or abs(now - row.used_at) > NOTED_S * _S)
+def _note_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
+    """Write that they are used, unless that was done just now; a row that somebody writes meanwhile is passed over."""
+    unnoted = [row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > NOTED_S * _S]
+    if unnoted:
+        with transaction.atomic():
+            free = SourceRow.objects.select_for_update(skip_locked=True).filter(pk__in=unnoted)
+            SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
 def _is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
@@ -428,7 +428,7 @@ def _refresh_here(backend: Backend, key: SourceKey, share: float) -> None:
     except Exception:
         log.exception("backend %s: %s %s can't be refreshed", backend.name, key.source, key.region)
     finally:
-        counts.flush_if_due()
+        counts.flush()
         connection.close()
 
 

@@ -35,6 +35,7 @@ def test_each_hour_has_its_own(backend: Backend, clock: Clock) -> None:
 def test_a_request_writes_them_a_few_seconds_later_and_a_task_at_its_end(
     backend: Backend, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(counts, "FLUSH_S", 3600.0)
     counts.add(backend.pk, hits=1)
     client.get("/healthz")
     assert rows() == []

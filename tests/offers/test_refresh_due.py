@@ -19,6 +19,12 @@ from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long; what a tick begins is waited for here."""
+    monkeypatch.setattr(sources, "TICK_S", 30.0)
+
+
 def due(clock: Clock, cloud: Cloud) -> list[str]:
     """What a tick asks for now."""
     before = len(cloud.asked)
