@@ -87,7 +87,7 @@ class Cached:
         if abs(now.timestamp() - kept.noted_at) > NOTED_S:
             kept.noted_at = now.timestamp()
             counts.used(self._backend.pk, kept.digest, now)
-        counts.add(self._backend.pk, hits=1, saved=kept.calls, stale_served=int(kept.is_stale))
+        counts.add(self._backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
         return kept.offers
 
     def _look(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
@@ -131,20 +131,20 @@ class _Question:
             token = _token(self.backend)
             kept = _kept.get(self.key)
             if not first and kept is not None and _is_current(kept, token):
-                counts.add(self.backend.pk, hits=1, saved=kept.calls, stale_served=int(kept.is_stale))
+                counts.add(self.backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
                 return kept.offers
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
             offers = tuple(code.join(readings, self.requirements, image=self.image))
             known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
             is_stale = any(reading.state is SourceState.STALE for reading in known)
-            counts.add(self.backend.pk, saved=len(known), stale_served=int(is_stale))
+            counts.add(self.backend.pk, uncached=len(known), stale_served=int(is_stale))
             self._keep(_Kept(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
             return offers
 
     def ask(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
         """Have one caller ask the backend; the others get what was known last, or wait."""
-        counts.add(self.backend.pk, misses=1)
+        counts.add(self.backend.pk, misses=1, uncached=1)
         last = self._last()
         asked = False
 
@@ -178,7 +178,7 @@ class _Question:
             log.warning("backend %s can't be asked, so what it said last counts: %s", self.backend.name, error)
             found = None
         if not asked:
-            counts.add(self.backend.pk, coalesced=1, saved=1)
+            counts.add(self.backend.pk, coalesced=1)
         if found is not None:
             return found
         if last is None:

@@ -75,7 +75,7 @@ class CacheCount(models.Model):
     failures = models.BigIntegerField(default=0, help_text="Those of them that came to nothing")
     throttles = models.BigIntegerField(default=0, help_text="Failures because it was asked too often")
     stale_served = models.BigIntegerField(default=0, help_text="Answers made of something older than it should be")
-    saved = models.BigIntegerField(default=0, help_text="Calls that the answers would have cost without the cache")
+    uncached = models.BigIntegerField(default=0, help_text="Calls that the answers would have cost without the cache")
 
     class Meta:
         constraints = [
@@ -85,3 +85,8 @@ class CacheCount(models.Model):
 
     def __str__(self) -> str:
         return f"{self.backend_id}: {self.hour:%Y-%m-%d %H}"
+
+    @property
+    def saved(self) -> int:
+        """The calls that the cache has saved; below zero where sources were kept fresh for hardly anybody."""
+        return self.uncached - self.calls

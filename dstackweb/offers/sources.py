@@ -130,7 +130,7 @@ def refresh(backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: flo
     patience_s = wait_s if found.state is SourceState.FAILED else 0.0
     found = flights.fly(_flight(backend, key), patience_s, since, work)
     if wait_s and not asked:
-        counts.add(backend.pk, coalesced=1, saved=1)
+        counts.add(backend.pk, coalesced=1)
     return found or known()
 
 
@@ -144,8 +144,12 @@ def refresh_now(backend: Backend) -> None:
         store.restamp(catalog_name(backend.pk))
         refresh_wanted.send_robust(sender=Backend, backend_id=backend.pk)
 
-    Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
-    transaction.on_commit(tell)
+    with transaction.atomic():
+        Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
+        # What failed is tried at once, as somebody may have mended it; what is throttled is left alone all the same.
+        failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None)
+        failed.exclude(error__code="throttled").update(failed_at=None)
+        transaction.on_commit(tell)
 
 
 def refresh_due(now: dt.datetime) -> int:
@@ -155,7 +159,11 @@ def refresh_due(now: dt.datetime) -> int:
     """
     begun: list[Future[None]] = []
     for backend, driver in sourced_backends():
-        wanted = driver.wanted()
+        try:
+            wanted = driver.wanted()
+        except Exception as error:
+            log.warning("backend %s can't be asked: %s: %s", backend.name, type(error).__name__, error)
+            continue
         rows = _rows(backend)
         for key in wanted:
             row = rows.get(key)
@@ -317,6 +325,10 @@ def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: flo
         return Reading(SourceState.FAILED, error=error)
     held = _load(backend, key, known)
     if held is None:
+        # Something newer may have landed, and taken the place of what was looked for.
+        newer = _row(backend, key)
+        if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_away():
+            return _reading(backend, key, newer, ttl_s, now)
         return Reading(SourceState.FAILED, error=error)
     return Reading(state, held.value, known.fetched_at, error)
 

@@ -62,12 +62,12 @@ def test_the_bound_of_results_holds_for_four_processes(plain: Backend, cloud: Cl
 def test_no_count_of_four_processes_is_lost(backend: Backend) -> None:
     def count() -> None:
         for _ in range(5):
-            at_once(THREADS, lambda: counts.add(backend.pk, hits=1, saved=3))
+            at_once(THREADS, lambda: counts.add(backend.pk, hits=1, uncached=3))
             counts.flush()
 
     assert all_ended([fork(count) for _ in range(PROCESSES)])
-    sums = CacheCount.objects.aggregate(hits=Sum("hits"), saved=Sum("saved"))
-    assert sums == {"hits": PROCESSES * 5 * THREADS, "saved": 3 * PROCESSES * 5 * THREADS}
+    sums = CacheCount.objects.aggregate(hits=Sum("hits"), uncached=Sum("uncached"))
+    assert sums == {"hits": PROCESSES * 5 * THREADS, "uncached": 3 * PROCESSES * 5 * THREADS}
 
 
 def test_a_leader_that_is_killed_costs_its_lease_and_no_more(

@@ -160,6 +160,34 @@ def test_a_refresh_by_hand_asks_again_for_what_is_fresh(backend: Backend, cloud:
     assert cloud.asked == ["types eu"] * 2
 
 
+def test_a_refresh_by_hand_tries_what_failed_at_once_but_not_what_is_throttled(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    cloud.says[TYPES] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
+    cloud.says[SPOT] = SourceFailed("throttled", until=clock.now + dt.timedelta(seconds=100))
+    for key in (TYPES, SPOT):
+        sources.refresh(backend, key)
+    cloud.says |= {TYPES: ["g5"], SPOT: {"g5": "1"}}
+    sources.refresh_now(backend)
+    assert sources.refresh(backend, TYPES).state is FRESH
+    assert sources.refresh(backend, SPOT).state is FAILED
+    assert cloud.asked == ["types eu", "spot eu", "types eu"]
+
+
+def test_what_lands_while_somebody_reads_is_read_and_not_taken_for_lost(
+    backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources.refresh(backend, TYPES)
+    before = sources._rows(backend)
+    clock.pass_s(600)
+    cloud.says[TYPES] = ["new"]
+    sources.refresh(backend, TYPES)
+    other_process()
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "_rows", lambda _: before)
+        assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, ["new"])
+
+
 def test_who_lost_the_lead_meanwhile_does_not_land(backend: Backend, cloud: Cloud) -> None:
     cloud.during = lambda: Lease.objects.update(holder="somebody else")
     assert sources.refresh(backend, TYPES).state is FAILED

@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
                 ('failures', models.BigIntegerField(default=0, help_text='Those of them that came to nothing')),
                 ('throttles', models.BigIntegerField(default=0, help_text='Failures because it was asked too often')),
                 ('stale_served', models.BigIntegerField(default=0, help_text='Answers made of something older than it should be')),
-                ('saved', models.BigIntegerField(default=0, help_text='Calls that the answers would have cost without the cache')),
+                ('uncached', models.BigIntegerField(default=0, help_text='Calls that the answers would have cost without the cache')),
                 ('backend', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='cache_counts', to='backends.backend')),
             ],
             options={
