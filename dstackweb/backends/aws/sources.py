@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -22,7 +22,7 @@ HOUR_S = 3600.0
 class AwsSources:
     """A backend's regions, each with its instance types, prices, spot prices, quotas and, where named, subnets."""
 
-    sources: ClassVar[Mapping[str, float]] = {
+    sources: Mapping[str, float] = {
         "instance_types": 12 * HOUR_S,
         "prices": 12 * HOUR_S,
         "spot_prices": 300.0,
