@@ -60,7 +60,8 @@ class _Kept:
     noted_at: float = 0.0
 
 
-_kept: store.Kept[Key, _Kept] = store.Kept(100)
+_kept: store.Kept[Key, _Kept] = store.Kept(20)
+"""A few in each process, of all backends: thousands of offers take some megabytes."""
 
 
 def driver(backend: Backend, *, wait_s: float = flights.WAIT_S) -> Cached:
