@@ -191,7 +191,8 @@ class Aws:
         try:
             wait_s = limiter.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
         except limiter.Busy as busy:
-            raise _throttled(self._clock() + dt.timedelta(seconds=busy.wait_s), api, region) from None
+            until = self._clock() + dt.timedelta(seconds=busy.wait_s)
+            raise _throttled(until, api, region, by="limiter") from None
         if wait_s:
             self._sleep(wait_s)
 
@@ -221,8 +222,8 @@ def forget(backend: Backend) -> None:
         _kept.pop(backend.pk, None)
 
 
-def _throttled(until: dt.datetime, api: str, region: str) -> SourceFailed:
-    return SourceFailed("throttled", until=until.isoformat(), api=api.replace(".", ":"), region=region)
+def _throttled(until: dt.datetime, api: str, region: str, by: str = "aws") -> SourceFailed:
+    return SourceFailed("throttled", until=until.isoformat(), api=api.replace(".", ":"), region=region, by=by)
 
 
 def _account(session: boto3.Session, role_arn: str | None) -> str:

@@ -48,7 +48,7 @@ def read(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
     """
     said = product.get("product", {}).get("attributes", {})
     name: str = said.get("instanceType", "")
-    asked = {**ASKED, "regionCode": region, "marketoption": "OnDemand"}
+    asked = {**ASKED, "regionCode": region, "locationType": "AWS Region", "marketoption": "OnDemand"}
     if any(said.get(field, value) != value for field, value in asked.items()):
         return name, Decimal(0)
     for term in product.get("terms", {}).get("OnDemand", {}).values():

@@ -29,13 +29,7 @@ def failure(error: Mapping[str, Any]) -> str:
                 "profile or an instance role."
             )
         case "throttled":
-            until = parse_datetime(str(error.get("until", "")))
-            told = _("AWS said that %(api)s is asked too often in %(region)s") % numbers
-            if until is None:
-                return f"{told}."
-            return f"{told}. " + _("It is left alone until %(time)s UTC, and asked again by itself.") % {
-                "time": f"{until:%H:%M:%S}"
-            }
+            return _throttled(numbers)
         case "unreachable":
             told = _("%(endpoint)s can't be reached") % numbers
             return f"{told}: {_plain(numbers['text'])}. " + _(
@@ -56,6 +50,18 @@ def failure(error: Mapping[str, Any]) -> str:
         case "not_asked":
             return _("It has not been asked yet.")
     return str(error.get("text") or code)
+
+
+def _throttled(numbers: Mapping[str, Any]) -> str:
+    if numbers.get("by") == "limiter":
+        told = _("So much is asked of %(api)s in %(region)s just now that the turn for this has not come.") % numbers
+    else:
+        told = _("AWS said that %(api)s is asked too often in %(region)s.") % numbers
+    until = parse_datetime(str(numbers.get("until", "")))
+    if until is None:
+        return told
+    again = _("It is left alone until %(time)s UTC, and asked again by itself.") % {"time": f"{until:%H:%M:%S}"}
+    return f"{told} {again}"
 
 
 def _bad_credentials(numbers: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,15 @@ class TestThrottling:
 class TestPace:
     @pytest.fixture(autouse=True)
     def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(rates.RATES, "service-quotas", Rate(0.5, 2))
+        monkeypatch.setitem(rates.RATES, "service-quotas", Rate(0.1, 2))
 
     def test_is_one_for_all_that_use_the_same_account(self, cloud: Cloud, clock: Clock) -> None:
-        ours, others = aws(cloud, clock), aws(cloud, clock)
+        patient = replace(client.PROBE, turn_s=60)
+        ours, others = aws(cloud, clock, patience=patient), aws(cloud, clock, patience=patient)
         for each in (ours, others, ours, others):
             each.call(*QUOTAS, **LISTED)
         assert len(clock.slept) == 2
-        assert clock.slept == pytest.approx([2, 4], abs=0.5)
+        assert clock.slept == pytest.approx([10, 20], abs=4)
         assert Bucket.objects.count() == 1
 
     def test_counts_repeats_too(self, cloud: Cloud, clock: Clock) -> None:
@@ -143,14 +145,14 @@ class TestPace:
         assert Bucket.objects.get().tokens == pytest.approx(0, abs=0.5)
 
     def test_whoever_would_wait_too_long_is_told_instead_and_takes_no_turn(self, cloud: Cloud, clock: Clock) -> None:
-        ours = aws(cloud, clock, patience=WAITED_FOR)
+        ours = aws(cloud, clock, patience=replace(client.PROBE, turn_s=15))
         for _ in range(3):
             ours.call(*QUOTAS, **LISTED)
         for _ in range(2):
             failed = failure(ours)
             wait = dt.datetime.fromisoformat(failed.data["until"]) - clock.now
-            assert failed.code == "throttled"
-            assert 3 < wait.total_seconds() <= 4
+            assert (failed.code, failed.data["by"]) == ("throttled", "limiter")
+            assert 15 < wait.total_seconds() <= 20
         assert cloud.count("servicequotas") == 3
         assert not Circuit.objects.exists()
 

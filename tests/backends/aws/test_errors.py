@@ -110,6 +110,11 @@ def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
     )
 
 
+def test_a_turn_that_has_not_come_is_not_blamed_on_aws() -> None:
+    told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:X", "region": "x-1", "by": "limiter"}
+    assert wording.failure(told).startswith("So much is asked of ec2:X in x-1 just now")
+
+
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
     assert wording.failure({"code": "eclipse"}) == "eclipse"
     assert wording.failure({"code": "eclipse", "text": "It is dark."}) == "It is dark."
