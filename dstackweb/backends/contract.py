@@ -147,5 +147,84 @@ class Sourced(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class MachineOrder:
+    """A machine to have started. `instance` (a UUID) makes the order safe to repeat, and tags what comes of it.
+
+    `deployment` tells the machines of this deployment from all others; `project` and `run` are for people who look at
+    the cloud's own console.
+    """
+
+    instance: str
+    deployment: str
+    region: str
+    instance_type: str
+    spot: bool
+    user_data: str = field(repr=False)
+    project: str = ""
+    run: str = ""
+
+
+class MachineState(enum.StrEnum):
+    """How far a cloud's machine is. One that is stopped, by hand or by the cloud, is ending: it has to be ended."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as its cloud tells of it. `instance` is the order's, from its tag; empty where there is no such tag.
+
+    `why` says who ended it: `interrupted` (the cloud took a spot machine back), `cloud` (a failure, or somebody at the
+    cloud's console), empty when nothing is known or it lives.
+    """
+
+    instance: str
+    cloud_id: str
+    region: str
+    state: MachineState
+    zone: str = ""
+    address: str = ""
+    launched_at: dt.datetime | None = None
+    why: str = ""
+    text: str = ""
+
+
+class LaunchFailed(Exception):
+    """The cloud refuses this machine now, for want of capacity or for what is configured: another offer may do.
+
+    Codes: `no_capacity`, `quota`, `spot_price`, `not_allowed` (action), `ami` (no image to be had), `network`,
+    `refused` (all else). `text` is what the cloud said.
+    """
+
+    def __init__(self, code: str, text: str = "", **data: Any) -> None:
+        super().__init__(f"{code}: {text}" if text else code)
+        self.code, self.text, self.data = code, text, data
+
+
+class Cloud(Protocol):
+    """A backend that starts machines. All calls speak to the cloud's network, and raise SourceFailed where it can't be
+    asked now: then nothing is known, nothing is concluded, and the same call is made again later."""
+
+    def launch(self, order: MachineOrder) -> Machine:
+        """Start it; the same order again gives the same machine. Raises LaunchFailed."""
+        ...
+
+    def machines(self, region: str, deployment: str) -> Sequence[Machine]:
+        """All machines of the deployment in a region, and those that have lately gone."""
+        ...
+
+    def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
+        """Have machines end; those that have gone already are no error."""
+        ...
+
+    def regions(self) -> Sequence[str]:
+        """Where it may have machines by its configuration."""
+        ...
+
+
 class StartFailed(Exception):
     """The backend could not start a job's runner; the text says why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -11,7 +12,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from dstackweb.accounts.models import User
+from dstackweb.accounts.models import Project, User
 from dstackweb.spec.labels import check_labels
 
 
@@ -44,10 +45,17 @@ def check_host_name(name: str) -> None:
         )
 
 
+class PresentBackends(models.Manager["Backend"]):
+    """Backends without those that were deleted, which keep their rows: jobs of the past name them."""
+
+    def get_queryset(self) -> models.QuerySet[Backend]:
+        return super().get_queryset().filter(deleted_at=None)
+
+
 class Backend(models.Model):
     """A configured source of capacity. It belongs to the deployment, not to a project."""
 
-    name = models.SlugField(max_length=60, unique=True)
+    name = models.SlugField(max_length=60)
     kind = models.CharField(max_length=10, choices=BackendKind.choices)
     config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
     secret = models.TextField(
@@ -62,10 +70,18 @@ class Backend(models.Model):
         help_text="Rises with each refresh by hand: what was asked before never lands",
     )
     enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones go on.")
+    deleted_at = models.DateTimeField(
+        null=True, editable=False, help_text="It is in no list any more; its name is free"
+    )
+
+    with_deleted = models.Manager()
+    objects = PresentBackends()
 
     class Meta:
+        default_manager_name = "objects"
         constraints = [
             models.CheckConstraint(condition=Q(kind__in=BackendKind.values), name="backend_kind_known"),
+            models.UniqueConstraint(fields=["name"], condition=Q(deleted_at=None), name="backend_name_once"),
         ]
         ordering = ["name"]
 
@@ -200,3 +216,77 @@ class HostInvite(models.Model):
 
     def __str__(self) -> str:
         return f"by {self.created_by} until {self.expires_at:%Y-%m-%d %H:%M} UTC"
+
+
+class InstanceStatus(models.TextChoices):
+    """How far a machine of a cloud is, as this deployment wants it."""
+
+    REQUESTED = "requested", "requested"
+    """The cloud is being asked, or may have been: the same question again starts no second machine."""
+    STARTING = "starting", "starting"
+    """It has an ID of the cloud; its agent has not called yet."""
+    RUNNING = "running", "running"
+    STOPPING = "stopping", "stopping"
+    """It is to end, and the cloud has not confirmed yet that it has."""
+    GONE = "gone", "gone"
+    """The cloud said no, or has confirmed its end."""
+
+
+class Instance(models.Model):
+    """A machine of a cloud, from the moment before the cloud is asked for it. Each try at an offer has its own.
+
+    It serves one job at a time, `holder` (a plain ID: backends know no jobs), and only jobs of the project that pays
+    for it. Its ID is the request's idempotency token, and tags the machine.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="instances")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="instances")
+    holder = models.UUIDField(null=True, unique=True, help_text="The job that it serves now, or starts for")
+    region = models.CharField(max_length=60)
+    zone = models.CharField(max_length=60, blank=True)
+    instance_type = models.CharField(max_length=120)
+    is_spot = models.BooleanField(default=False)
+    price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    gpu_name = models.CharField(max_length=120, blank=True)
+    gpu_count = models.PositiveIntegerField(default=0)
+    gpu_memory_mib = models.PositiveBigIntegerField(default=0)
+
+    status = models.CharField(max_length=12, choices=InstanceStatus.choices, default=InstanceStatus.REQUESTED)
+    cloud_id = models.CharField(max_length=120, blank=True, help_text="The cloud's own name for it")
+    address = models.CharField(max_length=255, blank=True, help_text="Where its other nodes reach it")
+    why = models.CharField(max_length=60, blank=True, help_text="The code of why it ends, or was not to be had")
+    error = models.TextField(blank=True, help_text="What the cloud said to that, or of the last try at it")
+    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs, as its agent sees them")
+
+    created_at = models.DateTimeField(default=timezone.now)
+    launched_at = models.DateTimeField(null=True, help_text="From here it costs")
+    ready_at = models.DateTimeField(null=True, help_text="When its agent first called")
+    idle_since = models.DateTimeField(null=True, help_text="Since when it serves no job")
+    idle_until = models.DateTimeField(null=True, help_text="By then it ends unless it serves another job")
+    interrupted_at = models.DateTimeField(null=True, help_text="When the cloud takes it back, as it has announced")
+    ended_at = models.DateTimeField(null=True)
+
+    join_digest = models.CharField(max_length=64, blank=True, help_text="Of the token that its first call uses up")
+    join_nonce = models.CharField(max_length=64, blank=True, help_text="Who used it: the same may repeat the call")
+    beat = models.BigIntegerField(default=0, help_text="Rises with each call of its agent")
+    seen_at = models.DateTimeField(null=True)
+    watched_beat = models.BigIntegerField(default=0)
+    silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
+    status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(status__in=InstanceStatus.values), name="instance_status_known"),
+        ]
+        indexes = [
+            # Few of all there ever were are there now.
+            models.Index("status", condition=~Q(status="gone"), name="instance_there"),
+            models.Index("project", "ended_at", name="instance_of_project_by_end"),
+        ]
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"{self.instance_type} {self.cloud_id or self.pk}"

@@ -218,6 +218,7 @@ class Job(models.Model):
 
     backend = models.ForeignKey("backends.Backend", on_delete=models.PROTECT)
     host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
+    instance = models.ForeignKey("backends.Instance", null=True, on_delete=models.RESTRICT, related_name="jobs")
     region = models.CharField(max_length=60, blank=True)
     instance_type = models.CharField(max_length=120, blank=True)
     is_spot = models.BooleanField(default=False, help_text="The cloud may take the machine back at any time")
@@ -359,6 +360,23 @@ class QueueHour(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} band {self.band} {self.hour:%Y-%m-%d %H}:00"
+
+
+class BudgetMark(models.Model):
+    """A share of a project's monthly budget that it has spent: told once in a month."""
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="budget_marks")
+    month = models.DateField(help_text="Its first day, UTC")
+    percent = models.PositiveSmallIntegerField()
+    at = models.DateTimeField(default=timezone.now)
+    spent = models.DecimalField(max_digits=12, decimal_places=4, help_text="USD")
+    budget = models.DecimalField(max_digits=12, decimal_places=2, help_text="USD")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "month", "percent"], name="budget_mark_once")]
+
+    def __str__(self) -> str:
+        return f"{self.project}: {self.percent} % in {self.month:%Y-%m}"
 
 
 class Verdict(models.Model):
