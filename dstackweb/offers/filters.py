@@ -1,0 +1,221 @@
+"""Which offers somebody wants to see, and in which order: read from text, decided purely.
+
+What a machine must have (`gpu`, `cpu`, `memory`, in the run file's notation) is a backend's to answer, as for a run;
+the rest is decided here. Every order ends in the same way, so that it is total and a page has a next one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from pydantic import ValidationError
+
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.lib.errors import FieldError, Invalid
+from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.run_fields import ResourcesFields
+from dstackweb.spec.source import Source
+from dstackweb.spec.wording import field_errors
+
+SPOT: Mapping[str, bool | None] = {
+    "": None, "auto": None, "true": True, "1": True, "spot": True, "false": False, "0": False, "on-demand": False,
+}  # fmt: skip
+_PRICE = re.compile(r"\d{1,8}(\.\d{1,6})?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,40}(\.\d{1,40})?(E-\d{1,2})?", re.ASCII)
+
+BEST_FIRST = (
+    Availability.IDLE,
+    Availability.AVAILABLE,
+    Availability.UNKNOWN,
+    Availability.BUSY,
+    Availability.NO_QUOTA,
+    Availability.NOT_AVAILABLE,
+)
+
+Value = Decimal | str | None
+"""What offers are sorted by; None comes last, whichever way round."""
+
+SORTS: Mapping[str, Callable[[Offer], Value]] = {
+    "price": lambda offer: offer.price,
+    "gpu_price": lambda offer: offer.price / offer.gpu_count if offer.gpu_count else None,
+    "gpu_count": lambda offer: Decimal(offer.gpu_count),
+    "gpu_memory": lambda offer: Decimal(offer.gpu_memory_mib) if offer.gpu_count else None,
+    "cpus": lambda offer: Decimal(offer.cpus),
+    "memory": lambda offer: Decimal(offer.memory_mib),
+    "availability": lambda offer: Decimal(BEST_FIRST.index(offer.availability)),
+    "gpu": lambda offer: offer.gpu_name or None,
+    "region": lambda offer: offer.region or None,
+    "backend": lambda offer: offer.backend,
+    "instance_type": lambda offer: offer.instance_type,
+}
+_TEXTS = frozenset({"gpu", "region", "backend", "instance_type"})
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Offers that somebody wants to see. Of an empty tuple, and of None, all; `max_price` is in USD per hour."""
+
+    requirements: Requirements = field(default_factory=Requirements)
+    backends: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    spot: bool | None = None
+    max_price: Decimal | None = None
+
+    def takes_backend(self, name: str) -> bool:
+        """Whether a backend has to be asked at all."""
+        return not self.backends or name in self.backends
+
+    def takes_region(self, name: str) -> bool:
+        """Whether what is in that region is wanted."""
+        return not self.regions or name in self.regions
+
+    def takes(self, offer: Offer) -> bool:
+        """Whether it is wanted, given that it meets the requirements."""
+        return (
+            self.takes_backend(offer.backend)
+            and self.takes_region(offer.region)
+            and (self.spot is None or offer.spot is self.spot)
+            and (self.max_price is None or offer.price <= self.max_price)
+        )
+
+
+@dataclass(frozen=True)
+class Order:
+    """By which of SORTS, and whether the largest comes first."""
+
+    by: str = "price"
+    descending: bool = False
+
+    def __str__(self) -> str:
+        return f"-{self.by}" if self.descending else self.by
+
+
+def read(
+    *,
+    gpu: str = "",
+    cpu: str = "",
+    memory: str = "",
+    backends: Iterable[str] = (),
+    regions: Iterable[str] = (),
+    spot: str = "",
+    max_price: str = "",
+    within: tuple[str, ...] = (),
+) -> Filter:
+    """The filter that is meant; names may also be separated by commas. Raises Invalid with all errors.
+
+    Each error's `loc` is `within` and the parameter's name as the API has it: `region`, `backend`.
+    """
+    errors: list[FieldError] = []
+
+    def wrong(name: str, msg: str) -> None:
+        errors.append({"loc": [*within, name], "line": None, "msg": msg})
+
+    asked = {name: text.strip() for name, text in (("gpu", gpu), ("cpu", cpu), ("memory", memory)) if text.strip()}
+    requirements = Requirements()
+    try:
+        requirements = Requirements.of(ResourcesFields.model_validate(asked))
+    except ValidationError as error:
+        for one in field_errors(error, ResourcesFields, Source(asked)):
+            wrong(str(one["loc"][0]), one["msg"])
+    spot, price = spot.strip().lower(), max_price.strip()
+    if spot not in SPOT:
+        wrong("spot", f"`spot` should be true, false or auto, not {spot[:80]!r}")
+    if price and not _PRICE.fullmatch(price):
+        wrong("max_price", f"`max_price` should be a number of USD per hour such as 2.50, not {price[:80]!r}")
+    if errors:
+        raise Invalid(errors[0]["msg"], errors)
+    return Filter(
+        requirements=requirements,
+        backends=_names(backends),
+        regions=_names(regions),
+        spot=SPOT[spot],
+        max_price=Decimal(price) if price else None,
+    )
+
+
+def read_order(text: str, *, within: tuple[str, ...] = ()) -> Order:
+    """An order such as `price`, or `-memory` for the largest first. Raises Invalid."""
+    by = text.strip().removeprefix("-") or "price"
+    if by not in SORTS:
+        msg = f"`sort` should be one of {', '.join(SORTS)}, with a - in front for the largest first, not {text[:80]!r}"
+        raise Invalid.at(*within, "sort", msg=msg)
+    return Order(by, text.strip().startswith("-"))
+
+
+def ordered(offers: Iterable[Offer], order: Order) -> list[Offer]:
+    """Sorted; those that are equal by it are in the order of price, backend, region, instance type, spot last."""
+    return sorted(offers, key=lambda offer: _key(_place(offer, order), order))
+
+
+def page(
+    offers: Iterable[Offer], order: Order, limit: int, cursor: str = "", *, within: tuple[str, ...] = ()
+) -> tuple[list[Offer], str | None]:
+    """Up to `limit` offers after the cursor, and the next page's cursor. Raises Invalid for one of no page.
+
+    A cursor names the offer that it stands behind: it holds also when that is gone, or others have come since.
+    """
+    keyed = sorted(((_key(_place(offer, order), order), offer) for offer in offers), key=lambda pair: pair[0])
+    if cursor:
+        behind = _key(_read_cursor(cursor, order, within), order)
+        keyed = [pair for pair in keyed if pair[0] > behind]
+    items = [offer for _, offer in keyed[:limit]]
+    return items, _cursor(items[-1], order) if items and len(keyed) > limit else None
+
+
+_Place = tuple[Value, Decimal, str, str, str, bool, str]
+
+
+def _place(offer: Offer, order: Order) -> _Place:
+    """What it is sorted by. Of two machines of a type that stand idle, the instance's ID tells them apart."""
+    instance = str(offer.detail.get("instance", ""))
+    value = SORTS[order.by](offer)
+    return value, offer.price, offer.backend, offer.region, offer.instance_type, offer.spot, instance
+
+
+def _key(place: _Place, order: Order) -> tuple[Any, ...]:
+    value, *rest = place
+    if value is None:
+        return True, 0, *rest
+    if not order.descending:
+        return False, value, *rest
+    if isinstance(value, str):
+        # The longer of two that begin alike comes first.
+        return False, (*(-ord(char) for char in value), 1), *rest
+    return False, -value, *rest
+
+
+def _cursor(offer: Offer, order: Order) -> str:
+    value, price, *rest = _place(offer, order)
+    said = [str(order), None if value is None else str(value), str(price), *rest]
+    return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str, order: Order, within: tuple[str, ...]) -> _Place:
+    refused = Invalid.at(*within, "cursor", msg="`cursor` should be the `next` of a page of the same order")
+    try:
+        said = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        sort, value, price, backend, region, instance_type, spot, instance = said
+        texts = (price, backend, region, instance_type, instance, "" if value is None else value)
+        if sort != str(order) or not all(isinstance(text, str) for text in texts) or not isinstance(spot, bool):
+            raise refused
+        known = value if value is None or order.by in _TEXTS else _number(value)
+        return known, _number(price), backend, region, instance_type, spot, instance
+    except (ValueError, TypeError, RecursionError):
+        raise refused from None
+
+
+def _number(text: str) -> Decimal:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return Decimal(text)
+
+
+def _names(given: Iterable[str]) -> tuple[str, ...]:
+    """Each once, whether given one by one or with commas."""
+    return tuple(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))

@@ -1,0 +1,114 @@
+"""All offers that somebody asks for, of clouds and own hosts alike, with how old what is known of them is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dstackweb.backends import registry
+from dstackweb.backends.contract import Offer, Reading, Sourced, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.offers import catalog, freshness, sources
+from dstackweb.offers.filters import Filter
+from dstackweb.offers.freshness import Freshness
+
+log = logging.getLogger(__name__)
+
+WHOLE = "offers"
+"""The source of a backend that has none, or that is set up wrongly: all that it offers."""
+QUOTAS = "quotas"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """`offers` are in no order yet. `sources` tells of each backend that was asked what its offers come from."""
+
+    offers: list[Offer]
+    sources: list[Freshness]
+
+
+@dataclass(frozen=True)
+class RegionQuotas:
+    """The quotas of an account in a region, in vCPUs by the cloud's code: (limit, used). Empty where `age` says why."""
+
+    region: str
+    age: Freshness
+    quotas: dict[str, tuple[int, int]]
+
+
+def look(wanted: Filter, now: dt.datetime) -> Listing:
+    """What the enabled backends offer. No network: a backend of which nothing is known is failed in `sources`."""
+    found: list[Offer] = []
+    told: list[Freshness] = []
+    for backend in Backend.objects.filter(enabled=True):
+        if not wanted.takes_backend(backend.name):
+            continue
+        offers, error = _ask(backend, wanted)
+        found += (offer for offer in offers if wanted.takes(offer))
+        known = _sources(backend, now)
+        told += (age for age in known if not age.region or wanted.takes_region(age.region))
+        if error is not None and not known:
+            told.append(_failed(backend, error))
+    return Listing(found, told)
+
+
+def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
+    """By region, as far as known; none where the backend asks for no quotas."""
+    driver = _driver(backend)
+    if driver is None or QUOTAS not in driver.sources:
+        return []
+    readings: dict[SourceKey, Reading] = sources.read_all(
+        backend, driver, [key for key in driver.wanted() if key.source == QUOTAS]
+    )
+    ages = {age.region: age for age in freshness.of_backends([(backend, driver)], now) if age.source == QUOTAS}
+    return [
+        RegionQuotas(
+            key.region,
+            ages[key.region],
+            {code: (quota.limit, quota.used) for code, quota in sorted((reading.value or {}).items())},
+        )
+        for key, reading in sorted(readings.items())
+    ]
+
+
+def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
+    """Its offers, or the code of why there is no answer, with its data."""
+    needs = wanted.requirements
+    if backend.kind == BackendKind.HOSTS:
+        hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]
+        return host_offers(hosts, needs, backend=backend.name), None
+    try:
+        return catalog.driver(backend).offers(needs), None
+    except registry.UnknownKind:
+        return (), {"code": "not_served", "kind": backend.kind}
+    except SourceFailed as failed:
+        return (), {"code": failed.code, **failed.data}
+    except Exception as error:
+        log.warning("backend %s can't be asked for offers: %s: %s", backend.name, type(error).__name__, error)
+        return (), {"code": "failed", "text": str(error)}
+
+
+def _sources(backend: Backend, now: dt.datetime) -> list[Freshness]:
+    driver = _driver(backend)
+    return [] if driver is None else freshness.of_backends([(backend, driver)], now)
+
+
+def _driver(backend: Backend) -> Sourced | None:
+    """Its code, where its offers come from sources and its configuration can be read."""
+    try:
+        driver: object = registry.driver(backend)
+        if sources.is_sourced(driver):
+            driver.wanted()
+            return driver
+    except Exception as error:
+        log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
+    return None
+
+
+def _failed(backend: Backend, error: dict[str, Any]) -> Freshness:
+    return Freshness(backend.name, WHOLE, "", SourceState.FAILED, None, None, None, error, None)
