@@ -152,7 +152,7 @@ def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
     return after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
-def _retry(run: Run, because: JobView, since: dt.datetime, now: dt.datetime) -> None:
+def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime) -> None:
     """Back to waiting with its seniority kept, for the next attempt after a jittered delay."""
     delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)

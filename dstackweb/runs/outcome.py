@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dstackweb.runs.states import HOLD_END, JOB_ENDED, RETRY_EVENT, JobStatus, Reason, RunStatus
+from dstackweb.runs.states import HOLD_END, JOB_ENDED, RETRY_EVENT, WAITS_AGAIN, JobStatus, Reason, RunStatus
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,13 @@ class StopOthers:
 
 @dataclass(frozen=True)
 class Retry:
-    """The attempt failed in a way that the run's `retry` covers."""
+    """The attempt failed in a way that the run's `retry` covers, or never got what it needs to begin.
+
+    `first_failed_at` is None where the run has never failed.
+    """
 
     because: JobView
-    first_failed_at: dt.datetime
+    first_failed_at: dt.datetime | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
 
 def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
     """The end, or the next attempt, of a run whose job `culprit` ended badly."""
+    if culprit.reason in WAITS_AGAIN:
+        return Retry(culprit, run.first_failed_at)
     since = run.first_failed_at or now
     if run.retry_for and culprit.started_at and now - culprit.started_at >= run.retry_for:
         # It ran well for as long as it may be retried: this failure is the first of a new series.

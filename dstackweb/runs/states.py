@@ -64,7 +64,7 @@ JOB_ENDED = (J.DONE, J.FAILED, J.TERMINATED)
 
 
 class Reason(StrEnum):
-    """Termination reasons, named as in dstack, which has no holds. The first group ends jobs, the second runs."""
+    """Termination reasons, named as in dstack where it has them. The first group ends jobs, the second runs."""
 
     DONE_BY_RUNNER = "done_by_runner"
     CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
@@ -74,6 +74,8 @@ class Reason(StrEnum):
     EXECUTOR_ERROR = "executor_error"
     INSTANCE_UNREACHABLE = "instance_unreachable"
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
+    OUT_OF_CAPACITY = "out_of_capacity"
+    INTERRUPTED = "interrupted_by_no_capacity"
     CREATING_CONTAINER_ERROR = "creating_container_error"
     UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
     HOLD_ENDED = "hold_ended"
@@ -91,10 +93,14 @@ class Reason(StrEnum):
 RETRY_EVENT: dict[str, str] = {
     Reason.NO_CAPACITY: "no-capacity",
     Reason.INSTANCE_UNREACHABLE: "interruption",
+    Reason.INTERRUPTED: "interruption",
     Reason.CONTAINER_EXITED_WITH_ERROR: "error",
     Reason.EXECUTOR_ERROR: "error",
     Reason.CREATING_CONTAINER_ERROR: "error",
 }
+
+# Nothing of the job was ever executed, for want of a machine: its run waits for one again, with `retry` or without.
+WAITS_AGAIN = frozenset({Reason.OUT_OF_CAPACITY.value})
 
 # What ends a hold well, though it would cut any other run short: its job and its run end as done, for this reason.
 HOLD_END: dict[str, Reason] = {

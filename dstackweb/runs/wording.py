@@ -94,11 +94,35 @@ def termination(code: str) -> str:
         "executor_error": _("Its runner failed."),
         "instance_unreachable": _("It was interrupted: its host or its runner went away."),
         "failed_to_start_due_to_no_capacity": _("It could not be started on its host in time."),
+        "out_of_capacity": _("No cloud had a machine for it."),
+        "interrupted_by_no_capacity": _("It was interrupted: the cloud took its spot machine back."),
         "creating_container_error": _("Its container could not be created."),
         "log_quota_exceeded": _("It wrote more log than is allowed."),
         "hold_ended": _("Held for its time, and given back."),
         "given_back": _("Given back before its time was over."),
         "terminated_due_to_utilization_policy": _("Stopped by the utilization policy: its GPUs were not used enough."),
+    }.get(code, code)
+
+
+def no_machine(code: str) -> str:
+    """Why a cloud's machine was not to be had, or has ended, after its name and a colon."""
+    return {
+        "no_capacity": _("the cloud has none now"),
+        "quota": _("the account's quota is used up"),
+        "spot_price": _("spot machines cost more than is paid for them now"),
+        "not_allowed": _("the backend's credentials don't allow it"),
+        "ami": _("there is no image for it"),
+        "network": _("its network can't be used"),
+        "refused": _("the cloud refused"),
+        "not_started": _("it did not come up in time"),
+        "interrupted": _("the cloud took it back"),
+        "cloud": _("it ended by itself, or somebody ended it at the cloud"),
+        "unreachable": _("the cloud could not be asked"),
+        "silent": _("it has not called for too long"),
+        "overdue": _("its job did not stop in time"),
+        "finished": _("its work is done"),
+        "idle": _("nothing was left for it to do"),
+        "stopped": _("it was ended by hand"),
     }.get(code, code)
 
 

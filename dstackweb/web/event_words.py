@@ -51,6 +51,8 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
             return _ended(kind, data)
         case "start_deadline":
             return _("it did not start in time")
+        case "spot_interruption":
+            return _("the cloud takes its spot machine back at %s") % wording.moment(data["at"])
         case "reserved":
             return _reserved(data)
         case "reservation_ended":
@@ -154,6 +156,8 @@ def _ended(kind: str, data: dict[str, Any]) -> str:
 
 def _job_event(kind: str, data: dict[str, Any]) -> str | None:
     match kind:
+        case "offer_failed":
+            return _offer_failed(data)
         case "claimed":
             return _("its runner is up on %s") % str(data.get("where", ""))
         case "job_running":
@@ -165,6 +169,16 @@ def _job_event(kind: str, data: dict[str, Any]) -> str | None:
         case "job_failed" | "job_terminated":
             return _job_end(data)
     return None
+
+
+def _offer_failed(data: dict[str, Any]) -> str:
+    """A machine that was not to be had, or that did not come up."""
+    what = " ".join(filter(None, (data.get("backend"), data.get("region"), data.get("instance_type"))))
+    if data.get("spot"):
+        what += " " + _("(spot)")
+    why = wording.no_machine(data.get("code", ""))
+    text = beyond(why, data.get("text", ""))
+    return _("%(what)s: %(why)s") % {"what": what, "why": f"{why}: {text}" if text else why}
 
 
 def _job_end(data: dict[str, Any]) -> str:

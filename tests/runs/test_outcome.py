@@ -88,6 +88,28 @@ def test_a_failure_after_a_long_healthy_stretch_begins_a_new_series_of_retries()
     assert decide(run, [culprit], NOW) == Retry(culprit, NOW)
 
 
+@pytest.mark.parametrize("run", [RUNNING, RETRYING, RunView(RunStatus.TERMINATING)])
+def test_what_no_cloud_had_a_machine_for_waits_again_with_retry_or_without(run: RunView) -> None:
+    culprit = failed(0, Reason.OUT_OF_CAPACITY)
+    assert decide(run, [culprit], NOW) == Retry(culprit, None)
+    other = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW)
+    assert decide(run, [culprit, other], NOW) == Retry(culprit, None)
+
+
+def test_what_no_cloud_had_a_machine_for_stays_stopped() -> None:
+    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
+    outcome = decide(run, [failed(0, Reason.OUT_OF_CAPACITY)], NOW)
+    assert isinstance(outcome, End)
+    assert outcome.status == RunStatus.TERMINATED
+
+
+def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
+    assert decide(RETRYING, [failed(0, Reason.INTERRUPTED)], NOW) == Retry(failed(0, Reason.INTERRUPTED), NOW)
+    outcome = decide(RUNNING, [failed(0, Reason.INTERRUPTED)], NOW)
+    assert isinstance(outcome, End)
+    assert outcome.status == RunStatus.FAILED
+
+
 @pytest.mark.parametrize("reason", [Reason.MAX_DURATION_EXCEEDED, Reason.UTILIZATION_POLICY])
 def test_what_a_limit_or_a_policy_stopped_is_never_retried(reason: Reason) -> None:
     outcome = decide(RETRYING, [failed(0, reason)], NOW)
