@@ -34,7 +34,7 @@ router = Router(auth=JobToken())
 MESSAGE_CHARS = 4000
 
 
-def _storable(text: object) -> object:
+def storable(text: object) -> object:
     """Whatever a runner quotes of files and commands, as text that every database holds."""
     if not isinstance(text, str):
         return text
@@ -55,7 +55,7 @@ class HeartbeatIn(Schema):
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
-    message: Annotated[str, BeforeValidator(_storable)] = ""
+    message: Annotated[str, BeforeValidator(storable)] = ""
     log_size: int | None = Field(None, ge=0, lt=2**62)
 
 

@@ -80,6 +80,12 @@ class Invalid(DomainError):
         return cls(msg, [{"loc": list(loc), "line": line, "msg": msg}])
 
 
+class TooEarly(DomainError):
+    """It will be allowed soon: something that has to come first is under way."""
+
+    status = 425
+
+
 class TooMany(DomainError):
     """Asked too often; `retry_after` seconds from now it may work."""
 

@@ -25,15 +25,18 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls about one job. Raises ValueError for plain HTTP to another machine, where the token would cross the
-    network in the open, unless that is `insecure` by decision."""
+    """Calls about one thing below `/api/v1/runner/`: `jobs/ID` or `instances/ID`.
 
-    def __init__(self, api: str, job: str, token: str, nonce: str, *, insecure: bool = False) -> None:
+    Raises ValueError for plain HTTP to another machine, where the token would cross the network in the open, unless
+    that is `insecure` by decision.
+    """
+
+    def __init__(self, api: str, what: str, token: str, nonce: str, *, insecure: bool = False) -> None:
         parts = urlsplit(api)
         if parts.scheme != "https" and not insecure and not _is_this_machine(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
         self._parts = parts
-        self._base = f"{parts.path.rstrip('/')}/api/v1/runner/jobs/{job}"
+        self._base = f"{parts.path.rstrip('/')}/api/v1/runner/{what}"
         self._headers = {"Authorization": f"Bearer {token}", "X-Nonce": nonce, "Connection": "keep-alive"}
         self._connection: http.client.HTTPConnection | None = None
 

@@ -48,7 +48,11 @@ class Runner:
         self.orders, self.state = orders, state
         self.job_id: str = orders["job"]
         self.client = Client(
-            orders["api"], self.job_id, orders["token"], state.nonce(), insecure=bool(orders.get("insecure"))
+            orders["api"],
+            f"jobs/{self.job_id}",
+            orders["token"],
+            state.nonce(),
+            insecure=bool(orders.get("insecure")),
         )
         self.spool = state.path("spool")
         self.spec: dict[str, Any] = {}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import zipfile
+from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 MAIN = """\
 import os, sys
@@ -14,12 +18,23 @@ main()
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
-def build_pyz(target: Path) -> None:
-    """Write the runner as a zip archive that `python target` executes. The same sources make the same bytes."""
+@lru_cache(maxsize=1)
+def pyz() -> tuple[bytes, str]:
+    """The archive as it was when this process first asked, and its SHA-256 in hex."""
+    file = io.BytesIO()
+    build_pyz(file)
+    return file.getvalue(), hashlib.sha256(file.getvalue()).hexdigest()
+
+
+def build_pyz(target: Path | IO[bytes]) -> None:
+    """Write the runner as a zip archive that `python target` executes.
+
+    The same sources make the same bytes on every machine: uncompressed, since zlibs differ.
+    """
     package = Path(__file__).resolve().parents[1]
     sources = {f"dstackweb/{file.relative_to(package).as_posix()}": file for file in (package / "runner").glob("*.py")}
     contents = {name: file.read_bytes() for name, file in sources.items()}
     contents |= {"dstackweb/__init__.py": b"", "__main__.py": MAIN.encode()}
     with zipfile.ZipFile(target, "w") as archive:
         for name in sorted(contents):
-            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), contents[name], zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), contents[name], zipfile.ZIP_STORED)

@@ -20,7 +20,7 @@ def own_address() -> str:
 
 
 def client(api: str, **options: bool) -> Client:
-    return Client(api, "job", "token", "nonce", **options)
+    return Client(api, "jobs/1", "token", "nonce", **options)
 
 
 def test_plain_http_is_for_this_machine_by_any_address_of_its_own() -> None:

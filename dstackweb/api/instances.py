@@ -1,0 +1,69 @@
+"""What cloud machines ask (docs/runner.md): the runner as a file, and what their agents say. Not of the public
+interface."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Router, Schema
+from ninja.security import HttpBearer
+from pydantic import AwareDatetime, BeforeValidator
+
+from dstackweb.api.runner import storable
+from dstackweb.lib.errors import Forbidden
+from dstackweb.runner.pyz import pyz
+from dstackweb.scheduler import agents
+
+router = Router()
+
+
+class AgentToken(HttpBearer):
+    """The token that an agent got when it joined."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
+        return agents.instance_of_token(token)
+
+
+class JoinIn(Schema):
+    token: str = Field(min_length=1, max_length=200)
+    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
+    gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
+    address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
+
+
+class InterruptionIn(Schema):
+    at: AwareDatetime
+
+
+class NextIn(Schema):
+    job: UUID | None = None
+    left: bool = False
+    interruption: InterruptionIn | None = None
+    error: Annotated[str, BeforeValidator(storable)] = ""
+
+
+@router.get("/pyz", auth=None, include_in_schema=False)
+def runner(request: HttpRequest) -> HttpResponse:
+    """The runner and the agent as one file, which holds no secret. Its `ETag` is its SHA-256."""
+    data, sha256 = pyz()
+    etag = f'"{sha256}"'
+    if request.headers.get("If-None-Match") == etag:
+        return HttpResponse(status=304, headers={"ETag": etag})
+    return HttpResponse(data, content_type="application/zip", headers={"ETag": etag})
+
+
+@router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
+def join(request: HttpRequest, instance_id: UUID, body: JoinIn) -> dict[str, str]:
+    """An agent's first call uses up the token of its machine's user data, and gets its own."""
+    return {"token": agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)}
+
+
+@router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)
+def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
+    """The agent lives; what is it to do?"""
+    if getattr(request, "auth", None) != instance_id:
+        raise Forbidden("this token is for another instance")
+    at = body.interruption.at if body.interruption else None
+    return agents.next_step(instance_id, agents.Report(body.job, body.left, at, body.error))

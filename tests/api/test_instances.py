@@ -1,0 +1,224 @@
+"""The agent's side of the API, without an agent: who is let in, and what each call does."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import io
+import zipfile
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.http import HttpResponse
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.runs import attempts
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JobStatus, RunStatus
+from dstackweb.runs.transitions import move_run
+from dstackweb.scheduler.agents import agent_token, join_token
+from dstackweb.scheduler.hosting import job_of_token
+from tests.factories import make_run
+
+NOTICE = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
+
+
+class Agent:
+    """What an agent sends, by hand."""
+
+    def __init__(self, instance: Instance, nonce: str = "n1") -> None:
+        self.instance, self.nonce = instance, nonce
+        self.token = agent_token(instance.pk)
+
+    def join(self, token: str | None = None, **more: Any) -> HttpResponse:
+        body = {"token": token or join_token(self.instance.pk)[0], "nonce": self.nonce, **more}
+        return self._post("join", body)
+
+    def next(self, **said: Any) -> HttpResponse:
+        return self._post("next", said, Authorization=f"Bearer {self.token}")
+
+    def _post(self, what: str, body: Any, **headers: str) -> HttpResponse:
+        return Client().post(
+            f"/api/v1/runner/instances/{self.instance.pk}/{what}",
+            body,
+            content_type="application/json",
+            headers=headers,
+        )
+
+
+@pytest.fixture
+def run(project: Project, member: User) -> Run:
+    """A run that has been placed on a machine of a cloud."""
+    run = make_run(project, member)
+    move_run(run, RunStatus.PROVISIONING, now=timezone.now())
+    return run
+
+
+@pytest.fixture
+def instance(run: Run) -> Instance:
+    """The machine for the run's one job, started by its cloud."""
+    instance_id = uuid4()
+    instance = Instance.objects.create(
+        pk=instance_id,
+        backend=Backend.objects.create(name="aws", kind="aws"),
+        project=run.project,
+        region="eu-west-1",
+        instance_type="m7i.large",
+        status=InstanceStatus.STARTING,
+        cloud_id="i-1",
+        launched_at=timezone.now(),
+        join_digest=join_token(instance_id)[1],
+    )
+    job = Job.objects.create(run=run, attempt=run.attempt, backend=instance.backend, instance=instance)
+    Instance.objects.filter(pk=instance.pk).update(holder=job.pk)
+    instance.refresh_from_db()
+    return instance
+
+
+@pytest.fixture
+def agent(instance: Instance) -> Agent:
+    return Agent(instance)
+
+
+def job_of(instance: Instance) -> Job:
+    return Job.objects.get(instance=instance)
+
+
+def test_the_runner_is_one_file_whose_etag_is_its_sha256(db: None) -> None:
+    answer = Client().get("/api/v1/runner/pyz")
+    etag = answer["ETag"]
+    assert etag == f'"{hashlib.sha256(answer.content).hexdigest()}"'
+    assert "dstackweb/runner/loop.py" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
+    again = Client().get("/api/v1/runner/pyz", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_an_agent_joins_once_and_whoever_repeats_its_call_gets_the_same(instance: Instance, agent: Agent) -> None:
+    answer = agent.join(gpus=["GPU-1"], address="10.0.0.7")
+    assert answer.json() == {"token": agent_token(instance.pk)}
+    assert agent.join().json() == answer.json()
+    instance.refresh_from_db()
+    assert (instance.status, instance.gpus, instance.address) == ("running", ["GPU-1"], "10.0.0.7")
+    assert instance.ready_at is not None
+
+
+def test_a_token_that_was_used_opens_nothing_to_another(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    assert Agent(instance, "n2").join().status_code == 409
+
+
+@pytest.mark.parametrize("token", ["nonsense", agent_token(uuid4()), join_token(uuid4())[0]])
+def test_a_wrong_token_opens_nothing(agent: Agent, token: str) -> None:
+    assert agent.join(token).status_code == 403
+    agent.token = token
+    assert agent.next().status_code in (401, 403)
+
+
+def test_before_the_launch_is_written_down_the_agent_is_told_to_come_again(instance: Instance, agent: Agent) -> None:
+    Instance.objects.update(status=InstanceStatus.REQUESTED, cloud_id="")
+    assert agent.join().status_code == 425
+    Instance.objects.update(status=InstanceStatus.STARTING)
+    assert agent.join().status_code == 200
+
+
+@pytest.mark.parametrize("status", [InstanceStatus.STOPPING, InstanceStatus.GONE])
+def test_a_machine_that_is_to_end_does_not_join_and_is_switched_off(
+    instance: Instance, agent: Agent, status: InstanceStatus
+) -> None:
+    Instance.objects.update(status=status)
+    assert agent.join().status_code == 409
+    assert agent.next().json() == {"do": "off"}
+
+
+def test_orders_are_given_until_the_runner_lives_and_again_when_it_does_not(instance: Instance, agent: Agent) -> None:
+    agent.join(gpus=["GPU-1", "GPU-2"])
+    job = job_of(instance)
+    first = agent.next().json()
+    assert (first["do"], first["job"]) == ("run", str(job.pk))
+    assert job_of_token(first["orders"]["token"]) == job.pk
+    assert first["orders"]["run_uid"] == str(job.run.uid)
+    assert agent.next().json() == first
+    assert job_of(instance).gpus == ["GPU-1", "GPU-2"]
+    assert agent.next(job=str(job.pk)).json()["do"] == "wait"
+    attempts.claim(job.pk, "runner", "there")
+    assert agent.next().json()["do"] == "run"
+
+
+def test_each_call_is_a_sign_of_life(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    Instance.objects.update(silent_s=100)
+    agent.next()
+    agent.next()
+    instance.refresh_from_db()
+    assert (instance.beat, instance.silent_s) == (3, 0)
+    assert instance.seen_at is not None
+
+
+def test_an_idle_machine_waits_and_knows_how_long_it_may_be_alone(
+    instance: Instance, agent: Agent, settings: Any
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S = 600
+    agent.join()
+    Instance.objects.update(holder=None, idle_until=timezone.now() + dt.timedelta(hours=1))
+    answer = agent.next().json()
+    assert answer["do"] == "wait"
+    assert 3600 < answer["alone_s"] < 3700
+    Instance.objects.update(idle_until=timezone.now() + dt.timedelta(minutes=1))
+    assert agent.next().json()["alone_s"] == 660
+
+
+def test_an_interruption_is_written_down_once_and_no_job_begins_after_it(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    answer = agent.next(interruption={"at": NOTICE.isoformat()})
+    assert answer.json()["do"] == "wait"
+    agent.next(interruption={"at": (NOTICE + dt.timedelta(minutes=1)).isoformat()})
+    instance.refresh_from_db()
+    assert instance.interrupted_at == NOTICE
+
+
+def test_a_machine_that_sees_too_few_gpus_fails_its_job_and_gets_no_other(instance: Instance, agent: Agent) -> None:
+    Instance.objects.update(gpu_count=8, instance_type="p5.48xlarge")
+    agent.join(gpus=["GPU-1"])
+    assert agent.next().json()["do"] == "off"
+    job = job_of(instance)
+    assert job.termination_reason == "executor_error"
+    assert "p5.48xlarge shows 1 of its 8 GPUs" in job.message
+    instance.refresh_from_db()
+    assert (instance.status, instance.why) == ("stopping", "no_gpus")
+
+
+def test_why_a_runner_does_not_start_stands_at_the_job(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    agent.next(error="no space left on device\0")
+    assert job_of(instance).message == "no space left on device?"
+
+
+def test_a_claimed_job_whose_runner_and_files_are_gone_ends_after_a_while(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    job = job_of(instance)
+    attempts.claim(job.pk, "runner", "there")
+    Job.objects.update(silent_s=61)
+    assert agent.next(left=True).json()["do"] == "run"
+    assert agent.next(job=str(job.pk)).json()["do"] == "wait"
+    assert job_of(instance).status == JobStatus.PROVISIONING
+    assert agent.next().json()["do"] == "wait"
+    assert job_of(instance).termination_reason == "instance_unreachable"
+
+
+def test_a_job_of_another_machine_is_never_handed_out(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    Job.objects.update(instance=None)
+    assert agent.next().json()["do"] == "wait"
+
+
+def test_what_an_agent_has_no_business_to_say_is_refused(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    assert agent.next(interruption={"at": "2026-11-21T12:00:00"}).status_code == 422
+    assert agent.join(gpus=["<script>"]).status_code == 422
+    Job.objects.update(instance=None)
+    Instance.objects.all().delete()
+    assert agent.next().status_code == 404
