@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from dstackweb.spec.launch import LaunchSpec
 from dstackweb.spec.requirements import Requirements
@@ -63,7 +63,7 @@ class Presence(enum.StrEnum):
 
 
 class Backend(Protocol):
-    """The code behind one kind of backend. Each call may be repeated, doubled or lost on the way."""
+    """A kind of backend that says what it offers without asking a network."""
 
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
         """Every way to get the requirements (per node), best first, those that can't be had now included.
@@ -73,6 +73,11 @@ class Backend(Protocol):
         `detail["fits"]`, where it is there, is how many nodes the offer takes now.
         """
         ...
+
+
+@runtime_checkable
+class Hosts(Protocol):
+    """A backend that starts runners on machines that are there. Each call may be repeated, doubled or lost."""
 
     def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
         """Start the job's runner; a second call for the same job starts nothing. Raises StartFailed."""
@@ -205,20 +210,25 @@ class LaunchFailed(Exception):
         self.code, self.text, self.data = code, text, data
 
 
+@runtime_checkable
 class Cloud(Protocol):
     """A backend that starts machines. All calls speak to the cloud's network, and raise SourceFailed where it can't be
     asked now: then nothing is known, nothing is concluded, and the same call is made again later."""
 
     def launch(self, order: MachineOrder) -> Machine:
-        """Start it; the same order again gives the same machine. Raises LaunchFailed."""
+        """Start it; the same order again gives the same machine, which may have ended since. Raises LaunchFailed."""
         ...
 
     def machines(self, region: str, deployment: str) -> Sequence[Machine]:
-        """All machines of the deployment in a region, and those that have lately gone."""
+        """All machines of the deployment in a region, and those that have lately gone.
+
+        A cloud that has just started a machine may leave it out for some seconds. In the worst case two of an
+        instance are told of: then the one that `launch` gave is it, and the other has to end.
+        """
         ...
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
-        """Have machines end; those that have gone already are no error."""
+        """Have machines end; those that aren't there are no error. Only `machines` tells that they have ended."""
         ...
 
     def regions(self) -> Sequence[str]:

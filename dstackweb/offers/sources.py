@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -26,6 +26,9 @@ from dstackweb.backends.contract import Reading, Sourced, SourceFailed, SourceKe
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, flights, store
 from dstackweb.offers.models import SourceRow
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ _held: store.Kept[tuple[int, SourceKey], _Held] = store.Kept(512)
 _begun: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
-def is_sourced(driver: object) -> TypeGuard[Sourced]:
+def is_sourced(driver: object) -> TypeIs[Sourced]:
     """Whether the offers of a kind of backend are put together from sources."""
     return hasattr(driver, "fetch") and hasattr(driver, "join")
 

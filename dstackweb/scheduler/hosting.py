@@ -14,7 +14,7 @@ from django.core import signing
 
 from dstackweb.backends.contract import Availability, Handle, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
-from dstackweb.backends.registry import driver
+from dstackweb.backends.registry import hosts
 from dstackweb.runs.attempts import ended
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -47,7 +47,7 @@ def look_at_job(job_id: str) -> None:
     job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
     if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
         return
-    backend, handle = driver(job.backend), Handle(job=str(job.pk), ref=job.host.name)
+    backend, handle = hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
     overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
     if overdue and not backend.stop(handle, grace_s=None):
         log.warning("%s: its processes don't die yet; looking again", job)

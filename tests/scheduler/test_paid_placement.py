@@ -120,7 +120,7 @@ def test_a_backend_that_fails_stops_nobody_else(project: Project, member: User, 
 def test_a_backend_that_nothing_serves_or_that_is_off_is_skipped_and_said(
     project: Project, member: User, enabled: bool, code: str
 ) -> None:
-    Backend.objects.create(name="cloud", kind="aws", enabled=enabled)
+    Backend.objects.create(name="cloud", kind="dask", enabled=enabled)
     run = make_run(project, member, backends=["cloud"])
     assert place_all() == 0
     assert reason(run) == ("backend_unavailable", {"code": code, "backends": ["cloud"]})

@@ -48,6 +48,8 @@ WAITED_FOR = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)
 """A person looks at the page meanwhile."""
 PROBE = Patience("standard", attempts=1, connect_s=5, read_s=15, turn_s=5)
 """One try, to see whether an API still throttles."""
+ONCE = Patience("standard", attempts=1, connect_s=5, read_s=60, turn_s=30)
+"""For what its caller repeats by itself: botocore would ask again for capacity that there isn't, four times."""
 
 
 class Aws:
@@ -69,7 +71,9 @@ class Aws:
         self._account = ""
         self._clients: dict[tuple[str, str, Patience], Any] = {}
 
-    def call(self, service: str, region: str, operation: str, **params: Any) -> dict[str, Any]:
+    def call(
+        self, service: str, region: str, operation: str, *, patience: Patience | None = None, **params: Any
+    ) -> dict[str, Any]:
         """One call's answer. Raises SourceFailed; without a call where the API throttled lately."""
         self._sign_in_for(service, operation, region)
         api = f"{service}.{operation}"
@@ -79,7 +83,7 @@ class Aws:
         except circuit.Open as left_alone:
             raise _throttled(left_alone.until, api, region) from None
         try:
-            client = self._client(service, region, PROBE if probing else self._patience)
+            client = self._client(service, region, PROBE if probing else patience or self._patience)
             answer: dict[str, Any] = getattr(client, xform_name(operation))(**params)
         except (BotoCoreError, ClientError) as error:
             if (code := errors.throttle(error)) is not None:
@@ -187,7 +191,7 @@ class Aws:
     def _wait_turn(self, region: str, patience: Patience, event_name: str, **_: Any) -> None:
         """Before each HTTP request, repeated ones too."""
         api = event_name.partition(".")[2]
-        rate = rate_of(api.partition(".")[0])
+        rate = rate_of(api)
         try:
             wait_s = limiter.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
         except limiter.Busy as busy:

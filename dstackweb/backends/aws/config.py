@@ -9,7 +9,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -28,6 +28,7 @@ from dstackweb.spec.fields import Keys, Names, Text, key
 from dstackweb.spec.source import Source
 from dstackweb.spec.wording import field_errors
 
+Said = TypeVar("Said")
 EVERY_REGION = "*"
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 _FAMILY = re.compile(r"[a-z][a-z0-9-]*")
@@ -180,7 +181,7 @@ class AwsConfig(Keys):
 
     def subnets_in(self, region: str) -> tuple[str, ...]:
         """The subnets to start in; none: those of the default VPC."""
-        return self.subnets.get(region, self.subnets.get(EVERY_REGION, ()))
+        return in_region(self.subnets, region) or ()
 
     def allows(self, instance_type: str) -> bool:
         """Whether an instance type may be offered. Without a word about it, any may."""
@@ -188,6 +189,11 @@ class AwsConfig(Keys):
             return True
         family = instance_type.partition(".")[0]
         return family in (self.families or ()) or instance_type in (self.instance_types or ())
+
+
+def in_region(said: Mapping[str, Said], region: str) -> Said | None:
+    """What is said for a region, or for all of them."""
+    return said.get(region, said.get(EVERY_REGION))
 
 
 def read(config: Mapping[str, Any]) -> AwsConfig:

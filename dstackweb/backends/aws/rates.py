@@ -1,8 +1,9 @@
 """How often AWS is asked at most, by all processes together: for each account, region and API.
 
 Half of what AWS documents, so that the account's other programs have theirs: 20 a second and 100 at once for what reads
-in EC2 (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html), 10 a second and as many more at once
-for ListServiceQuotas (https://docs.aws.amazon.com/servicequotas/latest/userguide/reference_limits.html). Of the others
+in EC2, 2 a second and 5 at once for RunInstances, 5 a second and 100 at once for TerminateInstances
+(https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html), 10 a second and as many more at once for
+ListServiceQuotas (https://docs.aws.amazon.com/servicequotas/latest/userguide/reference_limits.html). Of the others
 nothing is documented.
 """
 
@@ -20,12 +21,14 @@ class Rate(NamedTuple):
 
 RATES = {
     "ec2": Rate(10, 50),
+    "ec2.RunInstances": Rate(1, 3),
+    "ec2.TerminateInstances": Rate(2.5, 50),
     "service-quotas": Rate(5, 5),
     "pricing": Rate(5, 10),
 }
 OTHERS = Rate(5, 10)
 
 
-def rate_of(service: str) -> Rate:
-    """The rate of each API of a service."""
-    return RATES.get(service, OTHERS)
+def rate_of(api: str) -> Rate:
+    """The rate of an API, such as `ec2.RunInstances`: its own, or that of each of its service."""
+    return RATES.get(api) or RATES.get(api.partition(".")[0], OTHERS)

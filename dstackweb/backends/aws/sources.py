@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -15,6 +16,9 @@ from dstackweb.backends.contract import Offer, Reading, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.requirements import Requirements
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
 
 HOUR_S = 3600.0
 
@@ -49,15 +53,8 @@ class AwsSources:
 
     def fetch(self, key: SourceKey) -> Any:
         """Ask AWS: a mapping. Raises SourceFailed."""
-        # Whatever only reads offers, such as the web server, does without boto3 and its memory.
-        from dstackweb.backends.aws import client
-
         said = self.config
-        try:
-            aws = client.aws_of(self.backend)
-        except DomainError as error:
-            raise SourceFailed("bad_credentials", why="config", region=key.region, text=error.detail) from error
-        try:
+        with self.reached(key.region) as aws:
             match key.source:
                 case "instance_types":
                     return instance_types.fetch(aws, said, key.region)
@@ -69,11 +66,24 @@ class AwsSources:
                     return quotas.fetch(aws, key.region)
                 case "subnets":
                     return subnets.fetch(aws, said, key.region)
+        raise LookupError(f"AWS isn't asked for {key.source!r}")
+
+    @contextmanager
+    def reached(self, region: str) -> Iterator[Aws]:
+        """AWS, as the backend's row says, to ask something of a region. Raises SourceFailed."""
+        # Whatever only reads offers, such as the web server, does without boto3 and its memory.
+        from dstackweb.backends.aws import client
+
+        try:
+            aws = client.aws_of(self.backend)
+        except DomainError as error:
+            raise SourceFailed("bad_credentials", why="config", region=region, text=error.detail) from error
+        try:
+            yield aws
         except SourceFailed as failed:
             if failed.code in ("bad_credentials", "no_credentials"):
                 client.forget(self.backend)
             raise
-        raise LookupError(f"AWS isn't asked for {key.source!r}")
 
     def join(
         self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None

@@ -1,0 +1,116 @@
+"""Which image an instance starts from: the configured one, or the newest that AWS publishes for its processor and GPUs.
+
+All that is needed of an image is Python, and a driver where there are GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dstackweb.backends.aws.config import AwsConfig, in_region
+from dstackweb.backends.aws.refusals import said
+from dstackweb.backends.contract import LaunchFailed, SourceFailed
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
+
+_GPU = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_PLAIN = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{}/hvm/ebs-gp3/ami-id"
+PARAMETERS: Mapping[tuple[str, bool], str] = {
+    ("x86_64", True): _GPU.format("x86_64"),
+    ("arm64", True): _GPU.format("arm64"),
+    ("x86_64", False): _PLAIN.format("amd64"),
+    ("arm64", False): _PLAIN.format("arm64"),
+}
+"""Public parameters with the ID of the newest image, by architecture and whether there are GPUs.
+
+https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html and
+https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+"""
+
+WITHOUT_DRIVER = frozenset({"g2", "g3", "g3s", "p2", "p3", "p3dn"})
+"""Families with GPUs older than Turing, which the driver of AWS's current images doesn't know."""
+
+KEPT_S = 3600.0
+"""A new image is published every few weeks."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, with its first disk's name and least size in GiB."""
+
+    id: str
+    root_device: str
+    least_gb: int
+
+
+_ids: dict[tuple[str | None, str, str], tuple[float, str]] = {}
+"""What a parameter says, with when it was asked, by endpoint, region and parameter."""
+_images: dict[tuple[str | None, str, str], Image] = {}
+"""They never change, so each process asks once."""
+_types: dict[str, tuple[frozenset[str], bool]] = {}
+"""Architectures and whether there are GPUs, by instance type: the same everywhere and for ever."""
+
+
+def of(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> Image:
+    """The image for an instance type. Raises LaunchFailed (`ami`), SourceFailed."""
+    image_id = in_region(config.ami, region) or _published(aws, config, region, instance_type)
+    key = (config.endpoint_url, region, image_id)
+    if key not in _images:
+        _images[key] = _described(aws, region, image_id)
+    return _images[key]
+
+
+def is_published_for(family: str) -> bool:
+    """Whether AWS publishes an image that a family of instance types, such as `g5`, works with."""
+    return family not in WITHOUT_DRIVER
+
+
+def forget() -> None:
+    """Begin as a new process does."""
+    _ids.clear()
+    _images.clear()
+    _types.clear()
+
+
+def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> str:
+    family = instance_type.partition(".")[0]
+    if not is_published_for(family):
+        raise LaunchFailed("ami", f"no public image has a driver for {family}", instance_type=instance_type)
+    architectures, gpus = _kind(aws, region, instance_type)
+    architecture = next((one for one in config.architectures if one in architectures), "x86_64")
+    name = PARAMETERS[architecture, gpus]
+    key = (config.endpoint_url, region, name)
+    asked_at, image_id = _ids.get(key, (0.0, ""))
+    if not image_id or not 0 <= time.monotonic() - asked_at < KEPT_S:
+        try:
+            answer = aws.call("ssm", region, "GetParameter", Name=name)
+        except SourceFailed as failed:
+            if said(failed).code == "ParameterNotFound":
+                raise LaunchFailed("ami", f"{region} has no public image {name}", parameter=name) from failed
+            raise
+        image_id = answer["Parameter"]["Value"]
+        _ids[key] = time.monotonic(), image_id
+    return image_id
+
+
+def _kind(aws: Aws, region: str, instance_type: str) -> tuple[frozenset[str], bool]:
+    if instance_type not in _types:
+        answer = aws.call("ec2", region, "DescribeInstanceTypes", InstanceTypes=[instance_type])
+        described = answer["InstanceTypes"][0]
+        architectures = described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
+        _types[instance_type] = frozenset(architectures), bool(described.get("GpuInfo", {}).get("Gpus"))
+    return _types[instance_type]
+
+
+def _described(aws: Aws, region: str, image_id: str) -> Image:
+    answer = aws.call("ec2", region, "DescribeImages", ImageIds=[image_id])
+    found: list[dict[str, Any]] = answer.get("Images", [])
+    if not found:
+        raise LaunchFailed("ami", f"{region} has no image {image_id} for this account", image=image_id)
+    root = found[0].get("RootDeviceName", "")
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in found[0].get("BlockDeviceMappings", ())}
+    return Image(image_id, root, int(disks.get(root, {}).get("VolumeSize", 0)))

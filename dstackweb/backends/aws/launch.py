@@ -1,0 +1,127 @@
+"""A machine ordered from EC2: once, whatever is lost on the way, in the first subnet whose zone has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dstackweb.backends.aws import ami, machines, refusals, subnets
+from dstackweb.backends.aws.config import AwsConfig, in_region
+from dstackweb.backends.contract import LaunchFailed, Machine, MachineOrder, SourceFailed
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
+
+MOST_OF_A_TAG = 256
+
+
+def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
+    """The order's machine, which an earlier try may have started. Raises LaunchFailed, SourceFailed.
+
+    EC2 knows the order again by its token, but in each zone apart, and only with the same parameters. So a machine
+    with its tag is looked for first: the answer to an earlier try may have been lost, and what is configured changed.
+    """
+    try:
+        made = machines.of_order(aws, order.region, order.deployment, order.instance)
+        return made or _run(aws, config, order, ami.of(aws, config, order.region, order.instance_type))
+    except SourceFailed as failed:
+        if (refusal := refusals.refusal(failed)) is not None:
+            raise refusal from failed
+        raise
+
+
+def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> Machine:
+    """In one subnet after the other, as long as it is for the zone that there is no machine."""
+    wanted: Sequence[str | None] = config.subnets_in(order.region) or (None,)
+    zones: Mapping[str, str] | None = None
+    without: set[str] = set()
+    last: SourceFailed | None = None
+    for subnet in wanted:
+        if subnet and zones is not None and zones.get(subnet) in without:
+            continue
+        try:
+            return _run_in(aws, config, order, image, subnet)
+        except SourceFailed as failed:
+            code = refusals.said(failed).code
+            if code not in refusals.OF_THE_ZONE:
+                raise
+            last = failed
+            if len(wanted) > 1 and subnet:
+                zones = subnets.fetch(aws, config, order.region) if zones is None else zones
+                if code != "InsufficientFreeAddressesInSubnet" and subnet in zones:
+                    without.add(zones[subnet])
+    assert last is not None, "there is a subnet, or the default one"
+    raise last
+
+
+def _run_in(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None) -> Machine:
+    from dstackweb.backends.aws.client import ONCE
+
+    asked = parameters(config, order, image, subnet)
+    try:
+        answer = aws.call("ec2", order.region, "RunInstances", patience=ONCE, **asked)
+    except SourceFailed as failed:
+        code = refusals.said(failed).code
+        if code not in refusals.MADE_ALREADY:
+            raise
+        made = machines.of_order(aws, order.region, order.deployment, order.instance)
+        if made is not None:
+            return made
+        if code == "IdempotentInstanceTerminated":
+            raise LaunchFailed("refused", "its machine was started before, and has ended") from failed
+        # It is there, and not yet in the list: the next try finds it.
+        raise SourceFailed("service_error", api="ec2:RunInstances", region=order.region, text=code) from None
+    return machines.read(answer["Instances"][0], order.region)
+
+
+def parameters(config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None) -> dict[str, Any]:
+    """RunInstances' own words for an order."""
+    asked: dict[str, Any] = {
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": order.instance,
+        "ImageId": image.id,
+        "InstanceType": order.instance_type,
+        "UserData": order.user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},
+        "TagSpecifications": [
+            {
+                "ResourceType": kind,
+                "Tags": [{"Key": name, "Value": value} for name, value in tags(config, order).items()],
+            }
+            for kind in ("instance", "volume")
+        ],
+    }
+    if image.root_device:
+        disk = {"VolumeSize": max(config.disk_gb, image.least_gb), "VolumeType": "gp3", "DeleteOnTermination": True}
+        asked["BlockDeviceMappings"] = [{"DeviceName": image.root_device, "Ebs": disk}]
+    if order.spot:
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+    if profile := in_region(config.instance_profile, order.region):
+        asked["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    if ssh_key := in_region(config.ssh_key, order.region):
+        asked["KeyName"] = ssh_key
+    groups = list(in_region(config.security_groups, order.region) or ())
+    if subnet or not config.public_ip:
+        # A public address is a property of an interface, which then has the subnet and the groups too.
+        interface: dict[str, Any] = {"DeviceIndex": 0, "AssociatePublicIpAddress": config.public_ip}
+        asked["NetworkInterfaces"] = [
+            {**interface, **({"SubnetId": subnet} if subnet else {}), **({"Groups": groups} if groups else {})}
+        ]
+    elif groups:
+        asked["SecurityGroupIds"] = groups
+    return asked
+
+
+def tags(config: AwsConfig, order: MachineOrder) -> dict[str, str]:
+    """The configured ones, those by which machines are found again, and what people look for in AWS's console."""
+    for_people = {"dstackweb:project": order.project, "dstackweb:run": order.run}
+    return {
+        "Name": f"dstackweb {order.run}".strip()[:MOST_OF_A_TAG],
+        **config.tags,
+        **{name: value[:MOST_OF_A_TAG] for name, value in for_people.items() if value},
+        machines.DEPLOYMENT_TAG: order.deployment,
+        machines.INSTANCE_TAG: order.instance,
+    }

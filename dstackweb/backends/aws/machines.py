@@ -1,0 +1,102 @@
+"""EC2's instances as machines: those of a deployment, one that an order made, and their ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dstackweb.backends.aws.refusals import said
+from dstackweb.backends.contract import Machine, MachineState, SourceFailed
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
+
+DEPLOYMENT_TAG = "dstackweb:deployment"
+INSTANCE_TAG = "dstackweb:instance"
+
+STATES: Mapping[str, MachineState] = {
+    "pending": MachineState.STARTING,
+    "running": MachineState.RUNNING,
+    "shutting-down": MachineState.ENDING,
+    "stopping": MachineState.ENDING,
+    "stopped": MachineState.ENDING,
+    "terminated": MachineState.GONE,
+}
+INTERRUPTED = {"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
+"""State reasons of a spot instance that AWS took back."""
+
+MOST_IDS = 100
+_ID = re.compile(r"\bi-[0-9a-f]+\b")
+_UNKNOWN_IDS = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"}
+
+
+def of_deployment(aws: Aws, region: str, deployment: str) -> list[Machine]:
+    """Those that carry the deployment's tag, for about an hour also those that were terminated. Raises SourceFailed."""
+    return list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment}))
+
+
+def of_order(aws: Aws, region: str, deployment: str, instance: str) -> Machine | None:
+    """The machine that an order made: of several, one that lives. Raises SourceFailed."""
+    found = list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment, INSTANCE_TAG: instance}))
+    order = list(MachineState)
+    return min(
+        found, key=lambda machine: (machine.state == MachineState.GONE, order.index(machine.state)), default=None
+    )
+
+
+def terminate(aws: Aws, region: str, cloud_ids: Sequence[str]) -> None:
+    """Those that aren't there are no error. Raises SourceFailed."""
+    wanted = list(dict.fromkeys(cloud_ids))
+    for start in range(0, len(wanted), MOST_IDS):
+        _terminate(aws, region, wanted[start : start + MOST_IDS])
+
+
+def read(described: Mapping[str, Any], region: str) -> Machine:
+    """What EC2 says of an instance."""
+    tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
+    state = STATES.get(described["State"]["Name"], MachineState.RUNNING)
+    why, text = "", ""
+    if state in (MachineState.ENDING, MachineState.GONE):
+        reason = described.get("StateReason") or {}
+        code, text = reason.get("Code", ""), reason.get("Message", "") or described.get("StateTransitionReason", "")
+        why = "interrupted" if code in INTERRUPTED else "cloud" if code else ""
+    return Machine(
+        instance=tags.get(INSTANCE_TAG, ""),
+        cloud_id=described["InstanceId"],
+        region=region,
+        state=state,
+        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
+        address=described.get("PrivateIpAddress", ""),
+        launched_at=described.get("LaunchTime"),
+        why=why,
+        text=text,
+    )
+
+
+def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[Machine]:
+    filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
+    for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=1000):
+        for reservation in page.get("Reservations", ()):
+            for described in reservation.get("Instances", ()):
+                yield read(described, region)
+
+
+def _terminate(aws: Aws, region: str, cloud_ids: list[str]) -> None:
+    """One unknown ID makes EC2 refuse all of them, so that they are asked again without it."""
+    while cloud_ids:
+        try:
+            aws.call("ec2", region, "TerminateInstances", InstanceIds=cloud_ids)
+        except SourceFailed as failed:
+            answer = said(failed)
+            if answer.code not in _UNKNOWN_IDS:
+                raise
+            unknown = set(_ID.findall(answer.text)) & set(cloud_ids)
+            if not unknown:
+                if len(cloud_ids) > 1:
+                    for cloud_id in cloud_ids:
+                        _terminate(aws, region, [cloud_id])
+                return
+            cloud_ids = [cloud_id for cloud_id in cloud_ids if cloud_id not in unknown]
+        else:
+            return

@@ -1,0 +1,116 @@
+"""What EC2 answers to a launch: which refusals are about this machine, and which say nothing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dstackweb.backends.contract import LaunchFailed, SourceFailed
+
+NO_CAPACITY = "no_capacity"
+NETWORK = "network"
+
+CODES: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "InsufficientCapacity",
+            "InsufficientCapacityOnHost",
+            "InsufficientHostCapacity",
+            "InsufficientInstanceCapacity",
+            "InsufficientReservedInstanceCapacity",
+            "InsufficientVolumeCapacity",
+            "ReservationCapacityExceeded",
+            "UnfulfillableCapacity",
+        ),
+        NO_CAPACITY,
+    ),
+    **dict.fromkeys(
+        (
+            "AddressLimitExceeded",
+            "InstanceLimitExceeded",
+            "MaxIOPSLimitExceeded",
+            "MaxSpotInstanceCountExceeded",
+            "NetworkInterfaceLimitExceeded",
+            "PrivateIpAddressLimitExceeded",
+            "ResourceLimitExceeded",
+            "VcpuLimitExceeded",
+            "VolumeLimitExceeded",
+        ),
+        "quota",
+    ),
+    **dict.fromkeys(("SpotMaxPriceTooLow",), "spot_price"),
+    **dict.fromkeys(
+        (
+            "InvalidAMIAttributeItemValue",
+            "InvalidAMIID.Malformed",
+            "InvalidAMIID.NotFound",
+            "InvalidAMIID.Unavailable",
+            "InvalidAMIName.NotFound",
+        ),
+        "ami",
+    ),
+    **dict.fromkeys(
+        (
+            "DefaultSubnetDoesNotExist",
+            "DefaultVpcDoesNotExist",
+            "InsufficientFreeAddressesInSubnet",
+            "InvalidGroup.NotFound",
+            "InvalidGroupId.Malformed",
+            "InvalidSecurityGroupID.NotFound",
+            "InvalidSecurityGroupId.Malformed",
+            "InvalidSubnet",
+            "InvalidSubnetID.Malformed",
+            "InvalidSubnetID.NotFound",
+            "InvalidVpcID.NotFound",
+            "SecurityGroupsPerInstanceLimitExceeded",
+            "SecurityGroupsPerInterfaceLimitExceeded",
+            "VPCIdNotSpecified",
+        ),
+        NETWORK,
+    ),
+}
+"""EC2's codes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html) as those of LaunchFailed.
+
+All others of the kind "the request is wrong" are `refused`, and those of the kind "the service is" say nothing.
+"""
+
+OF_THE_ZONE = {
+    "InsufficientFreeAddressesInSubnet",
+    "Unsupported",
+    *(c for c, is_ in CODES.items() if is_ == NO_CAPACITY),
+}
+"""Another subnet may do, where there is one."""
+MADE_ALREADY = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
+"""The order was carried out before: its machine is found by its tag."""
+
+
+class Answer(NamedTuple):
+    """AWS's own words for why it failed; empty where it gave no answer."""
+
+    code: str
+    text: str
+    status: int
+
+
+def said(failed: SourceFailed) -> Answer:
+    """What AWS said that made this failure."""
+    response = getattr(failed.__cause__, "response", None) or {}
+    told = response.get("Error", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return Answer(told.get("Code", ""), told.get("Message", ""), int(status))
+
+
+def refusal(failed: SourceFailed) -> LaunchFailed | None:
+    """What a failed launch says of the machine that was asked for; None: nothing, so it may be asked for again."""
+    answer = said(failed)
+    if failed.code == "access_denied":
+        return LaunchFailed("not_allowed", answer.text, action=failed.data["action"])
+    if answer.code == "AuthFailure" and "images" in answer.text:
+        return LaunchFailed("ami", answer.text)
+    if answer.code == "OptInRequired" and "arketplace" in answer.text:
+        return LaunchFailed("ami", answer.text)
+    if answer.code in CODES:
+        return LaunchFailed(CODES[answer.code], answer.text)
+    if failed.code == "service_error" and answer.code and answer.status < 500:
+        return LaunchFailed("refused", f"{answer.code}: {answer.text}")
+    return None
