@@ -30,7 +30,7 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
     ]
     found: dict[str, Decimal] = {}
     pages = aws.pages(
-        "pricing", _endpoint(aws, region), "GetProducts", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100
+        "pricing", endpoint(aws, region), "GetProducts", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100
     )
     for page in pages:
         for product in page.get("PriceList", ()):
@@ -66,7 +66,7 @@ def _amount(text: str | None) -> Decimal:
         return Decimal(0)
 
 
-def _endpoint(aws: Aws, region: str) -> str:
+def endpoint(aws: Aws, region: str) -> str:
     """The API, which tells all regions' prices, is in few of them."""
     there = aws.regions_of("pricing", region)
     return region if region in there or not there else HOME if HOME in there else there[0]

@@ -64,15 +64,21 @@ def code_of(instance_type: str, *, spot: bool) -> str | None:
 
 def fetch(aws: Aws, region: str) -> dict[str, Quota]:
     """The account's quotas, by code, as far as Service Quotas lists them. Raises SourceFailed."""
-    limits: dict[str, int] = {}
+    listed = limits(aws, region)
+    if not listed:
+        return {}
+    used = _used(aws, region)
+    return {code: Quota(limit, used[code]) for code, limit in sorted(listed.items())}
+
+
+def limits(aws: Aws, region: str) -> dict[str, int]:
+    """How many vCPUs may run, by quota. Raises SourceFailed."""
+    found: dict[str, int] = {}
     for page in aws.pages("service-quotas", region, "ListServiceQuotas", ServiceCode="ec2", MaxResults=100):
         for quota in page.get("Quotas", ()):
             if quota.get("QuotaCode") in KNOWN and "Value" in quota:
-                limits[quota["QuotaCode"]] = int(quota["Value"])
-    if not limits:
-        return {}
-    used = _used(aws, region)
-    return {code: Quota(limit, used[code]) for code, limit in sorted(limits.items())}
+                found[quota["QuotaCode"]] = int(quota["Value"])
+    return found
 
 
 def _used(aws: Aws, region: str) -> Counter[str]:

@@ -1,0 +1,289 @@
+"""Testing a connection: what an AWS backend may and can do, tried for real before runs depend on it.
+
+Nothing is started or changed: launches and ends are asked with `DryRun`. All regions are asked at once, and what has
+not answered in time is told as such. It waits for the network: never call it within a transaction.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections
+
+from dstackweb.backends.aws import ami, launch, prices, quotas, reach, refusals
+from dstackweb.backends.aws.config import AwsConfig, in_region
+from dstackweb.backends.contract import LaunchFailed, MachineOrder, SourceFailed
+
+if TYPE_CHECKING:
+    from dstackweb.backends.aws.client import Aws
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 25.0
+"""A person waits."""
+ASKERS = 12
+HOME = "us-east-1"
+OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
+NOT_SIGNED_IN = {"bad_credentials", "no_credentials", "unreachable"}
+"""Failures after which nothing else would answer."""
+NO_MACHINE = "i-00000000000000000"
+MAY_BE_DONE = {"DryRunOperation", "InvalidInstanceID.NotFound"}
+"""What a trial is answered with that passed the permissions."""
+SHOWN_QUOTAS = {"standard": ("m",), "g": ("g",), "p": ("p4", "p5")}
+"""By name, the families that stand for those that share their quotas."""
+
+
+class State(enum.StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """Not shown to work, or not as one would like."""
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """Not asked, since something before it failed."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one step: a code with its numbers. `region` is empty where it concerns all; `errors` are those of
+    SourceFailed, one for each question that failed."""
+
+    step: str
+    state: State
+    region: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    errors: tuple[Mapping[str, Any], ...] = ()
+
+
+class Question(NamedTuple):
+    """A call that is made only to see whether it may be."""
+
+    service: str
+    operation: str
+    params: Mapping[str, Any]
+
+
+QUESTIONS: Mapping[str, Sequence[Question]] = {
+    "instance_types": (
+        Question("ec2", "DescribeInstanceTypes", {"MaxResults": 5}),
+        Question("ec2", "DescribeInstanceTypeOfferings", {"MaxResults": 5}),
+    ),
+    "spot_prices": (
+        Question("ec2", "DescribeSpotPriceHistory", {"MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]}),
+    ),
+    "usage": (
+        Question("ec2", "DescribeInstances", {"MaxResults": 5}),
+        Question("ec2", "DescribeSpotInstanceRequests", {"MaxResults": 5}),
+    ),
+}
+
+
+def check(config: AwsConfig, secret_access_key: str, public_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
+    """Whose account it is, whether instances can call this server, and then each region's findings, in order."""
+    ends = time.monotonic() + limit_s
+    pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="check")
+    try:
+        url = pool.submit(_reached, public_url, config.allow_private_url)
+        identity, *others = _Check(config, secret_access_key, pool, ends).run()
+        return [identity, *_gather([("public_url", "", url)], ends), *others]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+Asked = tuple[str, str, "Future[Finding]"]
+
+
+class _Check:
+    """One test of one configuration."""
+
+    def __init__(self, config: AwsConfig, secret: str, pool: ThreadPoolExecutor, ends: float) -> None:
+        from dstackweb.backends.aws import client
+
+        self.regions, self.home = config.regions, _home(config.regions)
+        self.config = config.model_copy(update={"regions": (self.home, *config.regions)})
+        patience = client.Patience("standard", attempts=1, connect_s=3, read_s=8, turn_s=3)
+        self.aws: Aws = client.Aws(self.config, secret, patience=patience)
+        self.pool, self.ends = pool, ends
+
+    def run(self) -> list[Finding]:
+        (identity,) = _gather([self._ask("identity", "", self._identity)], self.ends)
+        if identity.state is State.FAILED:
+            return [identity, *(Finding("enabled", State.SKIPPED, region) for region in self.regions)]
+        (there,) = _gather([self._ask("regions", "", self._regions)], self.ends)
+        asked: list[Finding | Asked] = []
+        for region in self.regions:
+            enabled = _enabled(region, there)
+            asked.append(enabled)
+            if enabled.state is not State.FAILED:
+                asked += [self._ask(step, region, partial(ask, region)) for step, ask in self._steps(region)]
+        answers = iter(_gather([one for one in asked if not isinstance(one, Finding)], self.ends))
+        return [identity, *(one if isinstance(one, Finding) else next(answers) for one in asked)]
+
+    def _steps(self, region: str) -> Iterator[tuple[str, Callable[[str], Mapping[str, Any] | Finding]]]:
+        yield "instance_types", partial(self._questions, "instance_types")
+        yield "prices", self._prices
+        yield "spot_prices", partial(self._questions, "spot_prices")
+        yield "quotas", self._quotas
+        yield "usage", partial(self._questions, "usage")
+        if self.config.subnets_in(region):
+            yield "subnets", self._subnets
+        yield "image", self._image
+        yield "launch", self._launch
+        yield "end", self._end
+
+    def _ask(self, step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Asked:
+        return step, region, self.pool.submit(_answered, step, region, ask)
+
+    def _identity(self) -> Mapping[str, Any]:
+        told = self.aws.call("sts", self.home, "GetCallerIdentity")
+        return {"account": told["Account"], "arn": told["Arn"]}
+
+    def _regions(self) -> Mapping[str, Any]:
+        told = self.aws.call("ec2", self.home, "DescribeRegions", AllRegions=True)
+        return {row["RegionName"]: row.get("OptInStatus", "") for row in told.get("Regions", ())}
+
+    def _questions(self, step: str, region: str) -> Mapping[str, Any] | Finding:
+        errors = []
+        for question in QUESTIONS[step]:
+            try:
+                self.aws.call(question.service, region, question.operation, **question.params)
+            except SourceFailed as failed:
+                errors.append(failed)
+        return _failed(step, region, errors) if errors else {}
+
+    def _prices(self, region: str) -> Mapping[str, Any]:
+        self.aws.call(
+            "pricing", prices.endpoint(self.aws, region), "GetProducts", ServiceCode="AmazonEC2", MaxResults=1
+        )
+        return {}
+
+    def _quotas(self, region: str) -> Mapping[str, Any] | Finding:
+        limits = quotas.limits(self.aws, region)
+        told = {
+            name: {
+                market: max(limits.get(getattr(quotas.FAMILIES[family], market), 0) for family in families)
+                for market in ("on_demand", "spot")
+            }
+            for name, families in SHOWN_QUOTAS.items()
+        }
+        if not any((*told["g"].values(), *told["p"].values())):
+            return Finding("quotas", State.WARNING, region, {"code": "no_gpus", **told})
+        return told
+
+    def _subnets(self, region: str) -> Mapping[str, Any]:
+        told = self.aws.call("ec2", region, "DescribeSubnets", SubnetIds=list(self.config.subnets_in(region)))
+        return {"zones": sorted({subnet["AvailabilityZone"] for subnet in told.get("Subnets", ())})}
+
+    def _image(self, region: str) -> Mapping[str, Any]:
+        ids = self._images(region)
+        told = self.aws.call("ec2", region, "DescribeImages", ImageIds=ids).get("Images", ())
+        if len(told) < len(set(ids)):
+            raise LaunchFailed("ami", ", ".join(ids))
+        return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in told]}
+
+    def _images(self, region: str) -> list[str]:
+        """The configured one; or those that AWS publishes, with GPUs' driver and without. Nothing kept is used."""
+        if said := in_region(self.config.ami, region):
+            return [said]
+        names = [ami.PARAMETERS[self.config.architectures[0], gpus] for gpus in (True, False)]
+        told = [self.aws.call("ssm", region, "GetParameter", Name=name) for name in names]
+        return [one["Parameter"]["Value"] for one in told]
+
+    def _launch(self, region: str) -> Mapping[str, Any] | Finding:
+        """On demand and spot, each as a run's would be, but for being tried only."""
+        try:
+            image = ami.Image(self._images(region)[-1], root_device="", least_gb=0)
+        except SourceFailed:
+            return Finding("launch", State.SKIPPED, region, {"code": "no_image"})
+        errors = []
+        for spot in (False, True):
+            order = MachineOrder(
+                str(uuid.uuid4()),
+                "test",
+                region,
+                self._instance_type(),
+                spot,
+                "#!/bin/sh\n",
+                run="test of the connection",
+            )
+            subnet = next(iter(self.config.subnets_in(region)), None)
+            errors += self._tried(region, "RunInstances", launch.parameters(self.config, order, image, subnet))
+        return _failed("launch", region, errors) if errors else {"instance_type": self._instance_type()}
+
+    def _instance_type(self) -> str:
+        small = "t3.micro" if "x86_64" in self.config.architectures else "t4g.micro"
+        return next(iter(self.config.instance_types or ()), small)
+
+    def _end(self, region: str) -> Mapping[str, Any] | Finding:
+        errors = self._tried(region, "TerminateInstances", {"InstanceIds": [NO_MACHINE]})
+        return _failed("end", region, errors) if errors else {}
+
+    def _tried(self, region: str, operation: str, params: Mapping[str, Any]) -> list[SourceFailed]:
+        """Why it may not be done; empty where it may. EC2 looks at permissions before it looks at what is asked."""
+        try:
+            self.aws.call("ec2", region, operation, DryRun=True, **params)
+        except SourceFailed as failed:
+            return [] if refusals.said(failed).code in MAY_BE_DONE else [failed]
+        return []
+
+
+def _home(regions: Sequence[str]) -> str:
+    """Where the account itself is asked: a region that it surely has, in the partition of those configured."""
+    return regions[0] if regions[0].startswith(OTHER_PARTITIONS) else HOME
+
+
+def _enabled(region: str, there: Finding) -> Finding:
+    """What DescribeRegions says of a region; a warning where it could not be asked."""
+    if there.state is not State.OK:
+        return Finding("enabled", State.WARNING, region, there.detail, there.errors)
+    status = there.detail.get(region)
+    if status is None:
+        return Finding("enabled", State.FAILED, region, {"code": "unknown_region"})
+    if status == "not-opted-in":
+        return Finding("enabled", State.FAILED, region, {"code": "not_enabled"})
+    return Finding("enabled", State.OK, region)
+
+
+def _reached(url: str, allow_private: bool) -> Finding:
+    told = reach.look(url, allow_private=allow_private)
+    return Finding("public_url", State(reach.STATES[told["code"]]), detail=told)
+
+
+def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Finding:
+    """What comes of a step, in a thread of the pool, whose connection to the database is its own."""
+    try:
+        told = ask()
+        return told if isinstance(told, Finding) else Finding(step, State.OK, region, told)
+    except SourceFailed as failed:
+        return _failed(step, region, [failed])
+    except LaunchFailed as failed:
+        return Finding(step, State.FAILED, region, {"code": failed.code, "text": failed.text})
+    except Exception as error:
+        log.warning("testing a connection: %s %s", step, region, exc_info=True)
+        return _failed(step, region, [SourceFailed("other", text=f"{type(error).__name__}: {error}")])
+    finally:
+        connections.close_all()
+
+
+def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding:
+    """What was only asked too often may well work later. Who one is need not be known."""
+    codes = {failed.code for failed in failures}
+    harmless = codes <= {"throttled"} or (step == "identity" and not codes & NOT_SIGNED_IN)
+    errors = tuple({"code": failed.code, **failed.data} for failed in failures)
+    return Finding(step, State.WARNING if harmless else State.FAILED, region, errors=errors)
+
+
+def _gather(asked: Sequence[Asked], ends: float) -> list[Finding]:
+    """The findings that have come by then, and a word for each of the others."""
+    wait([one for *_, one in asked], max(0.0, ends - time.monotonic()))
+    return [
+        one.result() if one.done() else Finding(step, State.FAILED, region, {"code": "no_answer"})
+        for step, region, one in asked
+    ]

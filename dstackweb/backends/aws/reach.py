@@ -1,0 +1,88 @@
+"""Whether instances could reach this server at its public URL: what the URL says, and what comes of asking it."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from dstackweb.backends.aws import public_url
+from dstackweb.lib.addresses import is_loopback
+
+TIMEOUT_S = 6.0
+MOST_BYTES = 1000
+
+STATES: Mapping[str, str] = {
+    "missing": "failed",
+    "not_https": "failed",
+    "private": "failed",
+    "no_such_name": "failed",
+    "certificate": "failed",
+    "other_server": "failed",
+    "redirect": "failed",
+    "resolves_private": "warning",
+    "no_answer": "warning",
+    "ok": "ok",
+}
+"""By code. A server behind some routers can't call itself by its public name, so that no answer proves nothing; and the
+name of a machine is often its own private address in its own files."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def look(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """A code of STATES with its data; asks `{url}/healthz` unless the URL alone won't do. Never raises."""
+    told: dict[str, Any] = {"code": "ok", "url": url}
+    if problem := public_url.problem(url, allow_private=allow_private):
+        return {**told, "code": problem}
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxied = parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+    try:
+        # Behind a proxy, names of the world outside often have no addresses.
+        addresses = [] if proxied else _addresses(host, parts.port or (443 if parts.scheme == "https" else 80))
+    except OSError as error:
+        return {**told, "code": "no_such_name", "host": host, "text": str(error)}
+    if (code := _asked(f"{url.rstrip('/')}/healthz", host, timeout_s, told)) != "ok":
+        return {**told, "code": code}
+    private = [address for address in addresses if not ipaddress.ip_address(address).is_global]
+    if private and not allow_private:
+        return {**told, "code": "resolves_private", "host": host, "address": private[0]}
+    return told
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]).partition("%")[0] for *_, address in found})
+
+
+def _asked(url: str, host: str, timeout_s: float, told: dict[str, Any]) -> str:
+    """A code; what was seen is put into `told`. Proxies are for others than this machine."""
+    own = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
+    try:
+        with urllib.request.build_opener(_NoRedirects, *own).open(url, timeout=timeout_s) as answer:
+            return "ok" if _is_ours(answer.read(MOST_BYTES)) else "other_server"
+    except urllib.error.HTTPError as error:
+        told.update(status=error.code, to=error.headers.get("Location", ""))
+        return "redirect" if 300 <= error.code < 400 else "other_server"
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        told["text"] = str(reason)
+        return "certificate" if isinstance(reason, ssl.SSLCertVerificationError) else "no_answer"
+
+
+def _is_ours(body: bytes) -> bool:
+    try:
+        return bool(json.loads(body) == {"status": "ok"})
+    except ValueError:
+        return False

@@ -1,0 +1,167 @@
+"""Testing a connection, against the cloud: what is found, what it is called and what helps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from dstackweb.backends.aws import check, check_words, config, policy, reach
+from dstackweb.backends.aws.check import Finding, State
+from tests.cloud import Cloud
+from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OK, WARNING, FAILED, SKIPPED = State
+STEPS = ["enabled", "instance_types", "prices", "spot_prices", "quotas", "usage", "image", "launch", "end"]
+
+
+@pytest.fixture(autouse=True)
+def reached_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "look", lambda url, allow_private: {"code": "ok", "url": url})
+
+
+def found_in(
+    cloud: Cloud, *regions: str, secret: str = SECRET_KEY, limit_s: float = 25.0, **said: Any
+) -> list[Finding]:
+    asked = {"regions": regions or ["us-east-1"], "endpoint_url": cloud.url, **said}
+    asked["credentials"] = {"access_key_id": ACCESS_KEY}
+    return check.check(config.read(asked), secret, "https://gpus.example.org", limit_s=limit_s)
+
+
+def states(findings: list[Finding], region: str = "us-east-1") -> dict[str, State]:
+    return {one.step: one.state for one in findings if one.region == region}
+
+
+def words(findings: list[Finding], step: str, region: str = "us-east-1") -> str:
+    (one,) = [one for one in findings if (one.step, one.region) == (step, region)]
+    line = check_words.line(one)
+    return f"{line.told} {line.todo}"
+
+
+def test_an_account_that_may_do_all_passes_in_every_region(cloud: Cloud) -> None:
+    found = found_in(cloud, "us-east-1", "eu-west-1")
+    assert {one.state for one in found} == {OK}
+    assert [one.step for one in found] == ["identity", "public_url", *STEPS, *STEPS]
+    assert "account 123456789012" in words(found, "identity", "")
+    assert "G, VT 64" in words(found, "quotas")
+    assert "ami-" in words(found, "image")
+    report = check_words.report(found)
+    assert (report.summary, report.missing) == ("Everything works.", "")
+    assert cloud.machines() == []
+
+
+def test_what_the_policy_lacks_is_named_and_ready_to_paste(cloud: Cloud) -> None:
+    cloud.deny("ec2", "RunInstances")
+    cloud.deny("servicequotas", "ListServiceQuotas")
+    cloud.deny("pricing", "GetProducts")
+    cloud.deny("ssm", "GetParameter", "eu-west-1")
+    found = found_in(cloud, "us-east-1", "eu-west-1")
+    denied = {step for step, state in states(found).items() if state is FAILED}
+    assert denied == {"launch", "quotas", "prices"}
+    assert states(found, "eu-west-1")["image"] is FAILED
+    assert states(found, "eu-west-1")["launch"] is SKIPPED
+    assert "lacks ec2:RunInstances" in words(found, "launch")
+    missing = check_words.report(found).missing
+    for action in ("ec2:RunInstances", "servicequotas:ListServiceQuotas", "pricing:GetProducts", "ssm:GetParameter"):
+        assert f'"{action}"' in missing
+
+
+@pytest.mark.parametrize(
+    ("action", "step"),
+    [
+        ("DescribeInstanceTypes", "instance_types"),
+        ("DescribeInstanceTypeOfferings", "instance_types"),
+        ("DescribeSpotPriceHistory", "spot_prices"),
+        ("DescribeInstances", "usage"),
+        ("DescribeSpotInstanceRequests", "usage"),
+        ("DescribeImages", "image"),
+        ("TerminateInstances", "end"),
+    ],
+)
+def test_each_permission_has_its_step(cloud: Cloud, action: str, step: str) -> None:
+    cloud.deny("ec2", action)
+    found = found_in(cloud)
+    assert [name for name, state in states(found).items() if state is FAILED] == [step]
+    assert f"ec2:{action}" in words(found, step)
+
+
+def test_every_action_that_is_tried_is_in_the_policy(cloud: Cloud) -> None:
+    found_in(cloud, subnets="subnet-0a1b2c3d")
+    asked = {f"{call['service']}:{call['action']}" for call in cloud.calls()} - {"sts:GetCallerIdentity"}
+    assert asked <= {*policy.READING, *policy.STARTING}
+
+
+def test_a_wrong_secret_stops_there_and_says_so(cloud: Cloud) -> None:
+    found = found_in(cloud, secret="wrong")
+    assert [(one.step, one.state) for one in found] == [
+        ("identity", FAILED),
+        ("public_url", OK),
+        ("enabled", SKIPPED),
+    ]
+    assert "AWS refuses the credentials" in words(found, "identity", "")
+    assert cloud.count("ec2") == 0
+
+
+def test_a_region_that_is_unknown_or_not_enabled_is_told_and_the_others_are_tested(cloud: Cloud) -> None:
+    cloud.region("me-south-1", enabled=False)
+    found = found_in(cloud, "eu-nowhere-1", "me-south-1", "us-east-1")
+    assert states(found, "eu-nowhere-1") == {"enabled": FAILED}
+    assert states(found, "me-south-1") == {"enabled": FAILED}
+    assert "no such region" in words(found, "enabled", "eu-nowhere-1")
+    assert "Enable it" in words(found, "enabled", "me-south-1")
+    assert set(states(found).values()) == {OK}
+
+
+def test_without_the_list_of_regions_they_are_tested_all_the_same(cloud: Cloud) -> None:
+    cloud.deny("ec2", "DescribeRegions")
+    found = found_in(cloud)
+    assert states(found)["enabled"] is WARNING
+    assert states(found)["launch"] is OK
+
+
+def test_a_throttle_is_a_warning_and_not_a_fault(cloud: Cloud) -> None:
+    cloud.throttle("servicequotas")
+    found = found_in(cloud)
+    assert states(found)["quotas"] is WARNING
+    assert "asked too often" in words(found, "quotas")
+    assert check_words.report(found).state == "warning"
+
+
+def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
+    found = found_in(cloud, endpoint_url="http://127.0.0.1:1")
+    assert found[0].state is FAILED
+    assert "http://127.0.0.1:1/ can't be reached" in words(found, "identity", "")
+
+
+def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> None:
+    cloud.latency(3, "pricing")
+    began = time.monotonic()
+    found = found_in(cloud, limit_s=2)
+    assert time.monotonic() - began < 3
+    assert {step for step, state in states(found).items() if state is FAILED} == {"prices"}
+    assert "not answered in time" in words(found, "prices")
+
+
+def test_an_account_without_gpu_quotas_learns_where_to_ask_for_them(cloud: Cloud) -> None:
+    for code in ("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC", "L-C4BD4855"):
+        cloud.quota(code, 0)
+    found = found_in(cloud)
+    assert states(found)["quotas"] is WARNING
+    assert "Service Quotas" in words(found, "quotas")
+
+
+def test_an_image_that_is_not_there_is_told(cloud: Cloud) -> None:
+    found = found_in(cloud, ami="ami-0123456789abcdef0")
+    assert states(found)["image"] is FAILED
+
+
+def test_all_regions_are_asked_at_once(cloud: Cloud) -> None:
+    cloud.latency(0.2)
+    began = time.monotonic()
+    found = found_in(cloud, "us-east-1", "eu-west-1", "eu-central-1", "us-west-2")
+    calls = cloud.count()
+    assert {one.state for one in found} == {OK}
+    assert time.monotonic() - began < calls * 0.2 / 4

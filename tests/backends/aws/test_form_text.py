@@ -1,0 +1,83 @@
+"""An AWS backend's configuration as the fields of a form, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.backends.aws import config, form_text
+
+REGIONS = ["eu-west-1", "us-east-1", "cn-north-1"]
+ids = st.from_regex(r"(subnet|sg|ami)-[0-9a-f]{8}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z][\w+=.@-]{0,20}", fullmatch=True)
+lists = st.lists(ids, min_size=1, max_size=3, unique=True)
+
+
+def by_region(one: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return one | st.dictionaries(st.sampled_from(["*", *REGIONS]), one, min_size=1)
+
+
+configs = st.fixed_dictionaries(
+    {"regions": st.permutations(REGIONS)},
+    optional={
+        "credentials": st.sampled_from(
+            [
+                "default",
+                {"profile": "gpus"},
+                {"role_arn": "arn:aws:iam::123456789012:role/dw", "external_id": "x 1"},
+            ]
+        ),
+        "families": st.lists(st.sampled_from(["g5", "p5", "u-6tb1"]), min_size=1, unique=True),
+        "instance_types": st.just(["g5.xlarge"]),
+        "architectures": st.lists(st.sampled_from(["x86_64", "arm64"]), min_size=1, unique=True),
+        "subnets": by_region(lists),
+        "security_groups": by_region(lists),
+        "instance_profile": by_region(names | st.just("arn:aws:iam::123456789012:instance-profile/dw")),
+        "ami": by_region(ids),
+        "ssh_key": by_region(names),
+        "tags": st.dictionaries(names.filter(lambda name: "=" not in name), names, max_size=3),
+        "public_ip": st.booleans(),
+        "disk_gb": st.integers(8, 16384),
+        "allow_private_url": st.booleans(),
+        "endpoint_url": st.just("http://127.0.0.1:5000"),
+    },
+)
+
+
+def typed(fields: dict[str, Any]) -> dict[str, Any]:
+    """As the form cleans what it shows."""
+    read = {name: form_text.by_region(fields[name], several=True) for name in form_text.LISTS_BY_REGION}
+    read |= {name: form_text.by_region(fields[name], several=False) for name in form_text.TEXTS_BY_REGION}
+    return {**fields, **read, "tags": form_text.tags(fields["tags"]), "secret_access_key": ""}
+
+
+@given(configs)
+def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str, Any]) -> None:
+    kept, _ = config.settle(said)
+    again, _ = config.settle(form_text.config_of(typed(form_text.fields_of(kept))))
+    before, after = config.read(kept), config.read(again)
+    assert set(after.regions) == set(before.regions)
+    assert after == before.model_copy(update={"regions": after.regions})
+
+
+def test_what_differs_by_region_has_a_line_for_each() -> None:
+    text = "eu-west-1: subnet-1, subnet-2\nus-east-1:subnet-3\n"
+    assert form_text.by_region(text, several=True) == {"eu-west-1": ["subnet-1", "subnet-2"], "us-east-1": ["subnet-3"]}
+    assert form_text.by_region("subnet-1 subnet-2", several=True) == ["subnet-1", "subnet-2"]
+    assert form_text.by_region("ami-1\neu-west-1: ami-2", several=False) == {"*": "ami-1", "eu-west-1": "ami-2"}
+    assert form_text.by_region(" \n", several=False) == ""
+
+
+@pytest.mark.parametrize("text", ["eu-west-1:", "eu-west-1: ami-1 ami-2", "ami-1 ami-2", "ami-1\nami-2"])
+def test_what_can_mean_two_things_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|nothing is said"):
+        form_text.by_region(text, several=False)
+
+
+@pytest.mark.parametrize("text", ["team", "=x"])
+def test_a_tag_has_a_name_and_a_value(text: str) -> None:
+    with pytest.raises(ValueError, match="name=value"):
+        form_text.tags(text)

@@ -1,0 +1,94 @@
+"""Whether this server answers at its public URL."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from dstackweb.backends.aws import reach
+
+
+class Healthz(BaseHTTPRequestHandler):
+    answer: tuple[int, str, bytes] = (200, "", b'{"status": "ok"}')
+
+    def do_GET(self) -> None:
+        status, to, body = self.answer if self.path == "/healthz" else (404, "", b"")
+        self.send_response(status)
+        if to:
+            self.send_header("Location", to)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Healthz)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("", "missing"),
+        ("http://gpus.example.org", "not_https"),
+        ("https://10.1.2.3", "private"),
+        ("https://localhost", "private"),
+    ],
+)
+def test_a_url_that_will_not_do_is_not_even_asked(url: str, code: str) -> None:
+    assert reach.look(url, allow_private=False)["code"] == code
+
+
+def test_this_server_is_known_by_its_answer(server: str) -> None:
+    assert reach.look(server, allow_private=True)["code"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ((200, "", b"<html>"), "other_server"),
+        ((200, "", b'{"status": "fine"}'), "other_server"),
+        ((403, "", b""), "other_server"),
+        ((302, "https://login.example.org/", b""), "redirect"),
+    ],
+)
+def test_anything_else_is_not_this_server(
+    server: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, bytes], code: str
+) -> None:
+    monkeypatch.setattr(Healthz, "answer", answer)
+    assert reach.look(server, allow_private=True)["code"] == code
+
+
+def test_no_answer_from_here_proves_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = reach.look(f"http://127.0.0.1:{port}", allow_private=True)
+    assert (told["code"], reach.STATES[told["code"]]) == ("no_answer", "warning")
+
+
+def test_a_name_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(reach.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert reach.look("https://gpus.example.org", allow_private=False)["code"] == "no_such_name"
+
+
+def test_a_name_that_is_private_from_here_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(reach, "_addresses", lambda host, port: ["10.0.0.5"])
+    monkeypatch.setattr(reach, "_asked", lambda *_: "ok")
+    told = reach.look("https://gpus.example.org", allow_private=False)
+    assert (told["code"], told["address"]) == ("resolves_private", "10.0.0.5")
+    assert reach.look("https://gpus.example.org", allow_private=True)["code"] == "ok"
