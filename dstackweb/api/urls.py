@@ -9,7 +9,21 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 
-from dstackweb.api import decisions, deployment, history, holds, hosts, instances, moves, ops, queues, runner, runs
+from dstackweb.api import (
+    backends,
+    decisions,
+    deployment,
+    history,
+    holds,
+    hosts,
+    instances,
+    moves,
+    offers,
+    ops,
+    queues,
+    runner,
+    runs,
+)
 from dstackweb.api.app import api
 
 api.add_router("/projects/{project}/runs", runs.router)
@@ -23,6 +37,8 @@ api.add_router("/projects/{project}/queues", moves.router)
 api.add_router("/runner/jobs", runner.router)
 api.add_router("/runner", instances.router)
 api.add_router("/hosts", hosts.router)
+api.add_router("/projects/{project}/offers", offers.router)
+api.add_router("/backends", backends.router)
 api.add_router("", deployment.router)
 
 

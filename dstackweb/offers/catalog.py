@@ -21,7 +21,7 @@ from dstackweb.backends import contract, registry
 from dstackweb.backends.contract import Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, flights, sources, store
-from dstackweb.offers.models import Result
+from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.requirements import Requirements
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,12 @@ class _Question:
 
 
 def backend_changed(instance: Backend, **_signal: Any) -> None:
-    """A backend was saved: all that was made of its offers is outdated."""
+    """A backend was saved: all that was made of its offers is outdated. One that keeps its row may be deleted, too."""
+    if instance.deleted_at is not None:
+        backend_deleted(instance)
+        SourceRow.objects.filter(backend=instance).delete()
+        Result.objects.filter(backend=instance).delete()
+        return
     transaction.on_commit(lambda: store.restamp(sources.catalog_name(instance.pk)))
 
 

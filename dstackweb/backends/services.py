@@ -1,0 +1,106 @@
+"""What deployment admins do with backends: set one up, change it, delete it. Secrets go in and never come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
+from django.utils import timezone
+
+from dstackweb.backends import registry
+from dstackweb.backends.aws import config as aws_config
+from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
+from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
+from dstackweb.lib.secrets import decrypt
+
+HOSTS_HAVE_NONE = "own hosts have no settings of their own as a backend: labels and the rest are each host's"
+
+
+def find(name: str) -> Backend:
+    """The backend of that name. Raises NotFound."""
+    found = Backend.objects.filter(name=name).first()
+    if found is None:
+        raise NotFound(f"no backend is called {name[:80]!r}")
+    return found
+
+
+def put(name: str, kind: str, config: Mapping[str, Any], *, enabled: bool = True) -> tuple[Backend, bool]:
+    """Set a backend up, or change all that is set of it; also whether it is new. The same again changes nothing.
+
+    A secret that isn't said stays, if it belongs to the same access key. Raises Invalid, each error with its place
+    in `type` or `config`, and Conflict where the name belongs to a backend of another kind.
+    """
+    if kind not in registry.KINDS:
+        raise Invalid.at("type", msg=f"`type` should be one of {', '.join(sorted(registry.KINDS))}, not {kind[:80]!r}")
+    with transaction.atomic():
+        current = Backend.objects.select_for_update(no_key=True).filter(name=name).first()
+        if current is not None and current.kind != kind:
+            raise Conflict(f"{name} is a backend of the type {current.kind}: delete it first, or choose another name")
+        kept = current.secret if current is not None else ""
+        settled, secret = _settle(kind, config, kept)
+        if current is None:
+            return _create(name, kind, settled, secret, enabled), True
+        same_secret = _plain(secret) == _plain(kept)
+        if (settled, same_secret, enabled) != (current.config, True, current.enabled):
+            current.config, current.enabled = settled, enabled
+            current.secret = kept if same_secret else secret
+            current.version += 1
+            current.save(update_fields=["config", "enabled", "secret", "version"])
+        return current, False
+
+
+def delete(name: str) -> None:
+    """Delete a backend: its offers are gone at once, and its name is free. Raises NotFound, and Conflict for own hosts.
+
+    One that jobs or instances of the past name keeps its row, unseen, and its secret for as long as it has instances
+    to end: those that serve nobody end now, the others with their jobs.
+    """
+    with transaction.atomic():
+        backend = find(name)
+        if backend.kind == BackendKind.HOSTS:
+            raise Conflict("the team's own hosts are no backend to delete: have each leave, or disable the backend")
+        # Before the backend's row is held: who gives a job an instance has that first as well.
+        idle = Instance.objects.filter(backend=backend, holder=None, status=InstanceStatus.RUNNING)
+        idle.update(status=InstanceStatus.STOPPING, status_s=0, why="backend_deleted")
+        held = Backend.objects.select_for_update().filter(pk=backend.pk).first()
+        if held is None:
+            raise NotFound(f"no backend is called {name!r}")
+        backend = held
+        try:
+            with transaction.atomic():
+                backend.delete()
+        except ProtectedError:
+            backend.deleted_at, backend.enabled = timezone.now(), False
+            backend.version += 1
+            backend.save(update_fields=["deleted_at", "enabled", "version"])
+
+
+def _create(name: str, kind: str, config: dict[str, Any], secret: str, enabled: bool) -> Backend:
+    try:
+        with transaction.atomic():
+            return Backend.objects.create(name=name, kind=kind, config=config, secret=secret, enabled=enabled)
+    except IntegrityError:
+        raise Conflict(f"somebody else has just made a backend called {name}") from None
+
+
+def _settle(kind: str, config: Mapping[str, Any], kept: str) -> tuple[dict[str, Any], str]:
+    try:
+        if kind == BackendKind.AWS:
+            return aws_config.settle(config, kept)
+        if config:
+            raise Invalid.at(next(iter(config)), msg=HOSTS_HAVE_NONE)
+        return {}, ""
+    except Invalid as error:
+        placed: list[FieldError] = [{**one, "loc": ["config", *one["loc"]]} for one in error.errors]
+        raise Invalid(error.detail, placed) from None
+
+
+def _plain(secret: str) -> Any:
+    """What a stored secret says; each time it is encrypted it looks different. None for one that can't be read."""
+    try:
+        return json.loads(decrypt(secret)) if secret else {}
+    except DomainError:
+        return None

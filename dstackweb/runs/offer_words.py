@@ -1,0 +1,32 @@
+"""The words for offers of any backend: why one is or isn't to be had, and why a backend could not be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from dstackweb.backends.aws import wording as aws_wording
+from dstackweb.runs import why_words
+from dstackweb.spec.requirements import Requirements
+
+OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "no_isolation"})
+
+
+def why(detail: Mapping[str, Any], needs: Requirements) -> str:
+    """How likely an offer is to be had for these needs, with its numbers (`Offer.detail`)."""
+    if detail.get("code") in OF_HOSTS:
+        wants = {"gpus": needs.gpu_count_min, "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}
+        return why_words.offer_detail({**wants, **detail})
+    return aws_wording.availability(detail)
+
+
+def failure(error: Mapping[str, Any]) -> str:
+    """Why something could not be asked, and what to do."""
+    match error.get("code"):
+        case "not_served":
+            return str(_("Nothing here serves backends of the kind %s.") % error.get("kind", ""))
+        case "failed":
+            return str(_("Its offers can't be read: %s") % error.get("text", ""))
+    return aws_wording.failure(error)

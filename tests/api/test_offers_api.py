@@ -1,0 +1,181 @@
+"""Offers over the API: clouds and own hosts, filtered, sorted, paged, with how old each source is; refresh by hand."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import Availability, Offer, SourceFailed
+from dstackweb.backends.models import Backend
+from dstackweb.offers import catalog, sources
+from tests.api.conftest import Api
+from tests.factories import join, make_host, make_project, make_user
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
+
+OFFERS = "projects/main/offers"
+REFRESH = f"{OFFERS}/refresh"
+FIELDS = {
+    "backend", "region", "instance_type", "cpus", "memory_mib", "gpu_name", "gpu_count", "gpu_memory_mib", "spot",
+    "price", "availability", "detail",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
+    catalog.forget()
+    sources.forget()
+    made = Cloud(monkeypatch, tmp_path / "asked")
+    monkeypatch.setattr(sources, "TICK_S", 60.0)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def offer(name: str, price: str, **fields: Any) -> Offer:
+    return Offer(
+        "cluster", name, fields.pop("cpus", 8), 65536, Availability.AVAILABLE, price=Decimal(price),
+        detail={"code": "quota", "fits": 2, "limit": 64, "used": 48, "needs": 8}, **fields,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cluster(cloud: Cloud, project: Project) -> Backend:
+    """A backend without sources, which says what is put into `cloud.answer`."""
+    cloud.answer = (
+        offer("g5", "1.006", region="eu", gpu_name="A10G", gpu_count=1, gpu_memory_mib=24576),
+        offer("g5", "0.4", region="eu", gpu_name="A10G", gpu_count=1, gpu_memory_mib=24576, spot=True),
+        offer("p4d", "32.77", region="us", gpu_name="A100", gpu_count=8, gpu_memory_mib=40960),
+    )
+    return Backend.objects.create(name="cluster", kind="dask")
+
+
+def named(answer: Any) -> list[tuple[str, float]]:
+    assert answer.status_code == 200, answer.content
+    return [(item["instance_type"], item["price"]) for item in answer.json()["items"]]
+
+
+def test_offers_have_the_promised_fields_and_say_why(api: Api, cluster: Backend) -> None:
+    make_host("box-1", cpus=8, gpus=2, labels={"region": "cellar"})
+    answer = api("GET", OFFERS).json()
+    first, *others = answer["items"]
+    assert all(set(item) == FIELDS for item in answer["items"])
+    assert (first["backend"], first["region"], first["instance_type"]) == ("hosts", "cellar", "box-1")
+    assert (first["price"], first["gpu_count"], first["availability"]) == (0.0, 2, "idle")
+    assert others[0]["detail"]["message"] == "Fits 2 more: 48 of 64 vCPUs are in use, and it needs 8."
+    assert (others[0]["detail"]["code"], others[0]["detail"]["fits"]) == ("quota", 2)
+    assert (answer["total"], answer["next"]) == (4, None)
+
+
+def test_it_is_filtered_and_the_cheapest_comes_first(api: Api, cluster: Backend) -> None:
+    assert named(api("GET", OFFERS)) == [("g5", 0.4), ("g5", 1.006), ("p4d", 32.77)]
+    assert named(api("GET", f"{OFFERS}?spot=true")) == [("g5", 0.4)]
+    assert named(api("GET", f"{OFFERS}?spot=false&max_price=1.5")) == [("g5", 1.006)]
+    assert named(api("GET", f"{OFFERS}?region=us&region=asia")) == [("p4d", 32.77)]
+    assert named(api("GET", f"{OFFERS}?backend=other,hosts")) == []
+    assert named(api("GET", f"{OFFERS}?sort=-gpu_memory")) == [("p4d", 32.77), ("g5", 0.4), ("g5", 1.006)]
+
+
+def test_what_a_machine_must_have_is_asked_of_the_backend(api: Api, cloud: Cloud, cluster: Backend) -> None:
+    named(api("GET", f"{OFFERS}?cpu=4.."))
+    assert cloud.asked == ["offers 4"]
+
+
+def test_hosts_that_never_have_it_are_no_offers(api: Api, project: Project) -> None:
+    make_host("small", gpus=1)
+    make_host("large", gpus=4)
+    assert named(api("GET", f"{OFFERS}?gpu=2..")) == [("large", 0.0)]
+    assert named(api("GET", f"{OFFERS}?gpu=2..&backend=hosts")) == [("large", 0.0)]
+    Backend.objects.filter(name="hosts").update(enabled=False)
+    assert named(api("GET", OFFERS)) == []
+
+
+def test_pages_follow_one_another(api: Api, cluster: Backend) -> None:
+    first = api("GET", f"{OFFERS}?limit=2").json()
+    assert (len(first["items"]), first["total"]) == (2, 3)
+    second = api("GET", f"{OFFERS}?limit=2&cursor={first['next']}").json()
+    assert [item["instance_type"] for item in second["items"]] == ["p4d"]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("gpu=A100:x..", "gpu"), ("cpu=-1", "cpu"), ("memory=lots", "memory"), ("spot=maybe", "spot"),
+        ("max_price=NaN", "max_price"), ("sort=colour", "sort"), ("cursor=x", "cursor"), ("limit=0", "limit"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_meant_is_refused_with_its_place(api: Api, project: Project, query: str, place: str) -> None:
+    answer = api("GET", f"{OFFERS}?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == ["query", place]
+
+
+def test_only_the_projects_people_see_its_offers(stranger: Api, project: Project) -> None:
+    assert stranger("GET", OFFERS).status_code == 404
+    assert Api(None)("GET", OFFERS).status_code == 401
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_source_tells_how_old_it_is_and_what_failed(
+    api: Api, cloud: Cloud, project: Project, clock: Clock
+) -> None:
+    Backend.objects.create(name="aws", kind="aws")
+    cloud.says[TYPES_US] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes", region="us")
+    sources.refresh_due(clock.now)
+    clock.pass_s(90)
+    answer = api("GET", f"{OFFERS}?backend=aws").json()
+    assert [item["region"] for item in answer["items"]] == ["eu", "eu"]
+    found = {(source["source"], source["region"]): source for source in answer["sources"]}
+    assert {key: source["state"] for key, source in found.items()} == {
+        tuple(TYPES): "fresh", tuple(SPOT): "stale", tuple(TYPES_US): "failed",
+    }  # fmt: skip
+    assert found[tuple(SPOT)]["fetched_at"] is not None
+    error = found[tuple(TYPES_US)]["error"]
+    assert (error["code"], "lacks ec2:DescribeInstanceTypes" in error["message"]) == ("access_denied", True)
+    eu = api("GET", f"{OFFERS}?region=eu").json()["sources"]
+    assert {source["region"] for source in eu} == {"eu"}
+
+
+def test_nothing_known_is_a_failed_source_and_not_just_no_offers(api: Api, cloud: Cloud, cluster: Backend) -> None:
+    cloud.answer = RuntimeError("the scheduler is away")
+    answer = api("GET", f"{OFFERS}?backend=cluster").json()
+    (source,) = answer["sources"]
+    assert (answer["items"], source["source"], source["state"]) == ([], "offers", "failed")
+    assert source["error"]["message"] == "Its offers can't be read: the scheduler is away"
+
+
+def test_a_refresh_outdates_what_is_kept_and_comes_once_in_ten_seconds(
+    api: Api, cloud: Cloud, cluster: Backend, clock: Clock
+) -> None:
+    named(api("GET", OFFERS))
+    assert api("POST", REFRESH).json() == {"items": ["cluster"]}
+    cluster.refresh_from_db()
+    assert cluster.refresh_generation == 1
+    clock.pass_s(4)
+    refused = api("POST", REFRESH)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "6")
+    Backend.objects.create(name="second", kind="dask")
+    assert api("POST", REFRESH).json() == {"items": ["second"]}
+    clock.pass_s(6)
+    assert api("POST", REFRESH, {"backends": ["cluster"]}).json() == {"items": ["cluster"]}
+
+
+def test_a_refresh_is_for_members_and_names_what_there_is(api: Api, project: Project, cluster: Backend) -> None:
+    viewer = Api(join(project, make_user("vera"), "viewer"))
+    assert viewer("POST", REFRESH).status_code == 403
+    refused = api("POST", REFRESH, {"backends": ["cluster", "hosts"]})
+    assert (refused.status_code, refused.json()["errors"][0]["loc"]) == (422, ["backends", 1])
+    Backend.objects.all().delete()
+    assert api("POST", REFRESH).json() == {"items": []}
+
+
+def test_all_projects_see_the_same_offers(member: User, cluster: Backend) -> None:
+    other = join(make_project("other"), make_user("olga"))
+    assert named(Api(other)("GET", "projects/other/offers")) == named(Api(member)("GET", OFFERS))
