@@ -47,7 +47,8 @@ class Compute:
     def __init__(self, fleet: Fleet, limits: quotas.Quotas, spot: SpotPrices) -> None:
         self.fleet, self.limits, self.spot = fleet, limits, spot
         self.capacity: list[Capacity] = []
-        self.tokens: dict[tuple[str, str], tuple[str, Reservation]] = {}
+        self.tokens: dict[tuple[str, str, str], tuple[str, Reservation]] = {}
+        """What was asked and what came of it, by region, zone (empty where none was asked for) and client token."""
         self._launching: Call | None = None
         self._again: Reservation | None = None
         self._hook()
@@ -165,10 +166,11 @@ class Compute:
     def run_instances(self, call: Call, onward: Callable[[Call], Answer]) -> Answer:
         """The checks and choices that AWS makes; moto makes the record. The fleet's lock is held."""
         form, token = call.form, call.form.get("ClientToken", "")
+        place = call.region, _zone_of(call) if token else "", token
         told = hashlib.sha256(
             json.dumps(sorted((k, v) for k, v in form.items() if k not in _UNTOLD)).encode()
         ).hexdigest()
-        if token and (known := self.tokens.get((call.region, token))):
+        if token and (known := self.tokens.get(place)):
             if known[0] != told:
                 raise Refused(
                     "IdempotentParameterMismatch",
@@ -193,7 +195,7 @@ class Compute:
             reservations = ec2_backends[quotas.ACCOUNT][call.region].reservations
             new = next(reservations[key] for key in reservations if key not in before)
             if token:
-                self.tokens[call.region, token] = (told, new)
+                self.tokens[place] = (told, new)
             for instance in new.instances:
                 for row in self.capacity:
                     if row.fits(instance.instance_type, str(instance.availability_zone), _market(form)):
@@ -216,8 +218,7 @@ class Compute:
         if market == "spot" and "spot" not in catalog.ALL[name]["SupportedUsageClasses"]:
             raise Refused("InvalidParameterCombination", f"The instance type {name} is not offered as Spot Instance.")
         backend = ec2_backends[quotas.ACCOUNT][call.region]
-        subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
-        zone = backend.get_subnet(subnet).availability_zone if subnet else form.get("Placement.AvailabilityZone")
+        zone = _zone_of(call)
         if zone and zone not in zones:
             raise Refused(
                 "Unsupported",
@@ -227,6 +228,8 @@ class Compute:
         images.stock(call.region)
         if form.get("ImageId") not in backend.amis:
             raise Refused("InvalidAMIID.NotFound", f"The image id '[{form.get('ImageId')}]' does not exist")
+        if (key := form.get("KeyName")) and key not in backend.key_pairs:
+            raise Refused("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
         count = min(most, self._within_quota(call.region, name, market, fewest))
         self._max_price(form, name, zone or zones[0])
         room = {each: self._room(name, each, market) for each in ([zone] if zone else zones)}
@@ -274,6 +277,15 @@ class Compute:
                 code = quotas.code_of(instance.instance_type, spot=instance.lifecycle == "spot") or ""
                 found[code] = found.get(code, 0) + catalog.vcpus(instance.instance_type)
         return found
+
+
+def _zone_of(call: Call) -> str:
+    """The zone that a launch asks for, by itself or by its subnet; empty: any. The client token counts within it."""
+    form = call.form
+    subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
+    if subnet:
+        return str(ec2_backends[quotas.ACCOUNT][call.region].get_subnet(subnet).availability_zone)
+    return form.get("Placement.AvailabilityZone", "")
 
 
 def _market(form: dict[str, str]) -> str:

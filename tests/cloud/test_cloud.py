@@ -327,6 +327,18 @@ class TestLaunches:
         ]
         assert [instance["InstanceId"] for instance in found["Instances"]] == first
 
+    def test_a_client_token_counts_within_the_zone_that_was_asked_for(self, cloud: Cloud) -> None:
+        anywhere = launch(cloud, ClientToken="t")
+        in_a, in_b = (
+            launch(cloud, ClientToken="t", Placement={"AvailabilityZone": f"us-east-1{zone}"}) for zone in "ab"
+        )
+        assert len({*anywhere, *in_a, *in_b}) == 3
+        assert launch(cloud, ClientToken="t", Placement={"AvailabilityZone": "us-east-1b"}) == in_b
+        assert launch(cloud, ClientToken="t") == anywhere
+
+    def test_a_key_pair_has_to_be_there(self, cloud: Cloud) -> None:
+        assert error_of(launch, cloud=cloud, KeyName="nobodys")[1] == "InvalidKeyPair.NotFound"
+
     def test_a_client_token_used_at_the_same_time_starts_its_instances_once(self, cloud: Cloud) -> None:
         got: list[list[str]] = []
         cloud.client("ec2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws import ami, machines, refusals, subnets
@@ -31,27 +31,24 @@ def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
 
 
 def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> Machine:
-    """In one subnet after the other, as long as it is for the zone that there is no machine."""
-    wanted: Sequence[str | None] = config.subnets_in(order.region) or (None,)
-    zones: Mapping[str, str] | None = None
-    without: set[str] = set()
-    last: SourceFailed | None = None
-    for subnet in wanted:
-        if subnet and zones is not None and zones.get(subnet) in without:
-            continue
+    """In one subnet after the other, as long as it is for the zone or the subnet that there is no machine."""
+    wanted: list[str | None] = list(config.subnets_in(order.region)) or [None]
+    zones: Mapping[str, str] = {}
+    failures: list[SourceFailed] = []
+    while wanted:
+        subnet = wanted.pop(0)
         try:
             return _run_in(aws, config, order, image, subnet)
         except SourceFailed as failed:
             code = refusals.said(failed).code
-            if code not in refusals.OF_THE_ZONE:
+            if code not in refusals.OF_THE_ZONE | refusals.OF_THE_SUBNET:
                 raise
-            last = failed
-            if len(wanted) > 1 and subnet:
-                zones = subnets.fetch(aws, config, order.region) if zones is None else zones
-                if code != "InsufficientFreeAddressesInSubnet" and subnet in zones:
-                    without.add(zones[subnet])
-    assert last is not None, "there is a subnet, or the default one"
-    raise last
+            failures.append(failed)
+            if subnet and wanted and code in refusals.OF_THE_ZONE:
+                zones = zones or subnets.fetch(aws, config, order.region)
+                wanted = [other for other in wanted if other and zones.get(other) != zones.get(subnet)]
+    # That one zone doesn't know the instance type matters less than that another has none left.
+    raise max(failures, key=lambda failed: refusals.said(failed).code in refusals.CODES)
 
 
 def _run_in(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None) -> Machine:

@@ -26,6 +26,7 @@ STATES: Mapping[str, MachineState] = {
 INTERRUPTED = {"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
 """State reasons of a spot instance that AWS took back."""
 
+PAGE = 1000
 MOST_IDS = 100
 _ID = re.compile(r"\bi-[0-9a-f]+\b")
 _UNKNOWN_IDS = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"}
@@ -76,7 +77,7 @@ def read(described: Mapping[str, Any], region: str) -> Machine:
 
 def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[Machine]:
     filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
-    for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=1000):
+    for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=PAGE):
         for reservation in page.get("Reservations", ()):
             for described in reservation.get("Instances", ()):
                 yield read(described, region)

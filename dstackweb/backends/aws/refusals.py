@@ -8,7 +8,6 @@ from typing import NamedTuple
 from dstackweb.backends.contract import LaunchFailed, SourceFailed
 
 NO_CAPACITY = "no_capacity"
-NETWORK = "network"
 
 CODES: Mapping[str, str] = {
     **dict.fromkeys(
@@ -66,7 +65,7 @@ CODES: Mapping[str, str] = {
             "SecurityGroupsPerInterfaceLimitExceeded",
             "VPCIdNotSpecified",
         ),
-        NETWORK,
+        "network",
     ),
 }
 """EC2's codes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html) as those of LaunchFailed.
@@ -74,14 +73,15 @@ CODES: Mapping[str, str] = {
 All others of the kind "the request is wrong" are `refused`, and those of the kind "the service is" say nothing.
 """
 
-OF_THE_ZONE = {
-    "InsufficientFreeAddressesInSubnet",
-    "Unsupported",
-    *(c for c, is_ in CODES.items() if is_ == NO_CAPACITY),
-}
-"""Another subnet may do, where there is one."""
+OF_THE_ZONE = {"Unsupported", *(code for code, means in CODES.items() if means == NO_CAPACITY)}
+OF_THE_SUBNET = {"InsufficientFreeAddressesInSubnet"}
+"""Another subnet may do, where there is one: for the former codes one in another zone."""
 MADE_ALREADY = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 """The order was carried out before: its machine is found by its tag."""
+
+
+_ENCODED = " Encoded authorization failure message"
+"""What follows are thousands of characters that only AWS can read."""
 
 
 class Answer(NamedTuple):
@@ -104,7 +104,9 @@ def refusal(failed: SourceFailed) -> LaunchFailed | None:
     """What a failed launch says of the machine that was asked for; None: nothing, so it may be asked for again."""
     answer = said(failed)
     if failed.code == "access_denied":
-        return LaunchFailed("not_allowed", answer.text, action=failed.data["action"])
+        return LaunchFailed("not_allowed", answer.text.partition(_ENCODED)[0], action=failed.data["action"])
+    if answer.code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
+        return LaunchFailed("not_allowed", answer.text, action="iam:CreateServiceLinkedRole")
     if answer.code == "AuthFailure" and "images" in answer.text:
         return LaunchFailed("ami", answer.text)
     if answer.code == "OptInRequired" and "arketplace" in answer.text:
