@@ -1,4 +1,4 @@
-"""Backends, hosts and GPUs in the admin. What a machine found out about itself is read-only here."""
+"""Hosts and GPUs in the admin. What a machine found out about itself is read-only here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts import care
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.backends.models import Backend, Gpu, Host, HostEvent
-from dstackweb.backends.registry import KINDS
+from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.spec.labels import check_labels
 
 
@@ -21,39 +20,6 @@ def _person(request: HttpRequest) -> User:
     """Whoever is signed in; the admin lets nobody else in."""
     assert isinstance(request.user, User)
     return request.user
-
-
-class BackendForm(forms.ModelForm[Backend]):
-    class Meta:
-        model = Backend
-        fields = ("name", "kind", "config", "enabled")
-
-    def clean_kind(self) -> str:
-        kind: str = self.cleaned_data["kind"]
-        if kind not in KINDS:
-            raise forms.ValidationError(f"Nothing here serves this kind yet; there is {', '.join(KINDS)}.")
-        return kind
-
-    def clean_config(self) -> dict[str, Any]:
-        config = self.cleaned_data["config"] or {}
-        if not isinstance(config, dict):
-            raise forms.ValidationError('An object is expected, such as {"regions": ["eu-west-1"]}.')
-        return config
-
-
-@admin.register(Backend)
-class BackendAdmin(admin.ModelAdmin[Backend]):
-    form = BackendForm
-    list_display = ("name", "kind", "enabled", "version")
-    list_filter = ("kind", "enabled")
-    search_fields = ("name",)
-    readonly_fields = ("version",)
-
-    def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
-        """Raise the version with each change, also when two people save at once."""
-        super().save_model(request, obj, form, change)
-        if change and form.changed_data:
-            Backend.objects.filter(pk=obj.pk).update(version=F("version") + 1)
 
 
 class HostForm(forms.ModelForm[Host]):

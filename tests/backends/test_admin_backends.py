@@ -1,0 +1,297 @@
+"""The form of a backend in the admin, and the test of its connection."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dstackweb.backends.aws import check, config
+from dstackweb.backends.aws.check import Finding, State
+from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.models import Backend, Instance
+from dstackweb.profiles.models import Profile
+from tests import factories
+from tests.cloud import Cloud
+from tests.cloud.fixtures import cloud
+from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+
+__all__ = ["cloud"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ADD, LIST = "admin:backends_backend_add", "admin:backends_backend_changelist"
+SECRET = "kept/and+never shown"
+FORM = {
+    "name": "aws", "enabled": "on", "regions": ["eu-west-1"], "sign_in": "default", "architectures": ["x86_64"],
+    "public_ip": "on", "disk_gb": "100",
+}  # fmt: skip
+WITH_KEY = {**FORM, "sign_in": "access_key_id", "access_key_id": ACCESS_KEY, "secret_access_key": SECRET}
+
+
+@pytest.fixture
+def admin(client: Client) -> Client:
+    client.force_login(factories.make_user(is_staff=True, is_superuser=True))
+    return client
+
+
+@pytest.fixture
+def aws() -> Backend:
+    said = {"regions": ["eu-west-1"], "credentials": {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET}}
+    kept, secret = config.settle(said)
+    return Backend.objects.create(name="aws", kind="aws", config=kept, secret=secret)
+
+
+def change(backend: Backend) -> str:
+    return reverse("admin:backends_backend_change", args=[backend.pk])
+
+
+def secret_of(backend: Backend) -> str:
+    return config.secret_of(ACCESS_KEY, backend.secret)
+
+
+def errors(answer: Any) -> dict[str, str]:
+    return {name: " ".join(told) for name, told in answer.context["adminform"].form.errors.items()}
+
+
+def test_regions_alone_make_a_backend(admin: Client) -> None:
+    answer = admin.post(reverse(ADD), FORM, follow=True)
+    assert "backends: [aws]" in answer.content.decode()
+    made = Backend.objects.get()
+    assert (made.name, made.kind, made.config, made.secret, made.version) == (
+        "aws",
+        "aws",
+        {"regions": ["eu-west-1"]},
+        "",
+        1,
+    )
+
+
+def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
+    said = {
+        **FORM,
+        "other_regions": "cn-north-1",
+        "role_arn": "arn:aws:iam::123456789012:role/dw",
+        "external_id": "x1",
+        "families": "g5, p5",
+        "subnets": "eu-west-1: subnet-1, subnet-2\ncn-north-1: subnet-3",
+        "ami": "ami-1",
+        "tags": "team=vision",
+    }
+    admin.post(reverse(ADD), said)
+    made = Backend.objects.get()
+    read = config.read(made.config)
+    assert read.regions == ("eu-west-1", "cn-north-1")
+    assert (read.credentials.external_id, read.families) == ("x1", ("g5", "p5"))
+    assert read.subnets_in("eu-west-1") == ("subnet-1", "subnet-2")
+    initial = admin.get(change(made)).context["adminform"].form.initial
+    shown = {name: initial[name] for name in said if name not in ("name", "enabled", "public_ip", "disk_gb")}
+    assert shown == {name: said[name] for name in shown}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "told"),
+    [
+        ({"regions": []}, "regions", "at least one"),
+        ({"other_regions": "Europe"}, "other_regions", "Europe"),
+        ({"sign_in": "access_key_id"}, "access_key_id", "needed"),
+        ({"sign_in": "access_key_id", "access_key_id": ACCESS_KEY}, "secret_access_key", "secret of this access key"),
+        ({"sign_in": "access_key_id", "access_key_id": "my key"}, "access_key_id", "20 letters"),
+        ({"sign_in": "profile"}, "profile", "needed"),
+        ({"role_arn": "dw"}, "role_arn", "arn:aws:iam"),
+        ({"external_id": "x"}, "sign_in", "belongs to a role"),
+        ({"subnets": "us-east-1: subnet-1"}, "subnets", "us-east-1"),
+        ({"ami": "ami-1 ami-2"}, "ami", "one is expected"),
+        ({"families": "g5.xlarge"}, "families", "g5.xlarge"),
+        ({"tags": "vision"}, "tags", "name=value"),
+        ({"disk_gb": "1"}, "disk_gb", "8"),
+        ({"endpoint_url": "ftp://x"}, "endpoint_url", "URL"),
+        ({"name": "aws 1"}, "name", "valid"),
+    ],
+)
+def test_each_error_stands_at_its_field(admin: Client, wrong: dict[str, Any], field: str, told: str) -> None:
+    found = errors(admin.post(reverse(ADD), {**FORM, **wrong}))
+    assert list(found) == [field]
+    assert told in found[field]
+    assert not Backend.objects.exists()
+
+
+def test_a_secret_is_kept_and_on_no_page_and_in_no_log(
+    admin: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(check, "check", lambda *_: [Finding("identity", State.SKIPPED)])
+    pages = [admin.post(reverse(ADD), WITH_KEY, follow=True)]
+    made = Backend.objects.get()
+    assert secret_of(made) == SECRET
+    test = reverse("admin:backends_backend_test", args=[made.pk])
+    pages += [
+        admin.get(change(made)),
+        admin.post(change(made), {**WITH_KEY, "regions": []}),
+        admin.post(test, WITH_KEY),
+    ]
+    assert all(SECRET not in page.content.decode() for page in pages)
+    assert SECRET not in caplog.text
+    assert all(SECRET not in f"{entry.change_message}{entry.object_repr}" for entry in LogEntry.objects.all())
+
+
+def test_an_empty_secret_keeps_the_stored_one(admin: Client, aws: Backend) -> None:
+    said = {**WITH_KEY, "secret_access_key": "", "families": "g5"}
+    admin.post(change(aws), said)
+    aws.refresh_from_db()
+    assert (secret_of(aws), aws.config["families"], aws.version) == (SECRET, ["g5"], 2)
+    admin.post(change(aws), said)
+    aws.refresh_from_db()
+    assert aws.version == 2
+    admin.post(change(aws), {**said, "sign_in": "default"})
+    aws.refresh_from_db()
+    assert (aws.secret, aws.version) == ("", 3)
+
+
+def test_a_name_is_taken_once_and_for_ever(admin: Client, aws: Backend) -> None:
+    assert "there already" in errors(admin.post(reverse(ADD), FORM))["name"]
+    admin.post(change(aws), {**WITH_KEY, "name": "other"})
+    aws.refresh_from_db()
+    assert aws.name == "aws"
+
+
+def test_own_hosts_are_switched_and_neither_tested_nor_deleted(admin: Client) -> None:
+    hosts = ensure_embedded_backend()
+    page = admin.get(change(hosts)).content.decode()
+    assert "Test connection" not in page
+    assert admin.post(reverse("admin:backends_backend_test", args=[hosts.pk])).status_code == 404
+    assert admin.post(reverse("admin:backends_backend_delete", args=[hosts.pk]), {"post": "yes"}).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [hosts.pk], "post": "yes"}
+    assert "would require deleting" in admin.post(reverse(LIST), chosen).content.decode()
+    assert Backend.objects.filter(pk=hosts.pk).exists()
+
+
+def test_a_deleted_backend_is_gone_from_the_list_and_its_machines_keep_their_rows(admin: Client, aws: Backend) -> None:
+    project = factories.make_project()
+    machine = Instance.objects.create(backend=aws, project=project, region="eu-west-1", instance_type="g5.xlarge")
+    assert "aws, with 1 machine" in admin.get(reverse("admin:backends_backend_delete", args=[aws.pk])).content.decode()
+    admin.post(reverse("admin:backends_backend_delete", args=[aws.pk]), {"post": "yes"})
+    assert not Backend.objects.exists()
+    assert Backend.with_deleted.get().instances.get() == machine
+    admin.post(reverse(ADD), FORM)
+    assert Backend.objects.get().pk != aws.pk
+
+
+def test_several_backends_are_deleted_at_once(admin: Client, aws: Backend) -> None:
+    chosen = {"action": "delete_selected", "_selected_action": [aws.pk], "post": "yes"}
+    admin.post(reverse(LIST), chosen)
+    assert not Backend.with_deleted.exists()
+
+
+def test_the_form_tells_which_profiles_use_it(admin: Client, aws: Backend) -> None:
+    assert "none yet" in admin.get(change(aws)).content.decode()
+    Profile.objects.create(name="cloudy", settings={"backends": ["aws"]})
+    assert "cloudy" in admin.get(change(aws)).content.decode()
+
+
+def test_machines_are_there_to_look_at(admin: Client, aws: Backend) -> None:
+    project = factories.make_project()
+    machine = Instance.objects.create(
+        backend=aws, project=project, region="eu-west-1", instance_type="g5.xlarge", launched_at=timezone.now(),
+        join_digest="d" * 64,
+    )  # fmt: skip
+    assert "g5.xlarge" in admin.get(reverse("admin:backends_instance_changelist"), {"q": "g5"}).content.decode()
+    page = admin.get(reverse("admin:backends_instance_change", args=[machine.pk])).content.decode()
+    assert "d" * 64 not in page
+    assert admin.get(reverse("admin:backends_instance_add")).status_code == 403
+
+
+# -- the test of the connection
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
+    """What was tested, as config and secret, in place of the test."""
+    calls: list[tuple[Any, str]] = []
+
+    def instead(said: config.AwsConfig, secret: str, url: str) -> list[Finding]:
+        assert not connection.in_atomic_block
+        calls.append((said, secret))
+        return [Finding("identity", State.OK, detail={"account": "1", "arn": "arn:x"})]
+
+    monkeypatch.setattr(check, "check", instead)
+    return calls
+
+
+FRAGMENT = {"X-Requested-With": "fetch"}
+
+
+def test_what_is_typed_is_tested_before_it_is_saved(admin: Client, asked: list[Any]) -> None:
+    form = {**WITH_KEY, "name": ""}
+    answer = admin.post(reverse("admin:backends_backend_test_new"), form, headers=FRAGMENT)
+    assert "account 1 as arn:x" in answer.content.decode()
+    assert "<html" not in answer.content.decode()
+    ((said, secret),) = asked
+    assert (said.regions, secret) == (("eu-west-1",), SECRET)
+    assert not Backend.objects.exists()
+
+
+def test_a_saved_backend_is_tested_with_the_stored_secret(admin: Client, aws: Backend, asked: list[Any]) -> None:
+    page = reverse("admin:backends_backend_test", args=[aws.pk])
+    admin.post(page, {**WITH_KEY, "secret_access_key": "", "regions": ["us-east-1"]})
+    ((said, secret),) = asked
+    assert (said.regions, secret) == (("us-east-1",), SECRET)
+    aws.refresh_from_db()
+    assert (aws.config["regions"], aws.version) == (["eu-west-1"], 1)
+
+
+def test_without_scripts_the_checklist_is_a_page(admin: Client, asked: list[Any]) -> None:
+    answer = admin.post(reverse("admin:backends_backend_test_new"), FORM)
+    assert "<html" in answer.content.decode()
+    assert "Everything works." in answer.content.decode()
+
+
+def test_a_form_that_cannot_be_right_is_not_tested(admin: Client, asked: list[Any]) -> None:
+    form = {**FORM, "role_arn": "dw"}
+    answer = admin.post(reverse("admin:backends_backend_test_new"), form, headers=FRAGMENT)
+    assert answer.status_code == 422
+    assert 'href="#id_role_arn"' in answer.content.decode()
+    assert not asked
+
+
+def test_only_those_who_may_change_backends_test_them(client: Client, aws: Backend, asked: list[Any]) -> None:
+    client.force_login(factories.make_user("guest", is_staff=True))
+    for page in (
+        reverse("admin:backends_backend_test_new"),
+        reverse("admin:backends_backend_test", args=[aws.pk]),
+    ):
+        assert client.post(page, FORM).status_code == 403
+    client.logout()
+    assert client.post(reverse("admin:backends_backend_test_new"), FORM).status_code == 302
+    assert not asked
+
+
+def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:
+    assert admin.get(reverse("admin:backends_backend_test_new")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("", "is not set"),
+        ("http://127.0.0.1:8000", "not encrypted"),
+        ("http://gpus.example.org", "not encrypted"),
+        ("https://10.0.0.5", "only this machine or its network"),
+    ],
+)
+def test_the_real_test_tells_of_the_account_and_of_this_server(
+    admin: Client, cloud: Cloud, settings: Any, url: str, told: str
+) -> None:
+    settings.DSTACKWEB_PUBLIC_URL = url
+    form = {**WITH_KEY, "secret_access_key": SECRET_KEY, "endpoint_url": cloud.url}
+    page = admin.post(reverse("admin:backends_backend_test_new"), form, headers=FRAGMENT).content.decode()
+    assert "Signed in to account 123456789012" in page
+    assert told in page
+    assert SECRET_KEY not in page
+    assert "eu-west-1 · Ireland" in page

@@ -1,0 +1,107 @@
+"""Setting up an AWS backend in a browser, as somebody does who has never seen the form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from dstackweb.backends.models import Backend
+from tests.browser.conftest import Complaints
+from tests.browser.support import accessibility_faults, sign_in
+from tests.cloud import Cloud
+from tests.cloud.fixtures import cloud
+from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from tests.factories import make_user
+
+__all__ = ["cloud"]
+
+PASSWORD = "correct horse battery"
+SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def fill(page: Page, cloud: Cloud, secret: str) -> None:
+    page.get_by_label("Name", exact=False).first.fill("aws")
+    for region in ("us-east-1 N. Virginia", "eu-west-1 Ireland"):
+        page.get_by_label(region).check()
+    page.get_by_label("An access key, kept here").check()
+    page.get_by_label("Access key ID:").fill(ACCESS_KEY)
+    page.get_by_label("Secret access key:").fill(secret)
+    page.locator("summary", has_text="Special cases").click()
+    page.get_by_label("Endpoint URL:").fill(cloud.url)
+
+
+def test_a_newcomer_sets_aws_up(
+    live_server, new_page: Callable[..., Page], cloud: Cloud, complaints: Complaints
+) -> None:
+    make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
+    page = new_page()
+    sign_in(page, live_server.url, "root", PASSWORD)
+    page.goto(f"{live_server.url}/admin/backends/backend/add/")
+    expect(page.get_by_label("Secret access key:")).to_be_hidden()
+    page.get_by_role("button", name="Test connection").click()
+    page.locator("#dwb-test-result").get_by_role("link", name="Regions").wait_for()
+    complaints.remove_failed_loads()
+
+    fill(page, cloud, "wrong")
+    page.get_by_role("button", name="Test connection").click()
+    expect(page.get_by_text("AWS refuses the credentials")).to_be_visible(timeout=30_000)
+    assert not Backend.objects.exists()
+
+    cloud.deny("ec2", "RunInstances")
+    page.get_by_label("Secret access key:").fill(SECRET_KEY)
+    page.get_by_role("button", name="Test connection").click()
+    expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("heading", name="What the policy lacks")).to_be_visible()
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.wait_for_url("**/admin/backends/backend/")
+    assert Backend.objects.get().config["regions"] == ["us-east-1", "eu-west-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_of_the_form(
+    live_server,
+    new_page: Callable[..., Page],
+    cloud: Cloud,
+    complaints: Complaints,
+    tmp_path: Path,
+    theme: str,
+    size: str,
+) -> None:
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
+    width, height = SIZES[size]
+    page = new_page(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
+
+    def take(name: str) -> None:
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
+        page.screenshot(path=folder / f"{name}-{size}-{theme}.png", full_page=True)
+
+    sign_in(page, live_server.url, "root", PASSWORD)
+    page.goto(f"{live_server.url}/admin/backends/backend/add/")
+    take("backend-new")
+    for summary in page.locator("fieldset summary").all():
+        summary.click()
+    take("backend-all")
+    page.reload()
+    fill(page, cloud, SECRET_KEY)
+    cloud.deny("ec2", "RunInstances", "eu-west-1")
+    cloud.throttle("servicequotas", region="eu-west-1")
+    page.get_by_label("me-south-1 Bahrain").check()
+    cloud.region("me-south-1", enabled=False)
+    page.get_by_role("button", name="Test connection").click()
+    expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
+    take("backend-tested")
+    assert [fault for fault in accessibility_faults(page) if any("dwb" in place for place in fault["at"])] == []
+    complaints.clear()  # axe's own styles
+    page.get_by_role("button", name="Save and continue editing").click()
+    page.get_by_text("none yet").wait_for()
+    take("backend-saved")
