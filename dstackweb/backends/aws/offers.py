@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from dstackweb.backends.aws.config import AwsConfig
+from dstackweb.backends.aws.ami import is_published_for
+from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
@@ -24,7 +25,7 @@ UNASKED = Reading(SourceState.FAILED)
 
 @dataclass(frozen=True)
 class Region:
-    """What is known of one region. `zones`: those that instances may start in; None: any."""
+    """What is known of one region. `zones`: those that instances may start in; None: any. `own_image`: one is set."""
 
     name: str
     types: Mapping[str, InstanceType]
@@ -33,6 +34,7 @@ class Region:
     quotas: Reading
     zones: frozenset[str] | None = None
     zones_unknown: dict[str, Any] | None = None
+    own_image: bool = False
 
     def allowed(self, kind: InstanceType) -> tuple[str, ...]:
         """The zones that have the instance type and that it may start in."""
@@ -100,6 +102,7 @@ def _region(config: AwsConfig, readings: Mapping[SourceKey, Reading], name: str)
         quotas=read("quotas"),
         zones=zones,
         zones_unknown=zones_unknown,
+        own_image=in_region(config.ami, name) is not None,
     )
 
 
@@ -117,6 +120,8 @@ def _offers(
                 verdict: Verdict = Availability.NOT_AVAILABLE, {"code": "public_url", "why": url_problem}
             elif image is not None:
                 verdict = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
+            elif not region.own_image and not is_published_for(kind.family):
+                verdict = Availability.NOT_AVAILABLE, {"code": "no_driver", "family": kind.family}
             else:
                 verdict = _zone_verdict(region, kind) or _quota_verdict(region.quotas, kind, spot)
             availability, detail = verdict

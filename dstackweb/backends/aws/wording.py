@@ -95,6 +95,9 @@ def availability(detail: Mapping[str, Any]) -> str:
             }
         case "image_not_supported":
             return _("Instances run no images yet.")
+        case "no_driver":
+            told = _("No public image of AWS has a driver for the GPUs of %(family)s: set `ami` to one that has.")
+            return told % detail
         case "public_url":
             return {
                 "missing": _("Set DSTACKWEB_PUBLIC_URL, so that instances can reach this server."),

@@ -16,6 +16,7 @@ from dstackweb.backends.aws import config
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.offers import join
 from dstackweb.backends.aws.quotas import Quota, code_of
+from dstackweb.backends.aws.wording import availability
 from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
 from dstackweb.spec.requirements import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
@@ -99,6 +100,16 @@ def test_more_cpus_and_memory_than_asked_for_do_no_harm_and_more_gpus_do() -> No
     assert shown(offers(known(), {"gpu": 0, "cpu": 1, "memory": "1GB"})) == [("m7i.large", False, "no_quota")]
     assert {name for name, *_ in shown(offers(known(), {"gpu": "A10G:1", "cpu": 2}))} == {"g5.xlarge"}
     assert offers(known(), {"gpu": "A100:1"}) == []
+
+
+def test_gpus_that_no_public_image_has_a_driver_for_need_one_of_ones_own() -> None:
+    p3 = kind("p3.2xlarge", 8, 61, "V100", 1, 16)
+    readings = known(instance_types=fresh({p3.name: p3}), prices=fresh({p3.name: Decimal("3.06")}))
+    (offer,) = offers(readings, {"gpu": "V100"})
+    assert (offer.availability, offer.detail) == (Availability.NOT_AVAILABLE, {"code": "no_driver", "family": "p3"})
+    assert "p3" in availability(offer.detail)
+    (offer,) = offers(readings, {"gpu": "V100"}, said={"ami": "ami-0000000000000000f"})
+    assert offer.availability == Availability.AVAILABLE
 
 
 def test_the_cheapest_comes_first() -> None:
