@@ -155,6 +155,12 @@ def refresh_now(backend: Backend) -> None:
         transaction.on_commit(tell)
 
 
+def want_anew(backend: Backend, key: SourceKey) -> None:
+    """Have one source asked for anew within some seconds: what it tells has just changed. What is known is served."""
+    rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
+    rows.filter(generation__gte=0).update(generation=-1)
+
+
 def refresh_due(now: dt.datetime) -> int:
     """Ask for all that is due: never had, wanted anew by hand, or in use and about to expire. Returns how many.
 

@@ -83,6 +83,8 @@ def ended(
             message=job.message if job.stop_reason and job.message else message,
             log_size=log_size,
         )
+        if job.host_id is None:
+            hints.want_look([job])
         settle(run)
     return True
 
@@ -197,6 +199,8 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
         if job.status == JobStatus.PROVISIONING and move_job(
             job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
         ):
+            if job.host_id is None:
+                told.append(job)
             continue
         if job.status != JobStatus.TERMINATING:
             move_job(job, JobStatus.TERMINATING, now=now, stop_reason=reason, stop_grace_s=grace)

@@ -17,6 +17,8 @@ from dstackweb.runs.models import Job
 
 pass_due = Signal()
 """A run entered a queue, an order changed, or capacity came free."""
+cloud_jobs_due = Signal()
+"""Jobs `job_ids` on machines of clouds should be looked at: their machine started, or given back."""
 jobs_due = Signal()
 """The host whose cluster is `cluster` should look at its jobs `job_ids`: start them, or tell their runners to ask."""
 
@@ -27,10 +29,15 @@ def want_pass() -> None:
 
 
 def want_look(jobs: Iterable[Job]) -> None:
-    """Ask the hosts of these jobs to look at them once the current transaction commits."""
+    """Ask the hosts of these jobs, or who works for clouds, to look at them once the current transaction commits."""
     by_cluster: dict[str, list[str]] = defaultdict(list)
+    of_clouds: list[str] = []
     for job in jobs:
         if job.host is not None:
             by_cluster[job.host.cluster].append(str(job.pk))
+        else:
+            of_clouds.append(str(job.pk))
     for cluster, job_ids in by_cluster.items():
         transaction.on_commit(partial(jobs_due.send, sender=None, job_ids=job_ids, cluster=cluster), robust=True)
+    if of_clouds:
+        transaction.on_commit(partial(cloud_jobs_due.send, sender=None, job_ids=of_clouds), robust=True)

@@ -1,24 +1,86 @@
-"""What a project has spent on paid backends this month (UTC): summed from its jobs, whose price is kept with them."""
+"""What projects spend on paid backends, by the second, and what a run has cost so far. Months are UTC's.
+
+A cloud's machine costs from its launch to its end, whatever it serves; what is placed on another paid backend costs
+from its placement. Prices are those at the start, kept with the rows.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from decimal import Decimal
 
 from django.db.models import Q
 
-from dstackweb.runs.models import Job
+from dstackweb.accounts.models import Project
+from dstackweb.backends.models import Instance
+from dstackweb.runs.models import BudgetMark, Job, Run
 
 HOUR_S = Decimal(3600)
+MARKS = (50, 80, 100)
+"""Percent of its budget at which a project is warned."""
 
 
 def spent(project_id: int, now: dt.datetime) -> Decimal:
-    """USD for the part of each job that lies in `now`'s month; active ones count up to `now`."""
-    since = now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    """USD for the part of each machine and job that lies in `now`'s month; what goes on counts up to `now`."""
+    since = _month(now)
+    in_month = Q(ended_at=None) | Q(ended_at__gt=since)
+    machines = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
     # The condition on the price is the partial index's.
-    jobs = Job.objects.filter(Q(ended_at=None) | Q(ended_at__gt=since), price__gt=0, run__project=project_id)
-    rows = jobs.filter(placed_at__lt=now).values_list("price", "placed_at", "ended_at")
-    return sum((price * _hours(max(since, began), ended or now) for price, began, ended in rows), Decimal(0))
+    jobs = Job.objects.filter(in_month, price__gt=0, run__project=project_id, instance=None, placed_at__lt=now)
+    rows: list[tuple[Decimal, dt.datetime | None, dt.datetime | None]] = [
+        *machines.values_list("price", "launched_at", "ended_at"),
+        *jobs.values_list("price", "placed_at", "ended_at"),
+    ]
+    return sum((price * _hours(max(since, began), ended or now) for price, began, ended in rows if began), Decimal(0))
+
+
+def cost_of(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
+    """USD that each of these runs (by its key) has cost so far, all attempts; those that cost nothing are left out.
+
+    A machine started for a job costs it from its launch, one that was there from when it was handed over.
+    """
+    cost: dict[int, Decimal] = {}
+    jobs = Job.objects.filter(run__in=[run.pk for run in runs], price__gt=0)
+    columns = ("run_id", "price", "placed_at", "ended_at", "instance_id", "instance__launched_at")
+    for run_id, price, placed, ended, instance_id, launched in jobs.values_list(*columns):
+        if instance_id is not None and launched is None:
+            continue
+        began = placed if launched is None else max(placed, launched)
+        cost[run_id] = cost.get(run_id, Decimal(0)) + price * _hours(began, ended or now)
+    return cost
+
+
+def has_budgets() -> bool:
+    """Whether a project has a budget at all."""
+    return Project.objects.exclude(monthly_budget=None).exists()
+
+
+def mark_budgets(now: dt.datetime) -> int:
+    """Note each share of its budget that a project has spent, once a month; returns how many crossed one."""
+    month, crossed = _month(now).date(), 0
+    for project_id, budget in Project.objects.exclude(monthly_budget=None).values_list("pk", "monthly_budget"):
+        assert budget is not None
+        # Those of another budget say nothing of this one.
+        BudgetMark.objects.filter(project=project_id, month=month).exclude(budget=budget).delete()
+        known = set(BudgetMark.objects.filter(project=project_id, month=month).values_list("percent", flat=True))
+        if known.issuperset(MARKS):
+            continue
+        so_far = spent(project_id, now)
+        reached = [percent for percent in MARKS if percent not in known and so_far and so_far * 100 >= budget * percent]
+        BudgetMark.objects.bulk_create(
+            [
+                BudgetMark(project_id=project_id, month=month, percent=percent, at=now, spent=so_far, budget=budget)
+                for percent in reached
+            ],
+            ignore_conflicts=True,
+        )
+        crossed += bool(reached)
+    return crossed
+
+
+def _month(now: dt.datetime) -> dt.datetime:
+    return now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def _hours(since: dt.datetime, until: dt.datetime) -> Decimal:

@@ -7,20 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
 
-from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import Fit
-from dstackweb.backends.models import Backend, Host
+from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.runs import hints
 from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import MovedOn, move_runs, touch
-from dstackweb.scheduler import reserving
+from dstackweb.scheduler import idle, reserving
+from dstackweb.scheduler.buying import machine_for, on_offer
 from dstackweb.scheduler.market import HOSTS
 from dstackweb.scheduler.offers import Bought
 from dstackweb.scheduler.pass_claim import keep
@@ -32,7 +33,7 @@ READ = ("paused", *LIMITS)
 
 
 class Changed(Exception):
-    """A queue was paused, or given other limits, after the pass had read it."""
+    """A queue was paused or given other limits, or an idle machine was taken or ended, after the pass had read it."""
 
 
 STALE = (Changed, MovedOn, Taken)
@@ -106,15 +107,18 @@ def _nodes(one: Placement) -> list[dict[str, object]]:
             "spot": offer.spot,
             "price": str(offer.price),
             "gpus": offer.gpu_count,
+            **({"idle": True} if "instance" in offer.detail else {}),
         }
         for node, offer in enumerate(one.where.offers)
     ]
 
 
 def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
-    """The nodes' jobs; those on hosts claim what they take there."""
+    """The nodes' jobs; on hosts they claim what they take, on clouds a machine: an idle one, or a new row."""
     jobs: list[Job] = []
     claims: list[tuple[Job, Claim]] = []
+    machines: list[Instance] = []
+    reused: list[tuple[UUID, Job]] = []
     for run, one in placed:
         made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
         jobs += made
@@ -124,9 +128,19 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
             ]
         else:
             for job, offer in zip(made, one.where.offers, strict=True):
-                _on_offer(job, offer, backends)
+                on_offer(job, offer, backends[offer.backend])
+                if (machine := machine_for(job, offer)) is not None:
+                    machines.append(machine)
+                elif "instance" in offer.detail:
+                    reused.append((UUID(offer.detail["instance"]), job))
+    Instance.objects.bulk_create(machines)
     Job.objects.bulk_create(jobs)
     claim_all(claims)
+    for instance_id, job in sorted(reused, key=lambda pair: pair[0]):
+        if not idle.take(instance_id, job.pk, job.run.project_id, now):
+            raise Changed(f"machine {instance_id} is no longer idle")
+        Job.objects.filter(pk=job.pk).update(instance=instance_id)
+        job.instance_id = instance_id
     hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
     for job, claim in claims:
         job.host = hosts[claim.host_id]
@@ -141,13 +155,6 @@ def _on_host(job: Job, fit: Fit, backends: Mapping[str, Backend]) -> Job:
 
 def _claim(fit: Fit) -> Claim:
     return Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)
-
-
-def _on_offer(job: Job, offer: Offer, backends: Mapping[str, Backend]) -> None:
-    """The whole of what is offered is the job's."""
-    job.backend, job.region, job.instance_type = backends[offer.backend], offer.region, offer.instance_type
-    job.price, job.is_spot = offer.price, offer.spot
-    job.cpus, job.memory_mib = offer.cpus, offer.memory_mib
 
 
 def _tell(verdicts: Verdicts, now: dt.datetime) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
-from dstackweb.scheduler import limits, offers, reservation
+from dstackweb.scheduler import idle, limits, offers, reservation
 from dstackweb.scheduler.limits import Limits, Tally, gpus_asked
 from dstackweb.scheduler.offers import Asked, Bought
 from dstackweb.scheduler.placement import Placed, Waiting, Waits, place
@@ -63,6 +64,8 @@ class Capacity:
     """By queue; a queue that isn't there has none."""
     tally: Tally = field(default_factory=Tally)
     ask: Callable[[EffectiveSpec], Asked] = lambda spec: Asked()
+    idle: Callable[[int], Sequence[Offer]] = lambda project_id: ()
+    """A project's own machines at clouds that wait for a run."""
     budget: Callable[[int], Budget | None] = lambda project_id: None
     read_holders: Callable[[], Sequence[Holder]] = tuple
     reserved: Reserved | None = None
@@ -90,6 +93,11 @@ class Capacity:
         if not isinstance(outcome, Waits):
             return over[0] if over else outcome
         return most_permanent([outcome, *over])
+
+    def asked(self, run: Waiting) -> Asked:
+        """What other backends offer this run: its project's own idle machines too."""
+        asked = self.ask(run.spec)
+        return replace(asked, offers=(*idle.serving(self.idle(run.project_id), run.spec), *asked.offers))
 
     def closed(self, queue_id: int) -> Waits | None:
         """What holds up all of a queue alike, apart from a pause."""
@@ -197,7 +205,7 @@ class Capacity:
         return Placed(beside.fits, tuple(left.values()))
 
     def _on_offers(self, run: Waiting) -> Bought | Waits | None:
-        asked = self.ask(run.spec)
+        asked = self.asked(run)
         if asked.is_empty and may_use_hosts(run.spec):
             return None
         outcome = offers.choose(run.spec, asked, self.used)

@@ -102,7 +102,7 @@ def tried(run: Waiting, capacity: Capacity) -> Iterator[Tried]:
         beside = {host.id: host for host in capacity.beside_reserved()} if capacity.is_bound(run) else {}
         for host in capacity.hosts:
             yield _tried_host(run.spec, host, beside.get(host.id, host))
-    asked = capacity.ask(run.spec)
+    asked = capacity.asked(run)
     for name, code in sorted(asked.failed.items()):
         yield Tried(name, "", code)
     for offer in sorted(asked.offers, key=lambda offer: (offers.refusal(run.spec, offer) is not None, offer.price)):

@@ -15,6 +15,7 @@ from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JOB_ACTIVE, PLACED
+from dstackweb.scheduler import idle
 from dstackweb.scheduler.capacity import Budget, Capacity, Rules
 from dstackweb.scheduler.limits import Limits, Tally
 from dstackweb.scheduler.market import Market
@@ -35,6 +36,7 @@ def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved
         limits=limits,
         tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
         ask=market.ask,
+        idle=idle.reader(now),
         budget=lambda project_id: budget(project_id, now),
         read_holders=lambda: holders(now) if known is None else known,
         reserved=reserved,

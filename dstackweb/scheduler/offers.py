@@ -1,6 +1,7 @@
 """Which offers of other backends a run may take, and which of them it takes: pure (DESIGN 5).
 
-The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region.
+The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region. An
+idle machine is taken before a new one, unless that costs less than half: it starts at once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.scheduler.placement import Waits
 from dstackweb.spec.effective import EffectiveSpec
 
-Key = tuple[str, str, str, bool]
-"""What an offer is, whoever asked for it: backend, region, instance type, spot."""
+Key = tuple[str, str, str, bool, str]
+"""What an offer is, whoever asked for it: backend, region, instance type, spot, and the machine where it is there."""
+
+IDLE_SHARE = Decimal("0.5")
+"""So much of its price is an idle machine weighed by."""
 
 NOT_NOW = {
     Availability.NO_QUOTA: "no_quota",
@@ -55,10 +59,15 @@ class Bought:
         """USD per hour of all nodes."""
         return sum((offer.price for offer in self.offers), Decimal(0))
 
+    @property
+    def weight(self) -> Decimal:
+        """What the price counts where several are compared."""
+        return sum(map(weight, self.offers), Decimal(0))
+
 
 def key(offer: Offer) -> Key:
     """What tells one offer from another."""
-    return offer.backend, offer.region, offer.instance_type, offer.spot
+    return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
 
 
 def refusal(spec: EffectiveSpec, offer: Offer) -> str | None:
@@ -103,12 +112,17 @@ def choose(spec: EffectiveSpec, asked: Asked, used: Mapping[Key, int]) -> Bought
         nodes += [offer] * room(offer, used, spec.nodes - len(nodes))
     whole = [Bought(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
     if whole:
-        return min(whole, key=lambda bought: (bought.price, [_cheapest(offer) for offer in bought.offers]))
+        return min(whole, key=lambda bought: (bought.weight, [_cheapest(offer) for offer in bought.offers]))
     return _waits(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
 
 
+def weight(offer: Offer) -> Decimal:
+    """What its price counts where offers are compared."""
+    return offer.price * IDLE_SHARE if "instance" in offer.detail else offer.price
+
+
 def _cheapest(offer: Offer) -> tuple[Decimal, str, str, str, bool]:
-    return offer.price, offer.backend, offer.region, offer.instance_type, offer.spot
+    return weight(offer), offer.backend, offer.region, offer.instance_type, offer.spot
 
 
 def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: int) -> Waits:

@@ -15,6 +15,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from dstackweb.offers import sources
+from dstackweb.runs import spend
+from dstackweb.scheduler import cloud
 from dstackweb.scheduler.enqueue import enqueue
 from dstackweb.scheduler.models import PeriodicJob
 
@@ -53,6 +55,15 @@ def control_jobs() -> list[Periodic]:
             settings.DSTACKWEB_CLUSTERS["cloud"],
             when=sources.has_sourced_backends,
         ),
+        Periodic("cloud", f"{tasks}.look_over_clouds", 5.0, settings.DSTACKWEB_CLUSTERS["cloud"], when=cloud.has_work),
+        Periodic(
+            "cloud-orphans",
+            f"{tasks}.reap_machines",
+            300.0,
+            settings.DSTACKWEB_CLUSTERS["cloud"],
+            when=cloud.has_clouds,
+        ),
+        Periodic("budgets", f"{tasks}.mark_budgets", 30.0, control, when=spend.has_budgets),
         Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
     ]
 

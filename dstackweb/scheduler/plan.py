@@ -82,4 +82,4 @@ def _offers(run: Waiting, capacity: Capacity) -> list[Offer]:
     spec = run.spec
     hosts = [host for host in capacity.hosts if is_named(spec, host)] if may_use_hosts(spec) else []
     found = host_offers(hosts, spec.requirements, image=spec.image)
-    return found + offers.wanted(spec, capacity.ask(spec))
+    return found + offers.wanted(spec, capacity.asked(run))

@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from dstackweb.offers import sources
-from dstackweb.runs import history
-from dstackweb.scheduler import hosting, housekeeping, pass_claim, passes, periodic
+from dstackweb.runs import history, spend
+from dstackweb.scheduler import cloud_watch, hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
 from dstackweb.scheduler.enqueue import enqueue
 
@@ -44,6 +44,26 @@ def look_at_jobs(*job_ids: str) -> None:
     """A look at a few jobs, on their host."""
     for job_id in job_ids:
         hosting.look_at_job(job_id)
+
+
+def look_at_cloud_jobs(*job_ids: str) -> None:
+    """A look at a few jobs that clouds' machines are for."""
+    cloud_watch.look_at_jobs(job_ids)
+
+
+def look_over_clouds() -> None:
+    """A look at all jobs and machines of clouds."""
+    cloud_watch.look_over()
+
+
+def reap_machines() -> None:
+    """End machines at clouds that no row wants."""
+    cloud_watch.reap()
+
+
+def mark_budgets() -> None:
+    """Note which shares of their budgets projects have spent."""
+    spend.mark_budgets(timezone.now())
 
 
 def look_over_host(host: str) -> None:
@@ -80,6 +100,12 @@ def enqueue_pass(**_signal: Any) -> None:
 def enqueue_refresh(**_signal: Any) -> None:
     """Have what is due asked for now rather than at the next tick."""
     enqueue("dstackweb.scheduler.tasks.refresh_offers", cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
+
+
+def enqueue_cloud_looks(job_ids: Sequence[str], **_signal: Any) -> None:
+    """Have jobs of clouds looked at: each by a task of its own, since each may ask a cloud."""
+    for job_id in job_ids:
+        enqueue("dstackweb.scheduler.tasks.look_at_cloud_jobs", job_id, cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
 
 
 def enqueue_looks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:

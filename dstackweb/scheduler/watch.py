@@ -18,7 +18,8 @@ from django.db import DatabaseError, transaction
 from django.db.models import F, Model, QuerySet
 from django.utils import timezone
 
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Host, Instance, InstanceStatus
+from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.attempts import ended, requeue_due, settle
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.occurrences import make_due
@@ -98,16 +99,21 @@ def _each(items: Iterable[T], act: Callable[[T], object]) -> None:
 
 
 def _add_silence(step: float) -> None:
-    """Four statements, however many hosts and jobs there are."""
+    """A handful of statements, however many hosts, machines of clouds and jobs there are."""
     active = Job.objects.filter(status__in=JOB_ACTIVE)
+    there = Instance.objects.exclude(status=InstanceStatus.GONE)
     with transaction.atomic():
         _idle(active.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
         _idle(Host.objects.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
+    with transaction.atomic():
+        _idle(there.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
     if step:
         with transaction.atomic():
             _idle(active).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
         with transaction.atomic():
             _idle(Host.objects.all()).update(silent_s=F("silent_s") + step)
+        with transaction.atomic():
+            _idle(there).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
 
 
 def _idle(rows: QuerySet[M]) -> QuerySet[M]:
@@ -128,8 +134,12 @@ def _requeue() -> None:
 
 
 def _end_what_never_started() -> None:
-    """A start deadline fails the attempt: what no runner claimed ends here, what one did is told to stop."""
+    """A start deadline fails the attempt: what no runner claimed ends here, what one did is told to stop.
+
+    Machines of clouds have deadlines of their own (`cloud_verdict`).
+    """
     late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=settings.DSTACKWEB_START_DEADLINE_S)
+    late = late.exclude(host=None, backend__kind__in=cloud_kinds())
     _each(late, _end_late)
 
 

@@ -1,0 +1,98 @@
+"""Machines of clouds that are kept for the next run of the same project: as offers, and taken by one (DESIGN 6)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.hosts.gpu_match import gpu_matches
+from dstackweb.backends.models import Instance, InstanceStatus
+from dstackweb.spec.effective import EffectiveSpec
+
+SPARE_S = 15.0
+"""A machine whose time is over so soon is left alone: it may be gone before its agent asks."""
+
+
+def reader(now: dt.datetime) -> Callable[[int], Sequence[Offer]]:
+    """The idle machines of a project as offers: read once, when first asked for."""
+    read: dict[int, list[Offer]] | None = None
+
+    def of_project(project_id: int) -> Sequence[Offer]:
+        nonlocal read
+        if read is None:
+            read = _by_project(now)
+        return read.get(project_id, ())
+
+    return of_project
+
+
+def _by_project(now: dt.datetime) -> dict[int, list[Offer]]:
+    found: defaultdict[int, list[Offer]] = defaultdict(list)
+    kept = Instance.objects.select_related("backend").filter(
+        status=InstanceStatus.RUNNING,
+        holder=None,
+        interrupted_at=None,
+        idle_until__gt=now + dt.timedelta(seconds=SPARE_S),
+        backend__enabled=True,
+        backend__deleted_at=None,
+    )
+    for instance in kept.order_by("created_at", "pk"):
+        if len(instance.gpus) >= instance.gpu_count:
+            found[instance.project_id].append(_offer(instance))
+    return dict(found)
+
+
+def _offer(instance: Instance) -> Offer:
+    return Offer(
+        backend=instance.backend.name,
+        region=instance.region,
+        instance_type=instance.instance_type,
+        cpus=instance.cpus,
+        memory_mib=instance.memory_mib,
+        gpu_name=instance.gpu_name,
+        gpu_count=instance.gpu_count,
+        gpu_memory_mib=instance.gpu_memory_mib,
+        spot=instance.is_spot,
+        price=instance.price,
+        availability=Availability.IDLE,
+        detail={"code": "idle_instance", "instance": str(instance.pk), "fits": 1},
+    )
+
+
+def serving(kept: Iterable[Offer], spec: EffectiveSpec) -> tuple[Offer, ...]:
+    """Those that have what each node of a run needs."""
+    if spec.image is not None:
+        return ()
+    return tuple(offer for offer in kept if _meets(offer, spec))
+
+
+def _meets(offer: Offer, spec: EffectiveSpec) -> bool:
+    """As a new machine of its type would: more CPUs and memory come with it, more GPUs would lie idle."""
+    needs = spec.requirements
+    if offer.cpus < needs.cpu_min or offer.memory_mib < needs.memory_min_mib or offer.gpu_count < needs.gpu_count_min:
+        return False
+    if needs.gpu_count_max is not None and offer.gpu_count > needs.gpu_count_max:
+        return False
+    return needs.gpu_count_min == 0 or gpu_matches(
+        offer.gpu_name,
+        offer.gpu_memory_mib,
+        names=needs.gpu_names,
+        memory_min_mib=needs.gpu_memory_min_mib,
+        memory_max_mib=needs.gpu_memory_max_mib,
+    )
+
+
+def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> bool:
+    """Give an idle machine to a job of its project; False where it is no longer idle. Call inside a transaction."""
+    idle = Instance.objects.filter(
+        pk=instance_id,
+        project=project_id,
+        status=InstanceStatus.RUNNING,
+        holder=None,
+        interrupted_at=None,
+        idle_until__gt=now,
+    )
+    return bool(idle.update(holder=job_id, idle_since=None, idle_until=None, status_s=0))
