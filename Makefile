@@ -11,13 +11,16 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run login test test-slow lint fmt bench clean
+.PHONY: help run demo-cloud login test test-slow lint fmt bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
 	@exec env $(SHARED_UID) $(BIN)/python manage.py up
+
+demo-cloud: $(VENV)/.dev ## the same with a small AWS of this machine's own as a backend: nothing leaves, nothing costs
+	@exec env $(SHARED_UID) $(BIN)/python tools/demo_cloud.py
 
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
