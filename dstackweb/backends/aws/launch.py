@@ -25,9 +25,12 @@ def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
         made = machines.of_order(aws, order.region, order.deployment, order.instance)
         return made or _run(aws, config, order, ami.of(aws, config, order.region, order.instance_type))
     except SourceFailed as failed:
-        if (refusal := refusals.refusal(failed)) is not None:
-            raise refusal from failed
-        raise
+        refusal = refusals.refusal(failed)
+        if refusal is None:
+            raise
+        if refusal.code == "ami":
+            ami.forget()  # a published image may be withdrawn
+        raise refusal from failed
 
 
 def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> Machine:

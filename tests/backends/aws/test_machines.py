@@ -230,6 +230,16 @@ class TestWhatIsOrdered:
         assert described(cloud, started)["ImageId"] == image
         assert cloud.count("ssm") == 0
 
+    def test_starts_from_a_newer_image_once_the_known_one_was_withdrawn(self, code: AwsBackend, cloud: Cloud) -> None:
+        code.launch(order())
+        (key,) = ami._ids
+        asked_at, known = ami._ids[key]
+        ami._ids[key] = asked_at, "ami-0000000000000000f"
+        with pytest.raises(LaunchFailed) as failed:
+            code.launch(order())
+        assert failed.value.code == "ami"
+        assert described(cloud, code.launch(order()))["ImageId"] == known
+
     def test_as_spot_may_be_taken_back(self, code: AwsBackend, cloud: Cloud) -> None:
         started = code.launch(order(spot=True))
         assert described(cloud, started)["InstanceLifecycle"] == "spot"
