@@ -10,3 +10,4 @@ import "./js/reorder.js";
 import "./js/move-menu.js";
 import "./js/priorities.js";
 import "./js/heard.js";
+import "./js/costs.js";

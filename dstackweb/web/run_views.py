@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import FileResponse, HttpResponse, HttpResponseBase
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
@@ -94,6 +95,8 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "more_events": len(events) > SHOWN_AT_ONCE,
         "shown_at_once": SHOWN_AT_ONCE,
         "settings": run_words.settings(run),
+        "cost": run_words.cost(run, jobs),
+        "now": timezone.now(),
         "over": run.status in ENDED,
         "waits": run.status in WAITING,
         "may_change": lists.may_change(run, request.user, request.role),

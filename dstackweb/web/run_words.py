@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from django.db.models import Q
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.runs import wording
+from dstackweb.runs import spend, wording
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
@@ -66,6 +69,22 @@ def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
         title = wording.termination(bad[0].termination_reason)
     text = wording.exited(run.exit_code) if run.exit_code else ""
     return Verdict(title, text, event_words.beyond(title, run.status_message), run.status)
+
+
+class Cost(NamedTuple):
+    """What a run has cost, in USD, and what it costs an hour now."""
+
+    so_far: Decimal
+    rate: Decimal
+
+
+def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
+    """Of all its attempts; None for a run that was only ever on what costs nothing."""
+    if not any(job.price for job in jobs):
+        return None
+    paid = Job.objects.filter(Q(instance=None) | Q(instance__launched_at__isnull=False), run=run, ended_at=None)
+    rate = sum(paid.values_list("price", flat=True), Decimal(0))
+    return Cost(spend.cost_of([run], timezone.now()).get(run.pk, Decimal(0)), rate)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class Page(NamedTuple):
 PAGES = (
     Page("queue", "web:queue", _("Queue"), "queue"),
     Page("runs", "web:runs", _("Runs"), "runs"),
+    Page("offers", "web:offers", _("Offers"), "offers"),
+    Page("machines", "web:machines", _("Machines"), "machines"),
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),
     Page("profiles", "web:profiles", _("Profiles"), "profiles"),
     Page("members", "members", _("Members"), "members"),

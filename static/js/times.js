@@ -1,11 +1,14 @@
-// <time datetime="…" data-when="clock|hour|moment|ago|for"> in the reader's own zone; the server renders UTC.
-// "ago" and "for" count on by themselves, by the server's clock, so that a poll need not send them again.
+// <time datetime="…" data-when="clock|hour|moment|ago|for|in"> in the reader's own zone; the server renders UTC.
+// "ago", "for" and "in" count on by themselves, by the server's clock, so that a poll need not send them again.
 const skewMs = Number(document.documentElement.dataset.now) - Date.now();
 const locale = document.documentElement.lang || undefined;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const hour = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const moment = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const full = new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" });
+
+/** Now, by the server's clock: milliseconds since the epoch. */
+export const serverNow = () => Date.now() + skewMs;
 
 export const clockText = (date) => clock.format(date);
 
@@ -19,6 +22,12 @@ export function durationText(seconds) {
   return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
 }
 
+/** What is left, to the second in its last hour: `4:12`, `2 h 05`. */
+export function leftText(seconds) {
+  const s = Math.max(0, Math.ceil(seconds));
+  return s < 3600 ? `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}` : durationText(s);
+}
+
 function text(element, now) {
   const at = new Date(element.dateTime);
   if (Number.isNaN(at.getTime())) return element.textContent;
@@ -28,6 +37,8 @@ function text(element, now) {
       return element.dataset.ago.replace("%s", durationText(age));
     case "for":
       return durationText(age);
+    case "in":
+      return age < 0 ? element.dataset.in.replace("%s", leftText(-age)) : element.dataset.due;
     case "clock":
       return age < 20 * 3600 ? clock.format(at) : moment.format(at);
     case "hour":
@@ -42,7 +53,7 @@ const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
 if (timeZone) document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
 
 function localise(root = document) {
-  const now = Date.now() + skewMs;
+  const now = serverNow();
   for (const element of root.querySelectorAll("time[data-when]")) {
     const words = text(element, now);
     if (element.textContent !== words) element.textContent = words;

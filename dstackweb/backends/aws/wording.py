@@ -125,3 +125,23 @@ def _quota_unknown(why: str) -> str:
 
 def _plain(text: str) -> str:
     return text.rstrip(". ")
+
+
+def quota_families() -> list[tuple[str, str, str]]:
+    """What Service Quotas counts apart: the families, and the codes of their quotas, on demand and as spot.
+
+    Either code may be empty: P5 has a quota of its own as spot only.
+    """
+    return [
+        (_("P: large GPUs (P4, P5, P6)"), "L-417A185B", "L-7212CCBC"),
+        (_("P5 and P5e as spot"), "", "L-C4BD4855"),
+        (_("G and VT: GPUs for graphics and inference"), "L-DB2E81BA", "L-3819A6DF"),
+        (_("Standard: A, C, D, H, I, M, R, T, Z"), "L-1216C47A", "L-34B43A08"),
+        (_("X: much memory"), "L-7295265B", "L-E3A00192"),
+        (_("Trn"), "L-2C3B7624", "L-6B0D517C"),
+        (_("Inf"), "L-1945791B", "L-B5D1601B"),
+        (_("DL"), "L-6E869C2A", "L-85EED4F7"),
+        (_("F"), "L-74FC7D96", "L-88CF9481"),
+        (_("High memory (U)"), "L-43DA4232", ""),
+        (_("HPC"), "L-F7808C92", ""),
+    ]

@@ -15,7 +15,8 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from dstackweb.runs import wording
-from dstackweb.web import shell
+from dstackweb.web import budget as budgets
+from dstackweb.web import offer_lines, shell
 
 register = template.Library()
 
@@ -23,6 +24,7 @@ _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
 
 register.filter("duration", wording.duration)
+register.filter("hourly", offer_lines.dollars)
 register.filter("mebibytes", wording.mebibytes)
 register.filter("status_word", wording.status)
 register.filter("reason_word", wording.termination)
@@ -59,6 +61,13 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
     return {"csrf_token": context.get("csrf_token"), **shell.sidebar(request, project, context.get("waiting"))}
 
 
+@register.inclusion_tag("offers/budget.html", takes_context=True)
+def budget(context: RequestContext) -> dict[str, Any]:
+    """The warning that most of the project's budget for clouds is spent, where it is."""
+    project = getattr(context["request"], "project", None)
+    return {"project": project, "warned": budgets.warned(project, timezone.now()) if project else None}
+
+
 @register.simple_tag
 def now_ms() -> int:
     """The server's clock, from which the page's ages count."""
@@ -73,7 +82,8 @@ def icon(name: str) -> SafeString:
 
 @register.simple_tag
 def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
-    """A moment: `clock`, `hour` and `moment` are shown in the reader's zone, `ago` and `for` count on by themselves.
+    """A moment: `clock`, `hour` and `moment` are shown in the reader's zone; `ago`, `for` and, for what is still to
+    come, `in` count on by themselves.
 
     The server's text is UTC, for readers without scripts; app.js replaces it.
     """
@@ -91,6 +101,11 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
         case "ago":
             ago = _("%s ago")
             text, more = escape(ago.replace("%s", _age(at))), format_html(' data-ago="{}"', ago)
+        case "in":
+            left_s = (at - timezone.now()).total_seconds()
+            coming, due = _("in %s"), _("due now")
+            text = escape(coming.replace("%s", wording.duration(left_s)) if left_s > 0 else due)
+            more = format_html(' data-in="{}" data-due="{}"', coming, due)
         case _:
             text = f"{at:%b %d, %H:%M} UTC"
     return mark_safe(_TIME.format(_instant(at), style, more, text))  # digits, and a word of the template

@@ -1,0 +1,73 @@
+"""What a project has spent of its budget this month, and when that is worth a warning."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from decimal import Decimal
+
+from dstackweb.accounts.models import Project
+from dstackweb.runs import spend
+from dstackweb.runs.models import BudgetMark
+
+WARNED_FROM = 80
+"""Below this share a mark is shown where the money is, and not on every page."""
+
+
+@dataclass(frozen=True)
+class Month:
+    """USD spent in this month (UTC), and the budget, if there is one."""
+
+    since: dt.datetime
+    spent: Decimal
+    budget: Decimal | None
+
+    @property
+    def percent(self) -> float | None:
+        """The share that is spent; None without a budget."""
+        if self.budget is None:
+            return None
+        return float(100 * self.spent / self.budget) if self.budget else 100.0
+
+    @property
+    def drawn(self) -> float:
+        """The share as a bar shows it."""
+        return min(100.0, self.percent or 0.0)
+
+    @property
+    def tone(self) -> str:
+        """`full`, `near` or nothing."""
+        share = self.percent or 0.0
+        return "full" if share >= 100 else "near" if share >= WARNED_FROM else ""
+
+    @property
+    def over_at(self) -> dt.datetime:
+        """When the next month begins, and the budget is there again."""
+        return (self.since + dt.timedelta(days=32)).replace(day=1)
+
+
+def month(project: Project, now: dt.datetime) -> Month:
+    """What is spent so far."""
+    since = now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return Month(since, spend.spent(project.pk, now), project.monthly_budget)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """The highest mark that this month has passed, and still stands above."""
+
+    percent: int
+    month: Month
+
+
+def warned(project: Project, now: dt.datetime) -> Warned | None:
+    """What every page warns of. One query where there is a budget, none where there is not."""
+    if project.monthly_budget is None:
+        return None
+    since = now.astimezone(dt.UTC).date().replace(day=1)
+    marks = BudgetMark.objects.filter(project=project, month=since, percent__gte=WARNED_FROM)
+    if not (told := sorted(marks.values_list("percent", flat=True), reverse=True)):
+        return None
+    so_far = month(project, now)  # the budget may have been raised since
+    passed = [percent for percent in told if (so_far.percent or 0) >= percent]
+    return Warned(passed[0], so_far) if passed else None

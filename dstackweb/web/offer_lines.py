@@ -1,0 +1,196 @@
+"""Offers and what they come from, as rows: with their words, price bars, and how old each source is."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+
+from dstackweb.backends.contract import Offer, SourceState
+from dstackweb.offers.freshness import Freshness
+from dstackweb.runs import offer_words, wording
+from dstackweb.runs.wording import Told
+from dstackweb.spec.requirements import Requirements
+
+WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
+
+
+def source_name(code: str) -> str:
+    """What a source tells."""
+    return {
+        "instance_types": _("Instance types"),
+        "prices": _("Prices"),
+        "spot_prices": _("Spot prices"),
+        "quotas": _("Quotas"),
+        "subnets": _("Subnets"),
+        "offers": _("Offers"),
+    }.get(code, code.replace("_", " ").capitalize())
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One source in one region. `state` is one of WORST_FIRST; `again_at` is when a throttled one is asked again.
+
+    `until`, where it is fresh, is when it grows stale unless it is asked anew before.
+    """
+
+    of: Freshness
+    state: str
+    badge: Told
+    why: str
+    again_at: dt.datetime | None
+    until: dt.datetime | None
+
+    @classmethod
+    def of_source(cls, age: Freshness, now: dt.datetime) -> SourceLine:
+        """The line with its words."""
+        state = _state(age, now)
+        until = age.expires_at if state == "fresh" else None
+        again_at = None
+        if state == "throttled" and age.error is not None:
+            again_at = age.due_at or parse_datetime(str(age.error.get("until", "")))
+        told = offer_words.failure(age.error) if age.error else ""
+        return cls(age, state, _BADGES[state](), told, again_at, until)
+
+    @property
+    def name(self) -> str:
+        """What it tells."""
+        return source_name(self.of.source)
+
+
+_BADGES = {
+    "fresh": lambda: Told(_("fresh"), "", "go"),
+    "asking": lambda: Told(_("asking…"), "", "info"),
+    "throttled": lambda: Told(_("throttled"), "", "wait"),
+    "stale": lambda: Told(_("stale"), "", "wait"),
+    "failed": lambda: Told(_("failed"), "", "bad"),
+}
+
+
+def _state(age: Freshness, now: dt.datetime) -> str:
+    """`asking`: what is known is not too old, or nothing is, and no failure stands in the way of its being asked."""
+    if age.state is SourceState.FRESH:
+        return "fresh"
+    if age.error is not None and age.error.get("code") == "throttled" and age.failed_at is not None:
+        return "throttled"
+    is_wanted = age.fetched_at is None or (age.expires_at is not None and age.expires_at > now)
+    if is_wanted and age.due_at is None and (age.error is None or age.failed_at is None):
+        return "asking"
+    return "failed" if age.state is SourceState.FAILED else "stale"
+
+
+@dataclass(frozen=True)
+class RegionLine:
+    """The sources of a backend in one region, and which of them lack something."""
+
+    backend: str
+    region: str
+    sources: list[SourceLine]
+
+    @property
+    def troubled(self) -> list[SourceLine]:
+        """Those whose latest call came to nothing."""
+        return [line for line in self.sources if line.why]
+
+
+def by_region(lines: Iterable[SourceLine]) -> list[RegionLine]:
+    """By backend and region, the sources of each in the order in which they are asked for."""
+    found: defaultdict[tuple[str, str], list[SourceLine]] = defaultdict(list)
+    for line in lines:
+        found[line.of.backend, line.of.region].append(line)
+    return [RegionLine(*place, found[place]) for place in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that keeps sources of a region from being asked: which, and what is to be done about each."""
+
+    place: str
+    texts: list[str]
+    tone: str
+    sources: list[SourceLine]
+    again_at: dt.datetime | None
+
+
+def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
+    """What somebody may want to do something about: by region and kind of failure, the worst first.
+
+    What is said of several regions in the same words, such as that the credentials are refused, is said once.
+    """
+    found: defaultdict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
+    for line in lines:
+        if line.why and line.state != "asking" and line.of.error is not None:
+            alike = () if line.of.region in line.why else (line.why,)
+            found[line.of.backend, line.of.region if not alike else "", line.of.error["code"], *alike].append(line)
+    told = [
+        Trouble(
+            f"{backend} {region}".strip(),
+            list(dict.fromkeys(line.why for line in of)),
+            "danger" if any(line.state == "failed" for line in of) else "warning",
+            of,
+            min((line.again_at for line in of if line.again_at), default=None),
+        )
+        for (backend, region, *_what), of in found.items()
+    ]
+    return sorted(told, key=lambda trouble: (trouble.tone != "danger", -len(trouble.sources)))
+
+
+def worst(lines: Iterable[SourceLine]) -> SourceLine | None:
+    """The one that can be trusted least; of equal ones the one whose time is over first."""
+    never = dt.datetime.min.replace(tzinfo=dt.UTC)
+    return min(lines, key=lambda line: (WORST_FIRST.index(line.state), line.of.expires_at or never), default=None)
+
+
+@dataclass(frozen=True)
+class OfferLine:
+    """One offer in words. `share` is its price's part of the dearest on the page, in per cent."""
+
+    offer: Offer
+    gpu: str
+    badge: Told
+    why: str
+    share: float
+    price: str
+    gpu_price: str
+    source: SourceLine | None
+
+
+def lines(
+    offers: Sequence[Offer], needs: Requirements, sources: Iterable[SourceLine], own: set[str]
+) -> list[OfferLine]:
+    """The rows of a page; `own` are the backends of the team's own machines, which have no sources and no price."""
+    most = max((offer.price for offer in offers), default=Decimal(0))
+    at: defaultdict[tuple[str, str], list[SourceLine]] = defaultdict(list)
+    for source in sources:
+        at[source.of.backend, source.of.region].append(source)
+
+    def line(offer: Offer) -> OfferLine:
+        other = "prices" if offer.spot else "spot_prices"
+        used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
+        share = float(100 * offer.price / most) if most else 0.0
+        each = dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
+        source = None if offer.backend in own else worst(used)
+        price = dollars(offer.price) if offer.price or offer.backend not in own else ""
+        badge = wording.availability(offer.availability)
+        return OfferLine(offer, gpu(offer), badge, offer_words.why(offer.detail, needs), share, price, each, source)
+
+    return [line(offer) for offer in offers]
+
+
+def gpu(offer: Offer) -> str:
+    """`8 × H100 80 GB`; empty where it has none."""
+    if not offer.gpu_count:
+        return ""
+    name = offer.gpu_name.removeprefix("NVIDIA ")
+    memory = wording.mebibytes(offer.gpu_memory_mib)
+    return f"{offer.gpu_count} × {name}" + ("" if memory.replace(" ", "") in name else f" {memory}")
+
+
+def dollars(price: Decimal) -> str:
+    """USD per hour: to the cent from 10 on, else to four digits."""
+    return f"${price:,.2f}" if price >= 10 else f"${price:.4f}"
