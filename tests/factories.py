@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from typing import Any
 
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
-from dstackweb.backends.models import Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import move_run
+from dstackweb.scheduler.agents import join_token
 from dstackweb.scheduler.passes import run_passes
 
 _numbers = itertools.count(1)
@@ -66,6 +70,23 @@ def place_all() -> int:
 def placed_job(run: Run, node: int = 0) -> Job:
     """The job of a run that a pass has placed."""
     return Job.objects.get(run=run, attempt=Run.objects.get(pk=run.pk).attempt, node=node)
+
+
+def cloud_job(run: Run, **instance: Any) -> Job:
+    """The job of a run that was placed on a cloud, whose machine has been started for it and has not called yet."""
+    run.refresh_from_db()
+    move_run(run, RunStatus.PROVISIONING, now=timezone.now())
+    backend, _made = Backend.objects.get_or_create(name="aws", defaults={"kind": "aws"})
+    made_id = uuid.uuid4()
+    values = {
+        "region": "us-east-1", "instance_type": "m7i.large", "cloud_id": f"i-{made_id.hex[:17]}",
+        "status": InstanceStatus.STARTING, "launched_at": timezone.now(), "join_digest": join_token(made_id)[1],
+    } | instance  # fmt: skip
+    made = Instance.objects.create(pk=made_id, backend=backend, project=run.project, **values)
+    job = Job.objects.create(run=run, attempt=run.attempt, backend=backend, instance=made)
+    Instance.objects.filter(pk=made_id).update(holder=job.pk)
+    made.refresh_from_db()
+    return job
 
 
 def start(job: Job, nonce: str = "nonce") -> Job:

@@ -1,4 +1,7 @@
-"""`python -m dstackweb.runner` with its orders as JSON on standard input: detach, take the job's lock, go."""
+"""`python -m dstackweb.runner` with its orders as JSON on standard input: detach, take the job's lock, go.
+
+With the word `agent`, a machine's agent instead (`agent.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,15 @@ LOG_LIMIT = 1 << 20
 
 
 def main() -> None:
+    """Begin as what the arguments say: the runner of one job, or the agent of a machine."""
+    if sys.argv[1:2] == ["agent"]:
+        from dstackweb.runner import agent
+
+        sys.exit(agent.main(sys.argv[2:]))
+    _launch()
+
+
+def _launch() -> None:
     """Detach twice, so that no session and no parent holds the runner; say in one line who has the job now."""
     orders: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     read_end, write_end = os.pipe()

@@ -18,6 +18,21 @@ LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
 """Others look whether a runner lives by taking a shared lock for an instant; that must not look like a runner."""
 
 
+def runner_lives(folder: str) -> bool:
+    """Whether a runner holds a job's lock. Asking takes a shared lock for an instant, and never an exclusive one."""
+    try:
+        file = os.open(os.path.join(folder, "lock"), os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 class State:
     """The private folder of one job's runners."""
 

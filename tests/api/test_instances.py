@@ -15,14 +15,13 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.runs import attempts
-from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import JobStatus, RunStatus
-from dstackweb.runs.transitions import move_run
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.agents import agent_token, join_token
 from dstackweb.scheduler.hosting import job_of_token
-from tests.factories import make_run
+from tests.factories import cloud_job, make_run
 
 NOTICE = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 
@@ -51,31 +50,10 @@ class Agent:
 
 
 @pytest.fixture
-def run(project: Project, member: User) -> Run:
-    """A run that has been placed on a machine of a cloud."""
-    run = make_run(project, member)
-    move_run(run, RunStatus.PROVISIONING, now=timezone.now())
-    return run
-
-
-@pytest.fixture
-def instance(run: Run) -> Instance:
-    """The machine for the run's one job, started by its cloud."""
-    instance_id = uuid4()
-    instance = Instance.objects.create(
-        pk=instance_id,
-        backend=Backend.objects.create(name="aws", kind="aws"),
-        project=run.project,
-        region="eu-west-1",
-        instance_type="m7i.large",
-        status=InstanceStatus.STARTING,
-        cloud_id="i-1",
-        launched_at=timezone.now(),
-        join_digest=join_token(instance_id)[1],
-    )
-    job = Job.objects.create(run=run, attempt=run.attempt, backend=instance.backend, instance=instance)
-    Instance.objects.filter(pk=instance.pk).update(holder=job.pk)
-    instance.refresh_from_db()
+def instance(project: Project, member: User) -> Instance:
+    """The machine of a run's one job, started by its cloud."""
+    instance = cloud_job(make_run(project, member)).instance
+    assert instance is not None
     return instance
 
 
@@ -92,7 +70,7 @@ def test_the_runner_is_one_file_whose_etag_is_its_sha256(db: None) -> None:
     answer = Client().get("/api/v1/runner/pyz")
     etag = answer["ETag"]
     assert etag == f'"{hashlib.sha256(answer.content).hexdigest()}"'
-    assert "dstackweb/runner/loop.py" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
+    assert "dstackweb/runner/agent.py" in zipfile.ZipFile(io.BytesIO(answer.content)).namelist()
     again = Client().get("/api/v1/runner/pyz", headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")
 

@@ -5,7 +5,6 @@ Each step may be repeated or doubled at any moment. That a runner lives is told 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from django.conf import settings
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts import tree
 from dstackweb.backends.hosts.isolation import can_traverse, make_runs_dir
+from dstackweb.runner.state import runner_lives
 
 log = logging.getLogger(__name__)
 
@@ -114,18 +114,8 @@ def _launch(order: Mapping[str, object]) -> dict[str, object]:
 
 
 def runner_alive(job_id: UUID) -> bool:
-    """Whether a runner holds the job's lock. Asking takes a shared lock for an instant, and never an exclusive one."""
-    try:
-        file = os.open(state_dir(job_id) / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
+    """Whether a job's runner lives here."""
+    return runner_lives(str(state_dir(job_id)))
 
 
 def nudge(job_id: UUID) -> bool:

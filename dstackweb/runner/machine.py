@@ -1,0 +1,109 @@
+"""What the agent finds out about its machine, and how it switches it off."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+METADATA = "http://169.254.169.254"
+METADATA_TIMEOUT_S = 1.0
+METADATA_TOKEN_S = 21600
+DRIVER_WAIT_S = 120.0
+"""How long the driver may take after the boot to show what is on the bus."""
+NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
+
+
+def gpus() -> list[str]:
+    """NVML's UUIDs of the GPUs, once the driver shows as many as there are on the bus, or has had its time."""
+    until = time.monotonic() + DRIVER_WAIT_S
+    while len(found := _shown()) < _on_bus() and time.monotonic() < until:
+        time.sleep(2)
+    return found
+
+
+def _shown() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("GPU-")]
+
+
+def _on_bus(devices: str = "/sys/bus/pci/devices") -> int:
+    return sum(
+        _read(f"{devices}/{name}/vendor") == NVIDIA and _read(f"{devices}/{name}/class")[:6] in DISPLAYS
+        for name in (os.listdir(devices) if os.path.isdir(devices) else ())
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def address(api: str) -> str:
+    """The address from which this machine speaks to the API, where others of its network may reach it."""
+    parts = urlsplit(api)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, there = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)  # sends nothing
+            return str(probe.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return ""
+
+
+class Metadata:
+    """The cloud's own word on this machine: EC2's instance metadata, version 2."""
+
+    def __init__(self, endpoint: str = "") -> None:
+        self._base = (endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA).rstrip("/")
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        self._token = ""
+
+    def interruption(self) -> str | None:
+        """When the cloud takes the machine back (ISO 8601, UTC); None while it has not said so, or can't be asked."""
+        try:
+            if not self._token:
+                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(METADATA_TOKEN_S)}
+                self._token = self._ask("PUT", "api/token", lifetime)
+            said = json.loads(
+                self._ask("GET", "meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+            )
+            at = said["time"]
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                self._token = ""
+            return None
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return None
+        return at if isinstance(at, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at) else None
+
+    def _ask(self, method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(f"{self._base}/latest/{path}", method=method, headers=headers)
+        with self._open(request, timeout=METADATA_TIMEOUT_S) as answer:
+            return str(answer.read(65536).decode())
+
+
+def switch_off() -> bool:
+    """Power the machine off; False when nothing here can."""
+    for command in (["shutdown", "-h", "now"], ["poweroff"], ["halt"]):
+        try:
+            if subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 0:
+                return True
+        except (OSError, subprocess.SubprocessError):
+            continue
+    return False
