@@ -15,6 +15,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.spend import cost_of
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.why_words import reason as reason_told
 from dstackweb.scheduler.plan import Plan
@@ -86,6 +87,10 @@ class JobOut(Schema):
     node: int
     status: str
     backend: str
+    region: str
+    instance_type: str
+    spot: bool
+    price: float = Field(description="USD per hour at the start")
     host: str | None
     cpus: int
     memory_mib: int
@@ -99,8 +104,14 @@ class JobOut(Schema):
 
     @classmethod
     def of(cls, job: Job) -> JobOut:
-        own = {name: getattr(job, name) for name in cls.model_fields if name not in ("id", "backend", "host")}
-        return cls(id=str(job.pk), backend=job.backend.name, host=job.host.name if job.host else None, **own)
+        worded: dict[str, Any] = {
+            "id": str(job.pk),
+            "backend": job.backend.name,
+            "host": job.host.name if job.host else None,
+            "spot": job.is_spot,
+            "price": float(job.price),
+        }
+        return cls(**worded, **{name: getattr(job, name) for name in cls.model_fields if name not in worded})
 
 
 class EventOut(Schema):
@@ -195,6 +206,7 @@ class RunOut(RunRow):
     reason_detail: str | None
     factors: FactorsOut | None = Field(description="What its position comes from; null unless it waits")
     max_duration_s: int | None = Field(description="Its limit, with what people have added")
+    cost: float = Field(description="USD so far, of all its attempts; own hosts cost nothing")
     hold: HoldOut | None
     spec: dict[str, Any]
     provenance: dict[str, Any]
@@ -208,7 +220,8 @@ class RunOut(RunRow):
         reason, data = selectors.why(run)
         jobs, jobs_next = jobs_page(run)
         events, events_next = events_page(run)
-        found = factors(run, timezone.now()) if run.status == RunStatus.SUBMITTED else None
+        now = timezone.now()
+        found = factors(run, now) if run.status == RunStatus.SUBMITTED else None
         return cls(
             **cls.values(run),
             position=found.position if found else None,
@@ -216,6 +229,7 @@ class RunOut(RunRow):
             reason=reason or None,
             reason_detail=reason_told(reason, data).text if reason else None,
             max_duration_s=run.limit_s,
+            cost=float(cost_of([run], now).get(run.pk, 0)),
             hold=HoldOut.of(way_in(run, jobs)),
             spec=run.spec,
             provenance=run.provenance,
