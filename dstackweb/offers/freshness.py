@@ -49,7 +49,7 @@ def _freshness(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: f
     is_known = state is not SourceState.FAILED
     until = sources.expires_at(row, ttl_s) if is_known else None
     due_at = sources.retry_at(row) or (sources.expires_at(row, ttl_s * sources.AHEAD) if is_known else None)
-    if due_at is not None and due_at <= now:
+    if due_at is not None and (due_at <= now or sources.is_due(backend, row, ttl_s, now)):
         due_at = None
     fetched_at = row.fetched_at if is_known else None
     return Freshness(backend.name, *key, state, fetched_at, until, due_at, row.error, row.failed_at)
