@@ -86,11 +86,11 @@ def wait_text(seconds: int | None) -> str:
     return f"{seconds // 86400}d {seconds % 86400 // 3600}h"
 
 
-def bar(value: float | None, most: float) -> str:
-    """A bar of BAR cells for `most`, to an eighth of a cell; nothing for nothing."""
+def bar(value: float | None, most: float, cells: int = BAR) -> str:
+    """A bar of so many cells for `most`, to an eighth of a cell; nothing for nothing."""
     if not value or not most:
         return ""
-    eighths = max(1, round(8 * BAR * value / most))
+    eighths = max(1, round(8 * cells * value / most))
     return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 

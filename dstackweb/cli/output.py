@@ -31,6 +31,9 @@ WORD_STYLES = {
     "idle": "green",
     "available": "green",
     "busy": "yellow",
+    "unknown": "yellow",
+    "no_quota": "red",
+    "not_available": "dim",
     "default": "dim",
 }
 """Words that are coloured where they fill a narrow cell: statuses, availabilities, origins."""

@@ -1,0 +1,164 @@
+"""`dstackweb offers`, `quotas` and `cache`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends import registry
+from dstackweb.backends.aws.quotas import Quota
+from dstackweb.backends.aws.sources import AwsSources
+from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
+from dstackweb.backends.models import Backend
+from dstackweb.cli import offers as command
+from dstackweb.cli.offers import price_text
+from dstackweb.offers import catalog, sources
+from dstackweb.offers.models import CacheCount
+from tests.cli.conftest import Cli
+from tests.factories import make_host
+from tests.offers.cloud_stub import Cloud
+
+QUOTA = {"code": "no_quota", "fits": 0, "limit": 64, "used": 64, "needs": 4}
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, project: Project) -> Cloud:
+    catalog.forget()
+    sources.forget()
+    monkeypatch.setattr(sources, "TICK_S", 60.0)
+    made = Cloud(monkeypatch, tmp_path / "asked")
+    gpu = {"gpu_name": "NVIDIA A10G", "gpu_count": 1, "gpu_memory_mib": 24576}
+    made.answer = (
+        Offer(
+            "cluster", "g5.xlarge", 4, 16384, Availability.NO_QUOTA, "eu", price=Decimal("1.006"), detail=QUOTA, **gpu
+        ),
+        Offer("cluster", "g5.xlarge", 4, 16384, Availability.UNKNOWN, "eu", spot=True, price=Decimal("0.503"), **gpu),
+    )
+    return made
+
+
+@pytest.fixture
+def cluster() -> Backend:
+    return Backend.objects.create(name="cluster", kind="dask")
+
+
+def test_each_offer_is_a_line_with_its_price_a_bar_and_why(cli: Cli, cluster: Backend) -> None:
+    make_host("box-1", cpus=8, gpus=1)
+    told = cli.ok("offers").splitlines()
+    assert told[0].split() == ["OFFER", "CPU", "MEMORY", "GPU", "KIND", "PRICE/H", "AVAILABILITY", "WHY"]
+    host, spot, on_demand = (line.split() for line in told[1:])
+    assert (host[:2], host[-6:]) == (["hosts", "box-1"], ["idle", "1", "of", "1", "GPUs", "free"])
+    assert ("own" in host, "spot" in spot, "on-demand" in on_demand) == (True, True, True)
+    assert ("$0.503" in spot, "█████" in spot, "unknown" in spot) == (True, True, True)
+    assert "██████████  no_quota      No quota: 64 of 64 vCPUs are in use, and it needs 4." in told[3]
+
+
+def test_options_narrow_it_down_and_sort_it(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
+    assert "own" not in cli.ok("offers", "--gpu", "A10G:1..", "--backend", "cluster", "--on-demand")
+    assert len(cli.ok("offers", "--spot", "--region", "eu", "--max-price", "0.6").splitlines()) == 2
+    prices = [item["price"] for item in json.loads(cli.ok("offers", "--sort", "-price", "--json"))["items"]]
+    assert prices == [1.006, 0.503]
+    some = cli("offers", "--limit", "1")
+    assert "1 of 2 offers; more with --limit." in some.stderr
+
+
+def test_what_can_not_be_meant_is_refused_in_words(cli: Cli, cluster: Backend) -> None:
+    refused = cli("offers", "--gpu", "A100:x..")
+    assert (refused.exit_code, "`gpu` should be a GPU request" in refused.stderr) == (1, True)
+    assert cli("offers", "--watch").exit_code == 2
+
+
+def test_nothing_is_said_to_be_nothing_and_why_a_backend_is_silent(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
+    cloud.answer = RuntimeError("the scheduler is away")
+    told = cli("offers")
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "Nothing like it is offered." in told.stderr
+    assert "warning: cluster: Its offers can't be read: the scheduler is away" in told.stderr
+
+
+def test_the_age_of_each_source_is_told_and_what_failed(cli: Cli, cloud: Cloud) -> None:
+    Backend.objects.create(name="aws", kind="aws")
+    cloud.says[SourceKey("types", "us")] = SourceFailed("access_denied", action="ec2:Describe", region="us")
+    sources.refresh_due(timezone.now())
+    told = cli("offers").stderr
+    assert "aws: spot 0s old, types 0s old (unknown in 1 of 2 regions)" in told
+    assert told.count("warning: aws: Access denied in us: the policy lacks ec2:Describe.") == 1
+
+
+def test_a_refresh_waits_for_what_is_asked_anew(cli: Cli, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    Backend.objects.create(name="aws", kind="aws")
+    sources.refresh_due(timezone.now())
+    cloud.says[SourceKey("types", "eu")] = ["g6"]
+    slept = []
+
+    def ticks(seconds: float) -> None:
+        slept.append(seconds)
+        sources.refresh_due(timezone.now())
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=ticks, monotonic=time.monotonic))
+    told = cli("offers", "--refresh")
+    assert "Asking anew: aws …" in told.stderr
+    assert ("g6" in told.stdout, "g5" in told.stdout, len(slept)) == (True, False, 1)
+
+
+def test_without_a_cloud_there_is_nothing_to_refresh(cli: Cli) -> None:
+    make_host("box-1")
+    told = cli("offers", "--refresh")
+    assert ("own hosts are always as they are now" in told.stderr, "box-1" in told.stdout) == (True, True)
+
+
+@pytest.mark.parametrize(("price", "text"), [(1.5, "$1.50"), (0.0104, "$0.0104"), (32.7726, "$32.7726"), (3, "$3.00")])
+def test_a_price_is_as_exact_as_it_is_known(price: float, text: str) -> None:
+    assert price_text(price) == text
+
+
+@pytest.fixture
+def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stub(AwsSources):
+        def fetch(self, key: SourceKey) -> Any:
+            known = {"L-DB2E81BA": Quota(64, 48), "L-417A185B": Quota(0, 0)}
+            return known if key.source == "quotas" else {"x": {}}
+
+    monkeypatch.setitem(registry.KINDS, "aws", Stub)
+    Backend.objects.create(name="aws", kind="aws", config={"regions": ["eu-west-1"]})
+
+
+def test_quotas_are_lines_with_what_is_used_of_them(cli: Cli, quoted: None) -> None:
+    sources.refresh_due(timezone.now())
+    told = cli("quotas")
+    (line,) = told.stdout.splitlines()[1:]
+    assert line.split() == [
+        "aws", "eu-west-1", "Running", "On-Demand", "G", "and", "VT", "instances", "48", "64", "███████▌",
+    ]  # fmt: skip
+    assert ("1 of zero" in told.stderr, "aws: quotas 0s old" in told.stderr) == (True, True)
+    assert len(cli.ok("quotas", "aws", "--all").splitlines()) == 3
+    assert json.loads(cli.ok("quotas", "--json"))["aws"][0]["items"][0]["used"] == 0
+
+
+def test_the_cache_tells_its_sums_and_of_one_backend_its_hours(cli: Cli, quoted: None) -> None:
+    backend = Backend.objects.get(name="aws")
+    CacheCount.objects.all().delete()
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for ago, hits in enumerate([5, 7]):
+        at = hour - dt.timedelta(hours=ago)
+        CacheCount.objects.create(backend=backend, hour=at, hits=hits, uncached=hits * 4, calls=2)
+    lines = cli.ok("cache").splitlines()
+    assert lines[1].split()[:6] == ["aws", "12", "0", "0", "4", "44"]
+    assert len(cli.ok("cache", "aws").strip().splitlines()) == 6
+    assert len(cli.ok("cache", "aws", "--hours", "1").strip().splitlines()) == 5
+
+
+def test_without_clouds_there_is_nothing_to_tell(cli: Cli, connect: Callable[..., Cli]) -> None:
+    assert "No quota is known." in cli("quotas").stderr
+    assert "No cloud is set up." in cli("cache").stderr
+    assert cli("quotas", "none").exit_code == 1
