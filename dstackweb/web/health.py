@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import Count
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -20,9 +21,13 @@ from django_q.brokers import get_broker
 from django_q.status import Stat
 
 import dstackweb
+from dstackweb.backends.aws import public_url
+from dstackweb.backends.aws import wording as aws_wording
+from dstackweb.backends.aws.backend import AwsBackend
+from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.backends.models import Host
-from dstackweb.offers import store
+from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
+from dstackweb.offers import freshness, sources, store
 from dstackweb.runs import wording
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
@@ -31,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LATE_S = 15.0
 """Periodic work that is due for longer than this isn't being enqueued: no ticker is up."""
+STUCK_S = 900.0
+"""A machine that is to end takes a minute or two."""
 FULL_AT = 0.95
 BACKLOG = 100
 """Tasks that wait in the broker: more means that the workers don't keep up."""
@@ -49,7 +56,7 @@ class Check(NamedTuple):
 
 def checks() -> list[Check]:
     """All checks, in the order in which one looks."""
-    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _database, _broker, _offers, _disk)
+    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _clouds, _machines, _database, _broker, _offers, _disk)
     found = [check for part in parts for check in _safely(part)]
     return [*found, Check(_("Version"), "info", dstackweb.__version__)]
 
@@ -131,6 +138,49 @@ def _isolation() -> Iterable[Check]:
         yield Check(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
     if not shared and not refusing:
         yield Check(_("Isolation"), "go", _("jobs run apart from the server"))
+
+
+def _clouds() -> Iterable[Check]:
+    """Of each backend that starts machines: what it was asked for, and whether its machines could call back."""
+    asked = sources.sourced_backends()
+    ages = freshness.of_backends(asked, timezone.now())
+    for backend, code in asked:
+        own = [one for one in ages if one.backend == backend.name]
+        name = _("Backend %s") % backend.name
+        fresh = sum(one.state is SourceState.FRESH for one in own)
+        value = _("%(fresh)d of %(all)d sources are fresh") % {"fresh": fresh, "all": len(own)}
+        failures = [one for one in own if one.error]
+        if failures:
+            tone = "bad" if any(one.state is SourceState.FAILED for one in failures) else "wait"
+            hint = " ".join(dict.fromkeys(aws_wording.failure(one.error) for one in failures if one.error))
+            yield Check(name, tone, value, hint, min(one.failed_at for one in failures if one.failed_at))
+        else:
+            yield Check(name, "go", value)
+        if isinstance(code, AwsBackend) and (why := _url_problem(backend)):
+            yield Check(name, "bad", _("starts nothing"), aws_wording.availability({"code": "public_url", "why": why}))
+
+
+def _url_problem(backend: Backend) -> str | None:
+    allowed = bool(backend.config.get("allow_private_url"))
+    return public_url.problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
+
+
+def _machines() -> Iterable[Check]:
+    """What clouds are paid for now, and what won't end."""
+    living = Instance.objects.exclude(status=InstanceStatus.GONE)
+    counts = dict(living.order_by().values_list("status").annotate(Count("pk")))
+    if not counts:
+        return
+    total = sum(counts.values())
+    value = ngettext("%d of clouds", "%d of clouds", total) % total
+    stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
+    if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:
+        hint = _(
+            "These should have ended and cost on: %s. They are ended again and again; look at the cloud's console."
+        )
+        yield Check(_("Machines"), "bad", value, hint % ", ".join(names))
+    else:
+        yield Check(_("Machines"), "go", value)
 
 
 def _database() -> Iterable[Check]:

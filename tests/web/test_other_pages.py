@@ -9,10 +9,12 @@ from collections.abc import Callable
 import pytest
 from django.core.cache import caches
 from django.test import Client
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.models import Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.offers import store
+from dstackweb.offers.models import SourceRow
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -84,6 +86,37 @@ def test_health_says_that_the_cache_of_offers_is_away(
     assert "does not answer" in page
     assert "ConnectionError: Connection refused" in page
     store.forget()
+
+
+def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
+    project: Project, ann: User, as_user: SignIn, settings
+) -> None:
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "sources are fresh" not in page
+    backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
+    error = {"code": "access_denied", "action": "ec2:X", "region": "eu-west-1"}
+    SourceRow.objects.create(
+        backend=backend, source="quotas", region="eu-west-1", version=1, failed_at=timezone.now(), error=error
+    )
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "of 4 sources are fresh" in page
+    assert "lacks ec2:X" in page
+    assert "Set DSTACKWEB_PUBLIC_URL" in page
+    settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"
+    assert "Set DSTACKWEB_PUBLIC_URL" not in as_user(ann).get("/p/main/health/").content.decode()
+
+
+def test_health_tells_of_machines_that_will_not_end(project: Project, ann: User, as_user: SignIn) -> None:
+    backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
+    machine = Instance.objects.create(
+        backend=backend, project=project, region="eu-west-1", instance_type="g5.xlarge", status="stopping",
+        cloud_id="i-stuck", status_s=60,
+    )  # fmt: skip
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "1 of clouds" in page
+    assert "i-stuck" not in page
+    Instance.objects.filter(pk=machine.pk).update(status_s=1000)
+    assert "i-stuck (eu-west-1)" in as_user(ann).get("/p/main/health/").content.decode()
 
 
 def test_health_is_read_even_when_a_check_breaks(project: Project, ann: User, as_user: SignIn, monkeypatch) -> None:
