@@ -120,8 +120,8 @@ class AwsForm(forms.ModelForm[Backend]):
     security_groups = _by_region(
         "sg-0a1b2c3d",
         _(
-            "IDs. Empty: the VPC's default group. Instances only call out, to this server by HTTPS: nothing has to be "
-            "open to the inside."
+            "IDs. Empty: the VPC's default group. Instances only call out, to this server by HTTPS. For runs of "
+            "several nodes, its members must reach each other, as those of the default group do."
         ),
         _("Security groups"),
     )

@@ -62,7 +62,7 @@ def report(findings: Sequence[Finding]) -> Report:
 def line(finding: Finding) -> Line:
     """One finding in words."""
     marks = {
-        State.OK: _("OK"), State.WARNING: _("Look"), State.FAILED: _("Failed"), State.SKIPPED: _("Not asked"),
+        State.OK: _("OK"), State.WARNING: _("Worth a look"), State.FAILED: _("Failed"), State.SKIPPED: _("Not asked"),
     }  # fmt: skip
     told, todo = _told(finding)
     return Line(_title(finding.step), finding.state.value, marks[finding.state], told, todo)
@@ -111,6 +111,11 @@ def _told(finding: Finding) -> tuple[str, str]:
         told = " ".join(dict.fromkeys(wording.failure(error) for error in finding.errors))
         if finding.step == "enabled":
             return _("Whether it is enabled is not known."), told
+        if finding.step == "end" and finding.state is State.WARNING and finding.errors[0]["code"] == "access_denied":
+            return told, _(
+                "If the policy allows ec2:TerminateInstances for instances with the tag dstackweb:deployment, all is "
+                "well: this was tried on an instance that isn't there. Otherwise instances could not be ended."
+            )
         return told, ""
     if finding.detail.get("code") == "no_image":
         return _("Not tried, for want of an image."), ""

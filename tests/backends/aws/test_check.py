@@ -78,7 +78,6 @@ def test_what_the_policy_lacks_is_named_and_ready_to_paste(cloud: Cloud) -> None
         ("DescribeInstances", "usage"),
         ("DescribeSpotInstanceRequests", "usage"),
         ("DescribeImages", "image"),
-        ("TerminateInstances", "end"),
     ],
 )
 def test_each_permission_has_its_step(cloud: Cloud, action: str, step: str) -> None:
@@ -86,6 +85,14 @@ def test_each_permission_has_its_step(cloud: Cloud, action: str, step: str) -> N
     found = found_in(cloud)
     assert [name for name, state in states(found).items() if state is FAILED] == [step]
     assert f"ec2:{action}" in words(found, step)
+
+
+def test_ending_that_is_denied_may_be_limited_to_tags(cloud: Cloud) -> None:
+    cloud.deny("ec2", "TerminateInstances")
+    found = found_in(cloud)
+    assert [name for name, state in states(found).items() if state is not OK] == ["end"]
+    assert "dstackweb:deployment" in words(found, "end")
+    assert "ec2:TerminateInstances" in check_words.report(found).missing
 
 
 def test_every_action_that_is_tried_is_in_the_policy(cloud: Cloud) -> None:
@@ -137,10 +144,10 @@ def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
 
 
 def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> None:
-    cloud.latency(3, "pricing")
+    cloud.latency(6, "pricing")
     began = time.monotonic()
-    found = found_in(cloud, limit_s=2)
-    assert time.monotonic() - began < 3
+    found = found_in(cloud, limit_s=4)
+    assert time.monotonic() - began < 6
     assert {step for step, state in states(found).items() if state is FAILED} == {"prices"}
     assert "not answered in time" in words(found, "prices")
 
@@ -160,8 +167,7 @@ def test_an_image_that_is_not_there_is_told(cloud: Cloud) -> None:
 
 def test_all_regions_are_asked_at_once(cloud: Cloud) -> None:
     cloud.latency(0.2)
-    began = time.monotonic()
     found = found_in(cloud, "us-east-1", "eu-west-1", "eu-central-1", "us-west-2")
-    calls = cloud.count()
     assert {one.state for one in found} == {OK}
-    assert time.monotonic() - began < calls * 0.2 / 4
+    ends = [(call["at"], call["at"] + call["ms"] / 1000) for call in cloud.calls()]
+    assert max(sum(begins <= at < end for begins, end in ends) for at, _ in ends) >= 4
