@@ -48,6 +48,7 @@ class Cloud:
         """Returns once it answers; RuntimeError with its log when it doesn't within 60 s."""
         home = home or Path(tempfile.mkdtemp(prefix="cloud-", dir=os.environ.get("DSTACKWEB_TEST_HOME")))
         home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o711)  # jobs on its machines run as another user
         log, address = home / "cloud.log", home / "address"
         address.unlink(missing_ok=True)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
