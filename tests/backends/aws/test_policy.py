@@ -1,0 +1,25 @@
+"""The policy is the same in the test of a connection and in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from dstackweb.backends.aws import policy
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "aws.md"
+
+
+def test_the_docs_show_the_policy_and_name_no_other_permission() -> None:
+    text = DOCS.read_text()
+    assert policy.document((*policy.READING, *policy.STARTING)) in text
+    named = set(re.findall(r"`((?:ec2|iam|pricing|servicequotas|ssm):\w+)`", text))
+    assert named <= {*policy.READING, *policy.STARTING, *policy.PASSING}
+
+
+def test_no_policy_lets_pass_or_make_any_role() -> None:
+    given = json.loads(policy.document((*policy.READING, *policy.STARTING, *policy.PASSING)))["Statement"]
+    assert all(one["Resource"] != "*" for one in given if "iam:" in str(one["Action"]))
+    only = json.loads(policy.document(policy.PASSING))["Statement"]
+    assert [one["Action"] for one in only] == ["iam:PassRole"]
