@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from dstackweb.accounts.models import Project
+from dstackweb.backends.models import Instance
 from dstackweb.runs import spend
 from dstackweb.runs.models import BudgetMark
 
@@ -16,11 +17,12 @@ WARNED_FROM = 80
 
 @dataclass(frozen=True)
 class Month:
-    """USD spent in this month (UTC), and the budget, if there is one."""
+    """USD spent in this month (UTC), what an hour costs now, and the budget, if there is one."""
 
     since: dt.datetime
     spent: Decimal
     budget: Decimal | None
+    rate: Decimal = Decimal(0)
 
     @property
     def percent(self) -> float | None:
@@ -49,7 +51,9 @@ class Month:
 def month(project: Project, now: dt.datetime) -> Month:
     """What is spent so far."""
     since = now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return Month(since, spend.spent(project.pk, now), project.monthly_budget)
+    costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
+    rate = sum(costing.values_list("price", flat=True), Decimal(0))
+    return Month(since, spend.spent(project.pk, now), project.monthly_budget, rate)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Warned:
 
 
 def warned(project: Project, now: dt.datetime) -> Warned | None:
-    """What every page warns of. One query where there is a budget, none where there is not."""
+    """What every page warns of. Asks nothing where there is no budget, and little where none of it is passed."""
     if project.monthly_budget is None:
         return None
     since = now.astimezone(dt.UTC).date().replace(day=1)

@@ -30,7 +30,6 @@ POLL_S = 3
 GONE_SHOWN = 12
 GONE_FOR = dt.timedelta(hours=24)
 HOUR_S = Decimal(3600)
-COSTS = (InstanceStatus.STARTING, InstanceStatus.RUNNING, InstanceStatus.STOPPING)
 TONES = {"requested": "info", "starting": "info", "running": "go", "stopping": "wait", "gone": "info"}
 
 
@@ -112,12 +111,10 @@ def machines_page(request: PageRequest) -> HttpResponse:
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
         lines = [MachineLine.make(one, runs.get(one.pk), now) for one in there]
-        rate = sum((one.price for one in there if one.launched_at and one.status in COSTS), Decimal(0))
         counts = _of(request).exclude(status=InstanceStatus.GONE).values_list("status").annotate(Count("pk"))
         return {
             "lines": lines,
             "gone": [MachineLine.make(one, runs.get(one.pk), now) for one in gone],
-            "rate": rate,
             "idle": sum(line.idle for line in lines),
             "by_status": [(_STATUS[status](), number) for status, number in counts],
             "month": budget.month(request.project, now),

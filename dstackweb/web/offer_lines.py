@@ -111,6 +111,7 @@ class Trouble:
     """Something that keeps sources of a region from being asked: which, and what is to be done about each."""
 
     place: str
+    label: str
     texts: list[str]
     tone: str
     sources: list[SourceLine]
@@ -130,14 +131,27 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
     told = [
         Trouble(
             f"{backend} {region}".strip(),
+            _called(what[0]),
             list(dict.fromkeys(line.why for line in of)),
             "danger" if any(line.state == "failed" for line in of) else "warning",
             of,
             min((line.again_at for line in of if line.again_at), default=None),
         )
-        for (backend, region, *_what), of in found.items()
+        for (backend, region, *what), of in found.items()
     ]
     return sorted(told, key=lambda trouble: (trouble.tone != "danger", -len(trouble.sources)))
+
+
+def _called(code: str) -> str:
+    """A kind of failure in a word or two."""
+    return {
+        "access_denied": _("access denied"),
+        "bad_credentials": _("credentials refused"),
+        "no_credentials": _("no credentials"),
+        "throttled": _("throttled"),
+        "unreachable": _("can't be reached"),
+        "region_disabled": _("region not enabled"),
+    }.get(code, _("failed"))
 
 
 def worst(lines: Iterable[SourceLine]) -> SourceLine | None:

@@ -79,6 +79,11 @@ class Asked:
         """Whether anything is left out."""
         return any(self.fields.values())
 
+    @property
+    def narrows_more(self) -> bool:
+        """Whether one of the fields says something that a phone shows only on request."""
+        return any(text for name, text in self.fields.items() if name not in ("gpu", "usable"))
+
     def takes(self, offer: Offer) -> bool:
         """Whether it is shown, given that it meets the filter."""
         return not self.usable_only or offer.availability in USABLE

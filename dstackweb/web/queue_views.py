@@ -7,6 +7,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import reverse
+from django.utils import timezone
 
 from dstackweb.accounts.access import allows
 from dstackweb.backends.models import Gpu
@@ -16,7 +17,7 @@ from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.loading import tally_of
 from dstackweb.scheduler.models import Reservation
-from dstackweb.web import lists
+from dstackweb.web import budget, lists
 from dstackweb.web.heard import heard
 from dstackweb.web.pages import PageRequest, polled, project_page, shown
 from dstackweb.web.queue_limits import usage
@@ -76,6 +77,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
     reserved = Reservation.objects.first()
     lines = lists.queue_lines(rows, request, reserved, moved)
     placed = tally_of([queue.pk])
+    now = timezone.now()
     return {
         "queue": queue,
         "queues": [one.queue for one in of_all],
@@ -90,6 +92,8 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "pending": _short(queue, counts, RunStatus.PENDING),
         "gpus_held": placed.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
+        "month": budget.month(request.project, now) if request.project.monthly_budget is not None else None,
+        "now": now,
         "limits": [limit for limit in usage(queue, request.user, placed) if limit.most is not None],
         "heard": told,
         "runs_url": reverse("web:runs", args=[request.project.name]),

@@ -130,7 +130,9 @@ def machines(backend: Backend, project: Project, now: dt.datetime) -> None:
     job = Job.objects.filter(run=runs[0]).first()
     assert job
     serves = make("g5.12xlarge", "5.672", 6.3, InstanceStatus.RUNNING, holder=job.pk)
-    Job.objects.filter(pk=job.pk).update(instance=serves)
+    on_it = {"backend": backend, "host": None, "region": "us-east-1", "instance_type": serves.instance_type}
+    began = now - dt.timedelta(hours=6.2)
+    Job.objects.filter(pk=job.pk).update(instance=serves, price=serves.price, placed_at=began, **on_it)
     make(
         "g6.xlarge", "0.2978", 1.4, InstanceStatus.RUNNING, is_spot=True,
         idle_since=now, idle_until=now + dt.timedelta(minutes=4, seconds=40),
