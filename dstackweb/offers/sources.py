@@ -168,12 +168,7 @@ def refresh_due(now: dt.datetime) -> int:
     """
     begun: list[Future[None]] = []
     for backend, driver in sourced_backends():
-        try:
-            wanted = driver.wanted()
-        except Exception as error:
-            log.warning("backend %s can't be asked: %s: %s", backend.name, type(error).__name__, error)
-            continue
-        rows = _rows(backend)
+        wanted, rows = driver.wanted(), _rows(backend)
         for key in wanted:
             row = rows.get(key)
             known = _known(backend, key, row)
@@ -195,11 +190,11 @@ def sourced_backends() -> list[tuple[Backend, Sourced]]:
     for backend in Backend.objects.filter(enabled=True, kind__in=registry.KINDS):
         try:
             driver: object = registry.driver(backend)
+            if is_sourced(driver):
+                driver.wanted()
+                found.append((backend, driver))
         except Exception as error:
             log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
-            continue
-        if is_sourced(driver):
-            found.append((backend, driver))
     return found
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from dstackweb.backends import registry
 from dstackweb.backends.models import Backend
-from dstackweb.lib.errors import TooMany
-from dstackweb.offers import freshness, refreshing, sources
+from dstackweb.lib.errors import Invalid, TooMany
+from dstackweb.offers import freshness, listing, refreshing, sources
+from dstackweb.offers.filters import Filter
 from tests.offers.cloud_stub import TYPES, Clock
 
 pytestmark = pytest.mark.django_db
@@ -31,3 +35,23 @@ def test_what_is_to_be_asked_anew_is_due_however_young_it_is(backend: Backend, c
     ages = freshness.of_backends(sources.sourced_backends(), clock.now)
     (age,) = [age for age in ages if (age.source, age.region) == TYPES]
     assert (age.state, age.due_at, age.fetched_at) == ("stale", None, clock.now)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_backend_that_is_set_up_wrongly_keeps_nobody_from_the_others(
+    backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Backend.objects.create(name="wrong", kind="aws")
+    kind = registry.KINDS["aws"]
+    wanted = kind.wanted  # type: ignore[attr-defined]
+
+    def wanted_unless_wrong(self: Any) -> Any:
+        if self.backend.pk == wrong.pk:
+            raise Invalid("`regions` is missing")
+        return wanted(self)
+
+    monkeypatch.setattr(kind, "wanted", wanted_unless_wrong)
+    assert sources.refresh_due(clock.now) == 3
+    assert {age.backend for age in freshness.of_backends(sources.sourced_backends(), clock.now)} == {"cloud"}
+    told = {age.backend: (age.source, age.error) for age in listing.look(Filter(), clock.now).sources}
+    assert told["wrong"] == ("offers", {"code": "failed", "text": "`regions` is missing"})
