@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from dstackweb.api.offer_metrics import Clouds
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Host
 from dstackweb.runs.models import QueueCount
@@ -48,4 +49,5 @@ def metrics(request: HttpRequest) -> HttpResponse:
     state = PassState.objects.filter(pk=1).first()
     if state is not None:
         Gauge("dstackweb_pass_duration_ms", "Time of the last placement pass", registry=registry).set(state.duration_ms)
+    registry.register(Clouds(now))
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

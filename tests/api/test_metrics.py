@@ -1,0 +1,83 @@
+"""/metrics tells of clouds: their cache, how old each source is, machines and money."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends.contract import SourceFailed
+from dstackweb.backends.models import Backend, Instance
+from dstackweb.offers import catalog, sources
+from dstackweb.offers.models import CacheCount
+from tests.offers.cloud_stub import TYPES_US, Clock, Cloud
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
+    return Cloud(monkeypatch, tmp_path / "asked")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def scrape() -> dict[str, float]:
+    text = Client().get("/metrics").content.decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def test_what_the_cache_did_since_midnight_is_counted(cloud: Cloud, clock: Clock) -> None:
+    clock.now = dt.datetime(2026, 5, 4, 13, 30, tzinfo=dt.UTC)
+    backend = Backend.objects.create(name="aws", kind="aws")
+    for day, hour, hits in ((4, 13, 5), (4, 0, 2), (3, 23, 100)):
+        at = dt.datetime(2026, 5, day, hour, tzinfo=dt.UTC)
+        CacheCount.objects.create(backend=backend, hour=at, hits=hits, uncached=4 * hits, calls=3, throttles=1)
+    told = scrape()
+    assert told['dstackweb_offers_hits_total{backend="aws"}'] == 7
+    assert told['dstackweb_offers_calls_total{backend="aws"}'] == 6
+    assert told['dstackweb_offers_throttles_total{backend="aws"}'] == 2
+    assert told['dstackweb_offers_calls_saved{backend="aws"}'] == 22
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_source_has_its_age_and_state(cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog.forget()
+    sources.forget()
+    monkeypatch.setattr(sources, "TICK_S", 60.0)
+    Backend.objects.create(name="aws", kind="aws")
+    cloud.says[TYPES_US] = SourceFailed("unreachable", endpoint="https://ec2")
+    sources.refresh_due(clock.now)
+    clock.pass_s(90)
+    told = scrape()
+    spot = ",".join(f'{key}="{value}"' for key, value in (("backend", "aws"), ("region", "eu"), ("source", "spot")))
+    assert told[f"dstackweb_source_age_seconds{{{spot}}}"] == 90
+    states = {name: value for name, value in told.items() if name.startswith("dstackweb_source_state") and value}
+    assert sorted(name.split('state="')[1].rstrip('"}') for name in states) == ["failed", "fresh", "stale"]
+    assert not any(TYPES_US.region in name for name in told if "age_seconds" in name)
+
+
+def test_machines_are_counted_by_status_and_money_by_project(project: Project, clock: Clock) -> None:
+    clock.now = dt.datetime(2026, 5, 4, 13, 30, tzinfo=dt.UTC)
+    backend = Backend.objects.create(name="aws", kind="aws")
+    for status, hours in (("running", 2), ("running", 1), ("gone", 3)):
+        began = timezone.now() - dt.timedelta(hours=hours)
+        ended = timezone.now() if status == "gone" else None
+        Instance.objects.create(
+            backend=backend, project=project, region="eu", instance_type="g5", status=status,
+            price=Decimal("1.5"), launched_at=began, ended_at=ended,
+        )  # fmt: skip
+    Project.objects.update(monthly_budget=100)
+    told = scrape()
+    assert told['dstackweb_instances{backend="aws",status="running"}'] == 2
+    assert not any("gone" in name for name in told)
+    assert (told['dstackweb_spent_usd{project="main"}'], told['dstackweb_budget_usd{project="main"}']) == (9.0, 100.0)
