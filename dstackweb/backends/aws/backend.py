@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dstackweb.backends.aws import launch, machines
 from dstackweb.backends.aws.sources import AwsSources
-from dstackweb.backends.contract import Machine, MachineOrder
+from dstackweb.backends.contract import Cloud, Machine, MachineOrder
 
 
-class AwsBackend(AwsSources):
+class AwsBackend(AwsSources, Cloud):
     """One account. All calls wait for their turn in the limits that all processes share (docs/aws.md)."""
 
     def launch(self, order: MachineOrder) -> Machine:

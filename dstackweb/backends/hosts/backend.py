@@ -6,7 +6,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from dstackweb.backends.contract import Handle, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Handle, Hosts, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.views import host_views
@@ -15,7 +15,7 @@ from dstackweb.spec.launch import LaunchSpec
 from dstackweb.spec.requirements import Requirements
 
 
-class HostsBackend:
+class HostsBackend(Hosts):
     """Call from the cluster of the host in question: nothing here reaches over the network."""
 
     def __init__(self, backend: Backend) -> None:
