@@ -10,6 +10,9 @@ from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.functional import lazy
+from django.utils.html import format_html
 
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.profiles.models import Profile
@@ -50,10 +53,19 @@ class SettingsField(forms.CharField):
         return super().has_changed(self.prepare_value(initial), data)
 
 
+def _help() -> str:
+    """The admin has the list of backends, which this app doesn't know."""
+    keys = ", ".join(ProfileFields.model_fields)
+    told = "One `key: value` per line, as in a run file. Keys: {}. Names for `backends` are those under {}."
+    return format_html(
+        told, keys, format_html('<a href="{}">Backends</a>', reverse("admin:backends_backend_changelist"))
+    )
+
+
 class ProfileForm(forms.ModelForm[Profile]):
     settings = SettingsField(
         required=False,
-        help_text="One `key: value` per line, as in a run file. Keys: " + ", ".join(ProfileFields.model_fields) + ".",
+        help_text=lazy(_help, str)(),
     )
 
     class Meta:

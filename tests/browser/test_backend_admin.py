@@ -37,8 +37,9 @@ def fill(page: Page, cloud: Cloud, secret: str) -> None:
 
 
 def test_a_newcomer_sets_aws_up(
-    live_server, new_page: Callable[..., Page], cloud: Cloud, complaints: Complaints
+    live_server, new_page: Callable[..., Page], cloud: Cloud, complaints: Complaints, settings
 ) -> None:
+    settings.DSTACKWEB_PUBLIC_URL = live_server.url
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
     page = new_page()
     sign_in(page, live_server.url, "root", PASSWORD)
@@ -55,7 +56,9 @@ def test_a_newcomer_sets_aws_up(
 
     cloud.deny("ec2", "RunInstances")
     page.get_by_label("Secret access key:").fill(SECRET_KEY)
+    page.get_by_label("Instances can reach a private").check()
     page.get_by_role("button", name="Test connection").click()
+    expect(page.get_by_text(f"{live_server.url} answers.")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
     expect(page.get_by_role("heading", name="What the policy lacks")).to_be_visible()
     page.get_by_role("button", name="Save", exact=True).click()

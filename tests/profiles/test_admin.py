@@ -73,3 +73,8 @@ def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
     assert Profile.objects.get(is_default=True) == second
     page = admin_client.get(url, {"q": "sec"}).content.decode()
     assert "max_duration" in page
+
+
+def test_the_form_leads_to_the_list_of_backends(admin_client: Client) -> None:
+    page = admin_client.get(reverse(ADD)).content.decode()
+    assert f'<a href="{reverse("admin:backends_backend_changelist")}">Backends</a>.' in page

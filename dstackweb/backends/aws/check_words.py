@@ -204,6 +204,9 @@ def _reached(detail: Mapping[str, Any]) -> tuple[str, str]:
         case "other_server":
             told = _("Something else than dstackweb answers at %(url)s.") % detail
             return told, _("Have its proxy lead to this server, and let /healthz and /api/ pass without sign-in.")
+        case "api_blocked":
+            told = _("%(url)s answers, but instances could not fetch the runner from /api/ there.") % detail
+            return told, _("Have what stands before the server let /api/ pass without sign-in of its own.")
         case "resolves_private":
             told = _("%(url)s answers; from here %(host)s is %(address)s, which is private.") % detail
             return told, _("From outside it must be another address: try it from another network.")

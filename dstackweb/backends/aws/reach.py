@@ -9,7 +9,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from dstackweb.lib.addresses import is_loopback
 
 TIMEOUT_S = 6.0
 MOST_BYTES = 1000
+RUNNER = "/api/v1/runner/pyz"
 
 STATES: Mapping[str, str] = {
     "missing": "failed",
@@ -27,6 +28,7 @@ STATES: Mapping[str, str] = {
     "certificate": "failed",
     "other_server": "failed",
     "redirect": "failed",
+    "api_blocked": "failed",
     "resolves_private": "warning",
     "no_answer": "warning",
     "ok": "ok",
@@ -41,7 +43,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def look(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """A code of STATES with its data; asks `{url}/healthz` unless the URL alone won't do. Never raises."""
+    """A code of STATES with its data. Unless the URL alone won't do, asks for /healthz, and for the runner as instances
+    do: what stands before a server, such as a sign-in, may let the one through and not the other. Never raises.
+    """
     told: dict[str, Any] = {"code": "ok", "url": url}
     if problem := public_url.problem(url, allow_private=allow_private):
         return {**told, "code": problem}
@@ -53,8 +57,11 @@ def look(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict
         addresses = [] if proxied else _addresses(host, parts.port or (443 if parts.scheme == "https" else 80))
     except OSError as error:
         return {**told, "code": "no_such_name", "host": host, "text": str(error)}
-    if (code := _asked(f"{url.rstrip('/')}/healthz", host, timeout_s, told)) != "ok":
+    base = url.rstrip("/")
+    if (code := _asked(f"{base}/healthz", _is_healthy, host, timeout_s, told)) != "ok":
         return {**told, "code": code}
+    if (code := _asked(f"{base}{RUNNER}", _is_runner, host, timeout_s, told)) != "ok":
+        return {**told, "code": "no_answer" if code == "no_answer" else "api_blocked"}
     private = [address for address in addresses if not ipaddress.ip_address(address).is_global]
     if private and not allow_private:
         return {**told, "code": "resolves_private", "host": host, "address": private[0]}
@@ -66,12 +73,12 @@ def _addresses(host: str, port: int) -> list[str]:
     return sorted({str(address[0]).partition("%")[0] for *_, address in found})
 
 
-def _asked(url: str, host: str, timeout_s: float, told: dict[str, Any]) -> str:
+def _asked(url: str, is_ours: Callable[[bytes], bool], host: str, timeout_s: float, told: dict[str, Any]) -> str:
     """A code; what was seen is put into `told`. Proxies are for others than this machine."""
     own = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
     try:
         with urllib.request.build_opener(_NoRedirects, *own).open(url, timeout=timeout_s) as answer:
-            return "ok" if _is_ours(answer.read(MOST_BYTES)) else "other_server"
+            return "ok" if is_ours(answer.read(MOST_BYTES)) else "other_server"
     except urllib.error.HTTPError as error:
         told.update(status=error.code, to=error.headers.get("Location", ""))
         return "redirect" if 300 <= error.code < 400 else "other_server"
@@ -81,8 +88,12 @@ def _asked(url: str, host: str, timeout_s: float, told: dict[str, Any]) -> str:
         return "certificate" if isinstance(reason, ssl.SSLCertVerificationError) else "no_answer"
 
 
-def _is_ours(body: bytes) -> bool:
+def _is_healthy(body: bytes) -> bool:
     try:
         return bool(json.loads(body) == {"status": "ok"})
     except ValueError:
         return False
+
+
+def _is_runner(body: bytes) -> bool:
+    return body.startswith(b"PK")

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from django.urls import resolve
 
 from dstackweb.backends.aws import reach
 
 
 class Healthz(BaseHTTPRequestHandler):
     answer: tuple[int, str, bytes] = (200, "", b'{"status": "ok"}')
+    runner: tuple[int, str, bytes] = (200, "", b"PK")
 
     def do_GET(self) -> None:
-        status, to, body = self.answer if self.path == "/healthz" else (404, "", b"")
+        answers = {"/healthz": self.answer, "/api/v1/runner/pyz": self.runner}
+        status, to, body = answers.get(self.path, (404, "", b""))
         self.send_response(status)
         if to:
             self.send_header("Location", to)
@@ -67,6 +70,18 @@ def test_anything_else_is_not_this_server(
 ) -> None:
     monkeypatch.setattr(Healthz, "answer", answer)
     assert reach.look(server, allow_private=True)["code"] == code
+
+
+@pytest.mark.parametrize("answer", [(403, "", b""), (200, "", b"<html>"), (302, "https://login.example.org/", b"")])
+def test_a_sign_in_before_the_api_is_found(
+    server: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, bytes]
+) -> None:
+    monkeypatch.setattr(Healthz, "runner", answer)
+    assert reach.look(server, allow_private=True)["code"] == "api_blocked"
+
+
+def test_the_runner_is_where_instances_fetch_it() -> None:
+    assert resolve(reach.RUNNER)
 
 
 def test_no_answer_from_here_proves_nothing() -> None:
