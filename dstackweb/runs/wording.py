@@ -115,6 +115,7 @@ def no_machine(code: str) -> str:
         "network": _("its network can't be used"),
         "refused": _("the cloud refused"),
         "not_started": _("it did not come up in time"),
+        "no_gpus": _("it shows fewer GPUs than it has; its image needs NVIDIA's driver"),
         "interrupted": _("the cloud took it back"),
         "cloud": _("it ended by itself, or somebody ended it at the cloud"),
         "unreachable": _("the cloud could not be asked"),

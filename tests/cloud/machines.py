@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
+from tests.cloud.catalog import gpu_count
 from tests.cloud.wire import Answer
 
 HERE = Path(__file__).parent
@@ -81,6 +82,10 @@ class Machine:
         for name in ("shutdown", "poweroff", "halt"):
             script = binaries / name
             script.write_text(f"#!{PYTHON} -IS\n{(HERE / 'machine_shutdown.py').read_text()}")
+            script.chmod(0o755)
+        if gpus := gpu_count(str(self.instance.instance_type)):
+            script = binaries / "nvidia-smi"
+            script.write_text("#!/bin/sh\n" + "".join(f"echo GPU-{self.instance.id}-{n}\n" for n in range(gpus)))
             script.chmod(0o755)
         data = gzip.decompress(self.user_data) if self.user_data.startswith(b"\x1f\x8b") else self.user_data
         self.console.touch()

@@ -51,10 +51,8 @@ def boot(cloud: Cloud, job: Job, url: str, **more: Any) -> str:
     script = user_data(
         api_url=url, instance=str(instance), join_token=join_token(instance)[0], pyz_sha256=pyz()[1], insecure=False
     )
-    started = cloud.client("ec2").run_instances(
-        ImageId=cloud.image(), InstanceType="m7i.large", MinCount=1, MaxCount=1, UserData=script,
-        InstanceInitiatedShutdownBehavior="terminate", **more,
-    )  # fmt: skip
+    asked = {"ImageId": cloud.image(), "InstanceType": "m7i.large", "MinCount": 1, "MaxCount": 1} | more
+    started = cloud.client("ec2").run_instances(UserData=script, InstanceInitiatedShutdownBehavior="terminate", **asked)
     return str(started["Instances"][0]["InstanceId"])
 
 
@@ -72,6 +70,13 @@ def test_a_machine_boots_runs_its_job_and_ends_when_it_is_not_needed(cloud: Clou
     said = cloud.machine(cloud_id)["console"]
     assert "joined with 0 GPUs" in said
     assert "this machine switches off" in said
+
+
+def test_a_job_has_the_gpus_of_its_machine(cloud: Cloud, server: str) -> None:
+    job = place("true", gpu_count=4)
+    cloud_id = boot(cloud, job, server, InstanceType="g5.12xlarge")
+    eventually(lambda: Job.objects.get(pk=job.pk).status == "done")
+    assert Job.objects.get(pk=job.pk).gpus == [f"GPU-{cloud_id}-{number}" for number in range(4)]
 
 
 def test_the_agent_is_started_again_when_it_dies(cloud: Cloud, server: str) -> None:
