@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,29 +13,30 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.errors import TryLater, Unreachable, UsageError
 from dstackweb.cli.history import bar
-from dstackweb.cli.output import Column, age_text, clean, note, show_json, show_table, size_text, warn
+from dstackweb.cli.output import Column, age_text, clean, note, show_json, show_table, warn
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-PRICE_BAR = 10
+PRICE_BAR = 8
 REFRESH_S = 20.0
 """How long a refresh is waited for. What takes longer lands without anybody waiting."""
 WATCH_S = 5.0
 WITHOUT_SOURCES = "offers"
 """What stands for a source where a backend has none: it is asked whenever somebody looks."""
 
-COLUMNS = [
-    Column("OFFER", wide=True),
-    Column("CPU", right=True),
-    Column("MEMORY", right=True),
-    Column("GPU"),
-    Column("KIND"),
-    Column("PRICE/H", right=True),
-    Column(""),
-    Column("AVAILABILITY"),
-    Column("WHY", wide=True),
-]
+COLUMNS = {
+    Column("OFFER", wide=True): 0,
+    Column("CPU", right=True): 100,
+    Column("MEMORY", right=True): 100,
+    Column("GPU"): 0,
+    Column("PRICE/H", right=True): 0,
+    Column("KIND"): 0,
+    Column(""): 90,
+    Column("AVAILABILITY"): 0,
+    Column("WHY", wide=True): 130,
+}
+"""Each with how many characters wide a terminal must be to have it. What isn't one has them all."""
 
 
 def offers(
@@ -79,7 +81,10 @@ def show(page: dict[str, Any]) -> None:
     """A page of offers as a table on stdout; on stderr how many there are, and how old what is known of them is."""
     if page["items"]:
         dearest = max(offer["price"] for offer in page["items"])
-        show_table(COLUMNS, [row(offer, dearest) for offer in page["items"]])
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        shown = [index for index, least in enumerate(COLUMNS.values()) if width is None or width >= least]
+        rows = [row(offer, dearest) for offer in page["items"]]
+        show_table([list(COLUMNS)[index] for index in shown], [[cells[index] for index in shown] for cells in rows])
     else:
         note("Nothing like it is offered.")
     if page["next"]:
@@ -93,20 +98,25 @@ def show(page: dict[str, Any]) -> None:
 def row(offer: dict[str, Any], dearest: float) -> tuple[object, ...]:
     """An offer's cells. Its bar is its share of the dearest price."""
     place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
-    name = offer["gpu_name"].removeprefix("NVIDIA ")
-    gpus = f"{offer['gpu_count']} × {name} {size_text(offer['gpu_memory_mib'] << 20)}" if offer["gpu_count"] else ""
+    name = offer["gpu_name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
+    gpus = f"{offer['gpu_count']} × {name} {_gb(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
     costs = offer["price"] > 0
     return (
         place,
         offer["cpus"],
-        size_text(offer["memory_mib"] << 20),
+        _gb(offer["memory_mib"]),
         gpus,
-        ("spot" if offer["spot"] else "on-demand") if costs else "own",
         price_text(offer["price"]) if costs else "–",
+        ("spot" if offer["spot"] else "on-demand") if costs else "own",
         bar(offer["price"], dearest, PRICE_BAR),
         offer["availability"],
         offer["detail"].get("message", ""),
     )
+
+
+def _gb(mib: int) -> str:
+    """As machines are told apart: `24 GB`, `0.5 GB`, `1152 GB`."""
+    return f"{mib / 1024:.0f} GB" if mib >= 10 * 1024 else f"{mib / 1024:.3g} GB"
 
 
 def price_text(price: float) -> str:

@@ -55,12 +55,12 @@ def cluster() -> Backend:
 def test_each_offer_is_a_line_with_its_price_a_bar_and_why(cli: Cli, cluster: Backend) -> None:
     make_host("box-1", cpus=8, gpus=1)
     told = cli.ok("offers").splitlines()
-    assert told[0].split() == ["OFFER", "CPU", "MEMORY", "GPU", "KIND", "PRICE/H", "AVAILABILITY", "WHY"]
+    assert told[0].split() == ["OFFER", "CPU", "MEMORY", "GPU", "PRICE/H", "KIND", "AVAILABILITY", "WHY"]
     host, spot, on_demand = (line.split() for line in told[1:])
     assert (host[:2], host[-6:]) == (["hosts", "box-1"], ["idle", "1", "of", "1", "GPUs", "free"])
     assert ("own" in host, "spot" in spot, "on-demand" in on_demand) == (True, True, True)
-    assert ("$0.503" in spot, "█████" in spot, "unknown" in spot) == (True, True, True)
-    assert "██████████  no_quota      No quota: 64 of 64 vCPUs are in use, and it needs 4." in told[3]
+    assert ("$0.503" in spot, "████" in spot, "unknown" in spot) == (True, True, True)
+    assert "████████  no_quota      No quota: 64 of 64 vCPUs are in use, and it needs 4." in told[3]
 
 
 def test_options_narrow_it_down_and_sort_it(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
