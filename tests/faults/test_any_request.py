@@ -25,6 +25,9 @@ parameters = {"path.name" = "target"}
 [[operations]]
 include-path-regex = "/hosts/"
 parameters = {"path.name" = "box"}
+[[operations]]
+include-path-regex = "/backends/"
+parameters = {"path.name" = "hosts"}
 """
 
 
@@ -38,6 +41,6 @@ def test_no_request_breaks_the_server_or_is_answered_in_another_form(server: Ser
             "--max-examples", "60", "--phases", "examples,coverage,fuzzing",
             "--header", f"Authorization: Bearer {TOKEN}", "--suppress-health-check", "all", "--no-color",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=420, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
