@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -270,6 +271,17 @@ def test_only_those_who_may_change_backends_test_them(client: Client, aws: Backe
     client.logout()
     assert client.post(reverse("admin:backends_backend_test_new"), FORM).status_code == 302
     assert not asked
+
+
+def test_those_who_may_only_look_see_what_it_is_and_no_button(client: Client, aws: Backend) -> None:
+    viewer = factories.make_user("viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_backend"))
+    client.force_login(viewer)
+    page = client.get(change(aws)).content.decode()
+    assert "eu-west-1" in page
+    assert "Test connection" not in page
+    assert ACCESS_KEY not in page
+    assert client.post(reverse("admin:backends_backend_test", args=[aws.pk]), WITH_KEY).status_code == 403
 
 
 def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:

@@ -91,6 +91,8 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         return super().get_form(request, obj, change, **{**more, "form": FORMS[_kind(obj)]})
 
     def get_fieldsets(self, request: HttpRequest, obj: Backend | None = None) -> Any:
+        if obj is not None and not self.has_change_permission(request, obj):
+            return [(None, {"fields": ("name", "kind", "where", "enabled", "used_by")})]
         (title, first), *others = FORMS[_kind(obj)].fieldsets
         shown = (*first["fields"], "used_by") if obj is not None and obj.kind != BackendKind.HOSTS else first["fields"]
         return [(title, {"fields": shown}), *others]
@@ -101,7 +103,7 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
         obj: Backend | None = more.get("obj")
-        if _kind(obj) == BackendKind.AWS:
+        if _kind(obj) == BackendKind.AWS and (obj is None or self.has_change_permission(request, obj)):
             name = "admin:backends_backend_test"
             context["test_url"] = reverse(name, args=[obj.pk]) if obj else reverse(f"{name}_new")
         return super().render_change_form(request, context, *args, **more)
@@ -120,8 +122,8 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         obj.pk = saved.pk
         obj.refresh_from_db()
         if is_new:
-            told = _("Runs use it where their file or a profile says `backends: [%s]`.") % obj.name
-            self.message_user(request, told, messages.INFO)
+            told = _("Runs use it where their file or a profile says so:")
+            self.message_user(request, format_html("{} <code>backends: [{}]</code>", told, obj.name), messages.INFO)
 
     # -- testing -----------------------------------------------------------------------------------------------------
 
