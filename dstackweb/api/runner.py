@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
-from dstackweb.runs.launch import runner_spec
+from dstackweb.runs.launch import of_all_nodes, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.hosting import job_of_token
@@ -104,7 +104,7 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
         return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
     if body.phase == "waiting" and _others_unclaimed(job):
         return answer | {"action": "wait", "heartbeat_s": min(1.0, settings.DSTACKWEB_HEARTBEAT_S)}
-    return answer
+    return answer | {"nodes": of_all_nodes(job)} if body.phase == "waiting" else answer
 
 
 @router.post("/{job_id}/started", include_in_schema=False)
@@ -136,7 +136,7 @@ def _own(request: HttpRequest, job_id: UUID) -> Job:
     """The job, if the token is for it."""
     if getattr(request, "auth", None) != job_id:
         raise Forbidden("this token is for another job")
-    job = Job.objects.select_related("run__project", "run__archive", "host").filter(pk=job_id).first()
+    job = Job.objects.select_related("run__project", "run__archive", "host", "instance").filter(pk=job_id).first()
     if job is None:
         raise NotFound("no such job")
     return job

@@ -146,6 +146,8 @@ class Runner:
                 self._finish(None, answer["reason"], "stopped before its commands were started")
                 return False
             if answer["action"] == "go":
+                # Where the others are may have been unknown before they came up.
+                self.spec.update(answer.get("nodes", {}))
                 return True
             self.pause(float(answer["heartbeat_s"]))
 

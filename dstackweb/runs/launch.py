@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -17,13 +17,37 @@ MASKED_FROM = 4
 """Shorter values stand in any log by chance, and masking them would only show where."""
 
 
+class Place(NamedTuple):
+    """What people call the machine of a job, and where its other nodes reach it; empty where that isn't known."""
+
+    name: str = ""
+    address: str = ""
+
+
+def place(job: Job) -> Place:
+    """Where a job is, on a host or on a cloud's machine."""
+    if job.host is not None:
+        return Place(job.host.name, job.host.address)
+    if job.instance is not None:
+        return Place(job.instance.cloud_id, job.instance.address)
+    return Place()
+
+
+def of_all_nodes(job: Job) -> dict[str, Any]:
+    """What the nodes of an attempt tell each other; known of all of them once each has its runner."""
+    attempt = Job.objects.select_related("host", "instance").filter(run=job.run_id, attempt=job.attempt)
+    nodes = list(attempt.order_by("node"))
+    return {
+        "master_ip": place(nodes[0]).address or "127.0.0.1",
+        "gpus_total": sum(len(node.gpus) for node in nodes),
+    }
+
+
 def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    attempt = list(Job.objects.select_related("host").filter(run=run, attempt=job.attempt).order_by("node"))
-    master = attempt[0].host
-    wanted = secret_names(spec.env)
+    where, wanted = place(job), secret_names(spec.env)
     secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {
@@ -38,13 +62,12 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "env": fill_secrets(spec.env, secrets) | masked,
         "redact": sorted({value for value in (*secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}),
         "setup": job.host.setup if job.host else "",
-        "host": job.host.name if job.host else "",
-        "host_address": job.host.address if job.host else "",
+        "host": where.name,
+        "host_address": where.address,
         "gpus": job.gpus,
-        "nodes": len(attempt),
-        "master_ip": (master.address if master else "") or "127.0.0.1",
+        "nodes": spec.nodes,
         "gpus_per_node": len(job.gpus),
-        "gpus_total": sum(len(other.gpus) for other in attempt),
+        **of_all_nodes(job),
         "archive": {"sha256": run.archive.sha256, "size": run.archive.size} if run.archive else None,
         "max_duration_s": run.limit_s,
         "stop_duration_s": spec.stop_duration_s,

@@ -96,6 +96,14 @@ def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: 
     }
 
 
+def test_where_the_other_nodes_are_is_told_when_all_are_there(box: MakeBox) -> None:
+    job = box("echo $DSTACK_MASTER_NODE_IP $DSTACK_GPUS_NUM", nodes=2)
+    job.api.action = {"action": "go", "nodes": {"master_ip": "10.0.0.7", "gpus_total": 16}}
+    job.launch()
+    job.end()
+    assert job.api.log == b"10.0.0.7 16\n"
+
+
 def test_a_job_inherits_no_file_no_ignored_signal_and_no_input(box: MakeBox) -> None:
     job = box("ls /proc/$$/fd", "grep -E '^Sig(Blk|Ign)' /proc/self/status", "cat")
     leak = os.open(os.devnull, os.O_RDONLY)

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.utils import timezone
 
 from dstackweb.backends import registry
@@ -24,11 +25,12 @@ from dstackweb.backends.contract import (
 )
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler import agents, cloud_watch, watch
 from dstackweb.spec.requirements import Requirements
 from tests.factories import place_all, start
 
+STEP_S = 15.0
+"""Between two looks: what the watcher counts at most, as it is set here."""
 THROTTLED = SourceFailed("throttled", until="2026-01-01T00:00:00+00:00")
 
 
@@ -83,6 +85,7 @@ class FakeCloud:
         monkeypatch.setitem(registry.KINDS, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
+        monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", STEP_S / watch.MAX_STEP)
         monkeypatch.setattr(watch, "boot_id", lambda: "boot")
         self.backend = Backend.objects.create(name="aws", kind="aws")
 
@@ -111,7 +114,7 @@ class FakeCloud:
     def tick(self, seconds: float = 5.0) -> None:
         """Time passes, as the watcher's and everybody's; then one look of the watcher, and one at the clouds."""
         while seconds > 0:
-            step = min(seconds, 5.0)
+            step = min(seconds, STEP_S)
             self.now += dt.timedelta(seconds=step)
             self.monotonic += step
             seconds -= step
@@ -151,8 +154,3 @@ def job_of(run: Run) -> Job:
 
 def refused(code: str = "no_capacity") -> LaunchFailed:
     return LaunchFailed(code, "not today")
-
-
-def beat(job: Job) -> None:
-    """The runner and the agent are heard of."""
-    Job.objects.filter(pk=job.pk).update(beat=job.beat + 1, status=JobStatus.RUNNING)
