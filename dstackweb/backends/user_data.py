@@ -21,13 +21,16 @@ off() {
   exit 1
 }
 
-# Of all places only this one is entered by the jobs' user, whose directories lie below.
-folder="$HOME/.dstackweb"
-if [ -z "$HOME" ] || ! mkdir -p "$folder"; then
-  folder=/var/lib/dstackweb
-  mkdir -p "$folder" || off 'neither $HOME nor /var/lib can be written'
+# Of this machine alone: an image that was made of another machine may bring that one's folder along.
+above="$HOME/.dstackweb"
+if [ -z "$HOME" ] || ! mkdir -p "$above"; then
+  above=/var/lib/dstackweb
+  mkdir -p "$above" || off 'neither $HOME nor /var/lib can be written'
 fi
-chmod 711 "$folder"
+folder="$above/$instance"
+mkdir -p "$folder"
+# The jobs' user enters these, since the runs' directories lie below, and sees nothing in them.
+chmod 711 "$above" "$folder"
 
 python=
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do

@@ -27,7 +27,8 @@ ALONE_S = 3600.0
 """How long nobody may answer, until the server has said how long."""
 UNTOLD_S = 6 * 3600.0
 """How much longer while the end of a job has not been told: it would be lost with the machine."""
-AGAIN_CAP_S = 30.0
+STARTS_AT_ONCE, AGAIN_CAP_S = 3, 30.0
+"""How often a runner that dies is followed at once by another; then ever later."""
 OFF, NEVER, NOT_YET = 0, 2, 1
 """What the agent ends with: the machine goes off; it can't be started with these arguments; anything else."""
 
@@ -57,7 +58,7 @@ class Agent:
                     say(f"the cloud takes this machine back at {at}")
                     self.interruption, next_ask = at, 0.0
             has_runner = bool(self.job) and self.work.lives(self.job)
-            if had_runner and not has_runner:
+            if had_runner and not has_runner and self.starts < STARTS_AT_ONCE:
                 next_ask = 0.0
             had_runner = has_runner
             if now >= next_ask:

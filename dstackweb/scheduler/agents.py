@@ -110,7 +110,7 @@ def next_step(instance_id: UUID, report: Report) -> dict[str, Any]:
     instance = Instance.objects.filter(pk=instance_id).first()
     if instance is None:
         raise NotFound("no such instance")
-    if instance.status != InstanceStatus.RUNNING:
+    if instance.status in (InstanceStatus.STOPPING, InstanceStatus.GONE):
         return {"do": "off"}
     served = Job.objects.select_related("run").filter(instance=instance, status__in=JOB_ACTIVE)
     job = next((job for job in served if job.pk == instance.holder), None)

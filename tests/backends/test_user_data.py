@@ -75,10 +75,11 @@ def boot(folder: Path, text: str, *, python: str = sys.executable) -> str:
 
 def test_the_agent_is_fetched_checked_and_started(tmp_path: Path, site: Site) -> None:
     said = boot(tmp_path, script(f"{site.url}/"))
-    assert f"agent agent --api {site.url} --instance i-1 --home {tmp_path}/.dstackweb\n" in said
+    assert f"agent agent --api {site.url} --instance i-1 --home {tmp_path}/.dstackweb/i-1\n" in said
     assert "shutdown" not in said
-    assert (tmp_path / ".dstackweb").stat().st_mode & 0o777 == 0o711
-    assert (tmp_path / ".dstackweb/runner.pyz").stat().st_mode & 0o777 == 0o600
+    for entered in (".dstackweb", ".dstackweb/i-1"):
+        assert (tmp_path / entered).stat().st_mode & 0o777 == 0o711
+    assert (tmp_path / ".dstackweb/i-1/runner.pyz").stat().st_mode & 0o777 == 0o600
 
 
 def test_plain_http_to_another_machine_is_allowed_by_decision_only(tmp_path: Path, site: Site) -> None:
@@ -105,7 +106,7 @@ def test_what_is_not_the_agent_is_never_started(tmp_path: Path, site: Site) -> N
     assert "and not 0000" in said
     assert "agent agent" not in said
     assert "shutdown -h now" in said
-    assert not (tmp_path / ".dstackweb/runner.pyz").exists()
+    assert not (tmp_path / ".dstackweb/i-1/runner.pyz").exists()
 
 
 @pytest.mark.parametrize("python", ["", "/bin/false"])

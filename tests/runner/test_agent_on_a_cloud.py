@@ -62,7 +62,8 @@ def test_a_machine_boots_runs_its_job_and_ends_when_it_is_not_needed(cloud: Clou
     eventually(lambda: Job.objects.get(pk=job.pk).status == "done")
     machine = cloud.machine(cloud_id)
     assert machine["exit"] == 0
-    run_dir = Path(machine["folder"]) / "root/.dstackweb/runs" / str(job.run.uid) / "node-0"
+    home = Path(machine["folder"]) / "root/.dstackweb" / str(instance_of(job).pk)
+    run_dir = home / "runs" / str(job.run.uid) / "node-0"
     assert (run_dir / "greeting").read_text() == "hello\n"
     assert instance_of(job).status == InstanceStatus.RUNNING
     Instance.objects.update(status=InstanceStatus.STOPPING)
