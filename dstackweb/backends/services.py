@@ -64,7 +64,7 @@ def delete(name: str) -> None:
             raise Conflict("the team's own hosts are no backend to delete: have each leave, or disable the backend")
         # Before the backend's row is held: who gives a job an instance has that first as well.
         idle = Instance.objects.filter(backend=backend, holder=None, status=InstanceStatus.RUNNING)
-        idle.update(status=InstanceStatus.STOPPING, status_s=0, why="backend_deleted")
+        idle.update(status=InstanceStatus.STOPPING, status_s=0, why="deleted")
         held = Backend.objects.select_for_update().filter(pk=backend.pk).first()
         if held is None:
             raise NotFound(f"no backend is called {name!r}")

@@ -124,6 +124,7 @@ def no_machine(code: str) -> str:
         "finished": _("its work is done"),
         "idle": _("nothing was left for it to do"),
         "stopped": _("it was ended by hand"),
+        "deleted": _("its backend was deleted"),
     }.get(code, code)
 
 

@@ -52,6 +52,7 @@ def test_every_change_raises_the_version() -> None:
         ("aws", {}, [["config", "regions"]]),
         ("aws", {"regions": ["mars"]}, [["config", "regions"]]),
         ("aws", aws(None), [["config", "credentials", "secret_access_key"]]),
+        ("aws", aws(endpoint_url="https://me:hush@aws.test"), [["config", "endpoint_url"]]),
         ("hosts", {"regions": []}, [["config", "regions"]]),
         ("azure", {}, [["type"]]),
         ("dask", {}, [["type"]]),
@@ -108,7 +109,7 @@ def test_instances_that_serve_nobody_are_to_end_and_the_secret_stays_for_that(pr
     services.delete("cloud")
     idle.refresh_from_db()
     busy.refresh_from_db()
-    assert (idle.status, idle.why, busy.status) == (InstanceStatus.STOPPING, "backend_deleted", InstanceStatus.RUNNING)
+    assert (idle.status, idle.why, busy.status) == (InstanceStatus.STOPPING, "deleted", InstanceStatus.RUNNING)
     assert secret_of(KEY, Backend.with_deleted.get().secret) == "hush"
 
 

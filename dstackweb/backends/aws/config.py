@@ -59,6 +59,8 @@ def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
 
 def _url(text: str) -> str:
     parts = urlsplit(text)
+    if "@" in parts.netloc:
+        raise ValueError("this one has a name or a password in it")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{text[:80]!r} is none")
     return text.rstrip("/")
