@@ -189,7 +189,7 @@ def _reached(detail: Mapping[str, Any]) -> tuple[str, str]:
             return told, _("Set it to an https:// address.") + f" {docs}"
         case "private":
             told = _("DSTACKWEB_PUBLIC_URL is %(url)s, which only this machine or its network reaches.") % detail
-            return told, _("Set a public one, or allow private ones below where a VPN leads here.") + f" {docs}"
+            return told, _("Set a public one, or allow it under Special cases where a VPN leads here.") + f" {docs}"
         case "no_such_name":
             told = _("%(host)s has no address: %(text)s.") % detail
             return told, _("Check DSTACKWEB_PUBLIC_URL and the DNS record of its name.")
