@@ -117,6 +117,11 @@ class Trouble:
     sources: list[SourceLine]
     again_at: dt.datetime | None
 
+    @property
+    def has_last(self) -> bool:
+        """Whether something is known from before, and used."""
+        return any(line.of.fetched_at for line in self.sources)
+
 
 def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
     """What somebody may want to do something about: by region and kind of failure, the worst first.
