@@ -12,6 +12,7 @@ from dstackweb.api.schemas import ErrorOut
 from dstackweb.backends.models import Backend, BackendKind
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, listing, refreshing
+from dstackweb.scheduler import idle
 
 router = Router(tags=["offers"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
@@ -36,20 +37,24 @@ def offers(
 ) -> OffersOut:
     """What one node of a run with these `resources` could have, those that can't be had now included.
 
-    Answers from what is kept, and never waits for a cloud; `sources` says how old that is. Own hosts cost nothing.
+    Answers from what is kept, and never waits for a cloud; `sources` says how old that is. Own hosts cost nothing. A
+    machine that stands idle for the project's next run is `idle`, with its `instance` in `detail`.
     """
-    project_of(request, project)
+    owner, _role = project_of(request, project)
     order = filters.read_order(sort, within=QUERY)
     wanted = filters.read(
         gpu=gpu, cpu=cpu, memory=memory, regions=region or (), backends=backend or (), spot=spot, max_price=max_price,
         within=QUERY,
     )  # fmt: skip
-    found = listing.look(wanted, timezone.now())
-    items, following = filters.page(found.offers, order, limit, cursor, within=QUERY)
+    now = timezone.now()
+    found = listing.look(wanted, now)
+    kept = idle.serving(idle.reader(now)(owner.pk), wanted.requirements)
+    all_offers = [*found.offers, *filter(wanted.takes, kept)]
+    items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)
     return OffersOut(
         items=[offer_out(offer, wanted.requirements) for offer in items],
         next=following,
-        total=len(found.offers),
+        total=len(all_offers),
         sources=[SourceOut.of(age) for age in found.sources],
     )
 

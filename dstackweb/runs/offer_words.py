@@ -19,6 +19,8 @@ def why(detail: Mapping[str, Any], needs: Requirements) -> str:
     if detail.get("code") in OF_HOSTS:
         wants = {"gpus": needs.gpu_count_min, "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}
         return why_words.offer_detail({**wants, **detail})
+    if detail.get("code") == "idle_instance":
+        return str(_("Kept from an earlier run of the project"))
     return aws_wording.availability(detail)
 
 

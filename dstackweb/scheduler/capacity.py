@@ -97,7 +97,8 @@ class Capacity:
     def asked(self, run: Waiting) -> Asked:
         """What other backends offer this run: its project's own idle machines too."""
         asked = self.ask(run.spec)
-        return replace(asked, offers=(*idle.serving(self.idle(run.project_id), run.spec), *asked.offers))
+        kept = idle.serving(self.idle(run.project_id), run.spec.requirements, image=run.spec.image)
+        return replace(asked, offers=(*kept, *asked.offers))
 
     def closed(self, queue_id: int) -> Waits | None:
         """What holds up all of a queue alike, apart from a pause."""

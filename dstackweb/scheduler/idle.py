@@ -10,7 +10,7 @@ from uuid import UUID
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.gpu_match import gpu_matches
 from dstackweb.backends.models import Instance, InstanceStatus
-from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.requirements import Requirements
 
 SPARE_S = 15.0
 """A machine whose time is over so soon is left alone: it may be gone before its agent asks."""
@@ -62,16 +62,15 @@ def _offer(instance: Instance) -> Offer:
     )
 
 
-def serving(kept: Iterable[Offer], spec: EffectiveSpec) -> tuple[Offer, ...]:
+def serving(kept: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
     """Those that have what each node of a run needs."""
-    if spec.image is not None:
+    if image is not None:
         return ()
-    return tuple(offer for offer in kept if _meets(offer, spec))
+    return tuple(offer for offer in kept if _meets(offer, needs))
 
 
-def _meets(offer: Offer, spec: EffectiveSpec) -> bool:
+def _meets(offer: Offer, needs: Requirements) -> bool:
     """As a new machine of its type would: more CPUs and memory come with it, more GPUs would lie idle."""
-    needs = spec.requirements
     if offer.cpus < needs.cpu_min or offer.memory_mib < needs.memory_min_mib or offer.gpu_count < needs.gpu_count_min:
         return False
     if needs.gpu_count_max is not None and offer.gpu_count > needs.gpu_count_max:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability, Offer, SourceFailed
-from dstackweb.backends.models import Backend
+from dstackweb.backends.models import Backend, Instance
 from dstackweb.offers import catalog, sources
 from tests.api.conftest import Api
 from tests.factories import join, make_host, make_project, make_user
@@ -94,6 +96,21 @@ def test_hosts_that_never_have_it_are_no_offers(api: Api, project: Project) -> N
     assert named(api("GET", f"{OFFERS}?gpu=2..&backend=hosts")) == [("large", 0.0)]
     Backend.objects.filter(name="hosts").update(enabled=False)
     assert named(api("GET", OFFERS)) == []
+
+
+def test_machines_that_a_project_keeps_are_among_its_offers(api: Api, project: Project, cluster: Backend) -> None:
+    now = timezone.now()
+    for owner in (project, make_project("other")):
+        Instance.objects.create(
+            backend=cluster, project=owner, region="eu", instance_type="g5", price=Decimal("0.9"), status="running",
+            cpus=4, memory_mib=16384, idle_since=now, idle_until=now + dt.timedelta(minutes=5),
+        )  # fmt: skip
+    kept, *_ = api("GET", f"{OFFERS}?sort=availability").json()["items"]
+    assert (kept["instance_type"], kept["price"], kept["availability"]) == ("g5", 0.9, "idle")
+    assert kept["detail"]["instance"] == str(Instance.objects.get(project=project).pk)
+    assert kept["detail"]["message"] == "Kept from an earlier run of the project"
+    assert len(named(api("GET", OFFERS))) == 4
+    assert len(named(api("GET", f"{OFFERS}?region=us"))) == 1
 
 
 def test_pages_follow_one_another(api: Api, cluster: Backend) -> None:
