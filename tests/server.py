@@ -102,6 +102,10 @@ class Server:
         """What has arrived of its log."""
         return self.api("GET", f"runs/{name}/logs", params=params).content
 
+    def metrics(self) -> str:
+        """What Prometheus would get."""
+        return self.http.get(f"{self.url}/metrics").text
+
     def wait(self, name: str, *statuses: str, deadline: float = 15) -> dict[str, Any]:
         """Wait until the run is in one of these statuses (by default: has ended)."""
         wanted = statuses or ("done", "failed", "terminated")

@@ -61,7 +61,7 @@ def set_up(url: str, token: str, server: subprocess.Popen[bytes]) -> None:
     ends = time.monotonic() + READY_S
     while server.poll() is None and time.monotonic() < ends:
         try:
-            ask(url, token, "GET", "/api/v1/user")
+            ask(url, token, "GET", "/readyz")
             break
         except OSError:
             time.sleep(0.2)

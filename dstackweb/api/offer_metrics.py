@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator
 
-from django.db.models import Count, Exists, OuterRef, Q
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, Value, When
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -73,9 +73,12 @@ class Clouds(Collector):
     def _machines(self) -> Iterator[Metric]:
         there = Instance.objects.exclude(status=InstanceStatus.GONE).order_by()
         counts = GaugeMetricFamily(
-            "dstackweb_instances", "Machines of clouds that are not gone", labels=["backend", "status"]
-        )
-        for backend, status, count in there.values_list("backend__name", "status").annotate(Count("pk")):
+            "dstackweb_instances", "Machines of clouds that are not gone; idle: kept for another run",
+            labels=["backend", "status"],
+        )  # fmt: skip
+        idle = When(status=InstanceStatus.RUNNING, holder=None, then=Value("idle"))
+        state = Case(idle, default=F("status"))
+        for backend, status, count in there.values_list("backend__name", state).annotate(Count("pk")):
             counts.add_metric([backend, status], count)
         yield counts
 

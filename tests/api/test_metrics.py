@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from django.test import Client
@@ -69,15 +70,16 @@ def test_each_source_has_its_age_and_state(cloud: Cloud, clock: Clock, monkeypat
 def test_machines_are_counted_by_status_and_money_by_project(project: Project, clock: Clock) -> None:
     clock.now = dt.datetime(2026, 5, 4, 13, 30, tzinfo=dt.UTC)
     backend = Backend.objects.create(name="aws", kind="aws")
-    for status, hours in (("running", 2), ("running", 1), ("gone", 3)):
+    for status, hours, holder in (("running", 2, uuid4()), ("running", 1, None), ("gone", 3, None)):
         began = timezone.now() - dt.timedelta(hours=hours)
         ended = timezone.now() if status == "gone" else None
         Instance.objects.create(
-            backend=backend, project=project, region="eu", instance_type="g5", status=status,
+            backend=backend, project=project, region="eu", instance_type="g5", status=status, holder=holder,
             price=Decimal("1.5"), launched_at=began, ended_at=ended,
         )  # fmt: skip
     Project.objects.update(monthly_budget=100)
     told = scrape()
-    assert told['dstackweb_instances{backend="aws",status="running"}'] == 2
+    assert told['dstackweb_instances{backend="aws",status="running"}'] == 1
+    assert told['dstackweb_instances{backend="aws",status="idle"}'] == 1
     assert not any("gone" in name for name in told)
     assert (told['dstackweb_spent_usd{project="main"}'], told['dstackweb_budget_usd{project="main"}']) == (9.0, 100.0)

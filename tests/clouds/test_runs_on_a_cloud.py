@@ -1,0 +1,187 @@
+"""Runs on machines of a cloud that really boot: real processes here, real boto3, and a small AWS on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cloud import Cloud
+from tests.server import Server
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow
+
+SHORT = {
+    "DSTACKWEB_HEARTBEAT_S": "0.5",
+    "DSTACKWEB_WATCH_EVERY_S": "0.3",
+    "DSTACKWEB_PASS_EVERY_S": "0.5",
+    "DSTACKWEB_LOST_AFTER_S": "4",
+    "DSTACKWEB_HOST_SILENT_S": "2",
+}
+CONFIG = {"regions": ["us-east-1"], "families": ["c5", "m5"], "allow_private_url": True, "disk_gb": 8}
+ASKS = {"backends": ["aws"], "resources": {"cpu": "2..", "memory": "2GB.."}, "idle_duration": "off"}
+BOOTED_S = 60.0
+
+
+class Site:
+    """A deployment with a cloud for its backend `aws`."""
+
+    def __init__(self, server: Server, cloud: Cloud) -> None:
+        self.server, self.cloud = server, cloud
+
+    def submit(self, *commands: str, **keys: Any) -> str:
+        return self.server.submit(*commands, **ASKS | keys)
+
+    def running(self) -> list[str]:
+        """The IDs of machines that run."""
+        return [machine["id"] for machine in self.cloud.machines() if machine["state"] == "running"]
+
+    def known(self) -> set[str]:
+        """The IDs of all machines ever started."""
+        return {machine["id"] for machine in self.cloud.machines()}
+
+    def all_gone(self) -> bool:
+        return all(machine["state"] == "terminated" for machine in self.cloud.machines())
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.server.run(name)["events"] if event["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="clouds-", dir=os.environ["DSTACKWEB_TEST_HOME"]) as folder:
+        Path(folder).chmod(0o755)
+        home = Path(folder, "home")
+        home.mkdir()
+        home.chmod(0o755)
+        cloud = Cloud.start(Path(folder, "cloud"))
+        server = Server(home, **SHORT, **cloud.env)
+        server.env["DSTACKWEB_PUBLIC_URL"] = server.url
+        try:
+            with server:
+                answer = server.http.put("/backends/aws", json={"type": "aws", "config": CONFIG})
+                assert answer.is_success, answer.text
+                yield Site(server, cloud)
+        finally:
+            cloud.stop()
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    running.cloud.times(boot_s=0.2, shutdown_s=0.2, grace_s=1)
+    eventually(lambda: running.server.api("GET", "offers", params={"backend": "aws"}).json()["items"], deadline=60)
+    yield running
+    for run in running.server.api("GET", "runs").json()["items"]:
+        if run["status"] not in ("done", "failed", "terminated"):
+            running.server.api("POST", f"runs/{run['name']}/stop", json={"abort": True})
+    running.cloud.capacity(None)
+    eventually(running.all_gone, deadline=BOOTED_S)
+
+
+def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: Site) -> None:
+    name = site.submit("echo hello from a cloud", "pwd", "sleep 1")
+    run = site.server.wait(name, deadline=BOOTED_S)
+    assert (run["status"], run["termination_reason"]) == ("done", "all_jobs_done")
+    assert b"hello from a cloud" in site.server.log(name)
+    job = run["jobs"][0]
+    assert (job["backend"], job["region"]) == ("aws", "us-east-1")
+    assert float(job["price"]) > 0
+    eventually(site.all_gone, deadline=30)
+    [machine] = site.cloud.machines()[-1:]
+    assert machine["type"] == job["instance_type"]
+
+
+def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
+    name = site.submit("trap 'echo asked to stop; exit 0' TERM", "echo up", "while :; do sleep 0.1 || :; done")
+    site.server.wait(name, "running", deadline=BOOTED_S)
+    eventually(lambda: b"up" in site.server.log(name), deadline=15)
+    site.server.api("POST", f"runs/{name}/stop")
+    run = site.server.wait(name, deadline=30)
+    assert (run["status"], run["termination_reason"]) == ("terminated", "stopped_by_user")
+    assert b"asked to stop" in site.server.log(name)
+    eventually(site.all_gone, deadline=30)
+
+
+def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> None:
+    offers = site.server.api("GET", "offers", params={"backend": "aws", "cpu": "2..", "spot": "false"}).json()["items"]
+    site.cloud.capacity(0, offers[0]["instance_type"])
+    name = site.submit("true")
+    run = site.server.wait(name, deadline=BOOTED_S)
+    assert run["status"] == "done"
+    assert run["jobs"][0]["instance_type"] != offers[0]["instance_type"]
+    [failed] = site.events(name, "offer_failed")
+    assert failed["data"]["instance_type"] == offers[0]["instance_type"]
+    assert failed["data"]["code"] == "no_capacity"
+
+
+def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_next_attempt_goes_on(
+    site: Site,
+) -> None:
+    storage = site.server.home / "storage"  # what both machines reach
+    storage.mkdir()
+    storage.chmod(0o777)
+    name = site.submit(
+        f"if ! mkdir {storage}/begun; then echo again; exit 0; fi",
+        "trap 'echo saved; exit 1' TERM",
+        "echo up",
+        "while :; do sleep 0.1 || :; done",
+        spot_policy="spot",
+        retry={"on_events": ["interruption"]},
+    )
+    site.server.wait(name, "running", deadline=BOOTED_S)
+    eventually(lambda: b"up" in site.server.log(name, attempt=1), deadline=15)
+    [machine] = site.running()
+    site.cloud.interrupt(machine, notice_s=15)
+    site.server.hurry_retry(name)
+    run = site.server.wait(name, deadline=BOOTED_S)
+    assert run["status"] == "done"
+    assert b"saved" in site.server.log(name, attempt=1)
+    assert b"again" in site.server.log(name, attempt=2)
+    assert site.events(name, "spot_interruption")
+
+
+def test_a_machine_that_is_kept_serves_the_next_run_of_its_project(site: Site) -> None:
+    before = site.known()
+    first = site.submit("true", idle_duration="20s")
+    site.server.wait(first, "done", deadline=BOOTED_S)
+    idle = 'dstackweb_instances{backend="aws",status="idle"} 1.0'
+    eventually(lambda: idle in site.server.metrics(), deadline=15)
+    second = site.submit("echo again", idle_duration="off")
+    run = site.server.wait(second, deadline=BOOTED_S)
+    assert run["status"] == "done"
+    assert len(site.known() - before) == 1
+    eventually(site.all_gone, deadline=30)
+
+
+def test_a_machine_that_falls_silent_is_ended_and_its_run_with_it(site: Site) -> None:
+    name = site.submit("echo up", "sleep 600", stop_duration="1s")
+    site.server.wait(name, "running", deadline=BOOTED_S)
+    [machine] = site.running()
+    site.cloud.crash(machine)
+    run = site.server.wait(name, deadline=150)
+    assert (run["status"], run["jobs"][0]["termination_reason"]) == ("failed", "instance_unreachable")
+    eventually(site.all_gone, deadline=30)
+
+
+def test_workers_killed_while_machines_start_leave_one_machine_for_each_run(site: Site) -> None:
+    before = site.known()
+    site.cloud.forget_calls()
+    site.cloud.latency(1, "ec2", "RunInstances")
+    names = [site.submit("sleep 1") for _ in range(3)]
+    for _ in range(2):
+        asked = site.cloud.count("ec2", "RunInstances")
+        eventually(lambda asked=asked: site.cloud.count("ec2", "RunInstances") > asked, deadline=30)
+        for pid in site.server.role_pids("qcluster"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    site.cloud.latency(0, "ec2", "RunInstances")
+    for name in names:
+        assert site.server.wait(name, deadline=120)["status"] == "done"
+    assert len(site.known() - before) == 3
