@@ -162,6 +162,12 @@ def test_a_name_is_taken_once_and_for_ever(admin: Client, aws: Backend) -> None:
     assert aws.name == "aws"
 
 
+def test_the_first_one_has_a_name_already(admin: Client) -> None:
+    assert admin.get(reverse(ADD)).context["adminform"].form["name"].value() == "aws"
+    admin.post(reverse(ADD), FORM)
+    assert not admin.get(reverse(ADD)).context["adminform"].form["name"].value()
+
+
 def test_own_hosts_are_switched_and_neither_tested_nor_deleted(admin: Client) -> None:
     hosts = ensure_embedded_backend()
     page = admin.get(change(hosts)).content.decode()

@@ -101,6 +101,11 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         """Profiles, run files and jobs of the past know a backend by its name."""
         return ("name", "used_by") if obj is not None else ("used_by",)
 
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        name = BackendKind.AWS.value
+        taken = Backend.objects.filter(name=name).exists()
+        return {**({} if taken else {"name": name}), **super().get_changeform_initial_data(request)}
+
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
         obj: Backend | None = more.get("obj")
         if _kind(obj) == BackendKind.AWS and (obj is None or self.has_change_permission(request, obj)):

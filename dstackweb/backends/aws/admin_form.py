@@ -72,7 +72,7 @@ class AwsForm(forms.ModelForm[Backend]):
         strip=True,
         label=_("Secret access key"),
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password", "class": "vTextField"}),
-        help_text=_("Kept encrypted and never shown again. Leave it empty to keep the one that is stored."),
+        help_text=_("Kept encrypted, and never shown again."),
     )
     profile = forms.CharField(
         required=False,
@@ -205,7 +205,9 @@ class AwsForm(forms.ModelForm[Backend]):
             for name, value in form_text.fields_of(self.instance.config).items():
                 self.initial.setdefault(name, value)
             if self.instance.secret:
-                self.fields["secret_access_key"].widget.attrs["placeholder"] = _("stored; type to replace it")
+                secret = self.fields["secret_access_key"]
+                secret.widget.attrs["placeholder"] = _("stored; type to replace it")
+                secret.help_text = _("Kept encrypted, and never shown again. Left empty, it stays as it is.")
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
