@@ -21,6 +21,7 @@ from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.cli import offers as command
+from dstackweb.cli.errors import Unreachable
 from dstackweb.cli.offers import price_text
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
@@ -162,3 +163,27 @@ def test_without_clouds_there_is_nothing_to_tell(cli: Cli, connect: Callable[...
     assert "No quota is known." in cli("quotas").stderr
     assert "No cloud is set up." in cli("cache").stderr
     assert cli("quotas", "none").exit_code == 1
+
+
+def test_watching_goes_on_through_silence_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page: dict[str, Any] = {"items": [], "next": None, "total": 0, "sources": []}
+    answers: list[Any] = [page, Unreachable("can't reach the server."), page]
+
+    class Server:
+        def get(self, path: str, **query: Any) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    def pause(seconds: float) -> None:
+        if not answers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=pause))
+    command._watch(Server(), "offers", {})  # type: ignore[arg-type]
+    told = capsys.readouterr().err
+    assert told.count("Nothing like it is offered.") == 2
+    assert "can't reach the server. Trying again …" in told
