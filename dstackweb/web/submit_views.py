@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
-from dstackweb.runs import archives, selectors, services, why_words, wording
+from dstackweb.runs import archives, offer_words, selectors, services, why_words, wording
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.plan import Plan, plan
 from dstackweb.web import examples, run_words
@@ -112,7 +112,6 @@ def _plan(planned: Plan) -> dict[str, Any]:
     """The plan in words."""
     effective = planned.prepared.effective
     wants = effective.spec.requirements
-    needs = {"gpus": wants.gpu_count_min, "cpus": wants.cpu_min, "memory_mib": wants.memory_min_mib}
     return {
         "queue": planned.prepared.queue,
         "position": planned.position,
@@ -124,7 +123,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
                 "offer": offer,
                 "badge": wording.availability(offer.availability),
                 "has": wording.has(offer),
-                "why": why_words.offer_detail({**needs, **offer.detail}),
+                "why": offer_words.why(offer.detail, wants),
             }
             for offer in planned.offers
         ],

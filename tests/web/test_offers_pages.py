@@ -136,6 +136,15 @@ def test_who_looks_around_means_machines_with_at_least_such_gpus(
     assert (needs.gpu_count_min, needs.gpu_count_max, needs.gpu_memory_min_mib) == (count_min, count_max, memory)
 
 
+def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(aws: Aws, client: Client) -> None:
+    aws.ask()
+    config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: L4}\nspot_policy: auto\n"
+    answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
+    text = re.sub(r"\s+", " ", answer.content.decode())
+    assert "$0.8048 an hour" in text
+    assert "64 of 64 vCPUs are in use, and it needs 4." in text
+
+
 def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project, client: Client) -> None:
     make_host("box-1", gpus=2)
     text = page(client)
