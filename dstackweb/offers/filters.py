@@ -148,16 +148,12 @@ def read_order(text: str, *, within: tuple[str, ...] = ()) -> Order:
     return Order(by, text.strip().startswith("-"))
 
 
-def ordered(offers: Iterable[Offer], order: Order) -> list[Offer]:
-    """Sorted; those that are equal by it are in the order of price, backend, region, instance type, spot last."""
-    return sorted(offers, key=lambda offer: _key(_place(offer, order), order))
-
-
 def page(
     offers: Iterable[Offer], order: Order, limit: int, cursor: str = "", *, within: tuple[str, ...] = ()
 ) -> tuple[list[Offer], str | None]:
     """Up to `limit` offers after the cursor, and the next page's cursor. Raises Invalid for one of no page.
 
+    Those that are equal by the order are in that of price, backend, region, instance type, spot last.
     A cursor names the offer that it stands behind: it holds also when that is gone, or others have come since.
     """
     keyed = sorted(((_key(_place(offer, order), order), offer) for offer in offers), key=lambda pair: pair[0])
