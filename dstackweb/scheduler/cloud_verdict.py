@@ -23,6 +23,8 @@ GIVE_UP_S = 600.0
 """So long a cloud may not be asked for a machine, before its run waits again."""
 MISSING_S = 60.0
 """A cloud may leave out for a while what it has just started."""
+STUCK_S = 120.0
+"""What takes longer to end may only be stopped, and still has to be ended."""
 ORPHANED = dt.timedelta(minutes=10)
 STOP_MARGIN_S, STOP_MOST_S = 60.0, 600.0
 """How long after its grace a job may take to end: while its runner is silent, and at all."""
@@ -172,7 +174,9 @@ def told(row: Row, machine: Machine | None) -> Told:
         case MachineState.GONE:
             return Told.GONE
         case MachineState.ENDING:
-            return Told.NOTHING if ends else Told.ENDING
+            if not ends:
+                return Told.ENDING
+            return Told.ALIVE if row.status_s > STUCK_S else Told.NOTHING
     return Told.ALIVE if ends else Told.THERE
 
 
@@ -183,10 +187,12 @@ def orphans(
 
     A second machine of an instance is one as well. Younger ones may have been started this moment.
     """
+    ours = {cloud_id for status, cloud_id in known.values() if status != InstanceStatus.GONE}
     return [
         machine
         for machine in machines
-        if machine.state in (MachineState.STARTING, MachineState.RUNNING)
+        if machine.state is not MachineState.GONE
+        and machine.cloud_id not in ours
         and machine.launched_at is not None
         and now - machine.launched_at > ORPHANED
         and _is_orphan(machine, known.get(machine.instance))

@@ -99,7 +99,8 @@ def look(backend: Backend, region: str) -> None:
     ending = {row.cloud_id for row in rows if _follow(row, match(machines, str(row.pk), row.cloud_id))}
     known = Instance.objects.filter(pk__in=[pk for machine in machines if (pk := _uuid(machine.instance))])
     told_of = known.values_list("pk", "status", "cloud_id")
-    wanted = {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in told_of}
+    wanted = {str(row.pk): (InstanceStatus(row.status), row.cloud_id) for row in rows}
+    wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in told_of}
     for machine in orphans(machines, wanted, timezone.now()):
         log.warning("%s %s: machine %s is nobody's, and is ended", backend, region, machine.cloud_id)
         ending.add(machine.cloud_id)

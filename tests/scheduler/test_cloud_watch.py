@@ -86,7 +86,7 @@ def test_an_idle_machine_ends_when_its_time_is_over_and_is_gone_when_the_cloud_s
     assert (the_machine().status, the_machine().ended_at) == ("stopping", None)
     fake.settle()
     assert (the_machine().status, the_machine().why) == ("gone", "idle")
-    assert fake.terminated == ["i-0"]
+    assert set(fake.terminated) == {"i-0"}
 
 
 @pytest.mark.parametrize(
@@ -318,6 +318,15 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
     fake.throttled = None
     cloud_watch.reap()
     assert sorted(fake.terminated) == ["i-double", "i-far", "i-lost", "i-untagged"]
+
+
+def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, member: User, fake: FakeCloud) -> None:
+    done(running(paid(project, member, idle_duration="off"), fake))
+    fake.set("i-0", state=MachineState.ENDING)
+    fake.tick(60)
+    assert fake.terminated == []
+    fake.tick(90)
+    assert fake.terminated[0] == "i-0"
 
 
 def test_all_nodes_know_the_first_one_s_address_when_they_start(
