@@ -78,7 +78,7 @@ def set_up(url: str, token: str, server: subprocess.Popen[bytes]) -> None:
         return
     print(
         f"\n  Demo cloud   backend `aws`, regions {' and '.join(REGIONS)}; none of it is real, none of it costs\n"
-        f"  Offers       {url}/projects/main/offers/   (there within some seconds)\n"
+        f"  Offers       {url}/p/main/offers/   (there within some seconds)\n"
         f"  A run there  .venv/bin/dstackweb login {url} --token {token}\n"
         f"               .venv/bin/dstackweb apply -f examples/cloud.yaml\n",
         flush=True,
