@@ -9,7 +9,7 @@ from typing import Any
 
 from dstackweb.backends.contract import Sourced, SourceKey, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import sources
+from dstackweb.offers import age
 from dstackweb.offers.models import SourceRow
 
 
@@ -43,13 +43,13 @@ def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -
 
 
 def _freshness(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Freshness:
-    state = sources.state_of(backend, row, ttl_s, now)
+    state = age.state_of(backend, row, ttl_s, now)
     if row is None or row.version != backend.version:
         return Freshness(backend.name, *key, state, None, None, None, None, None)
     is_known = state is not SourceState.FAILED
-    until = sources.expires_at(row, ttl_s) if is_known else None
-    due_at = sources.retry_at(row) or (sources.expires_at(row, ttl_s * sources.AHEAD) if is_known else None)
-    if due_at is not None and (due_at <= now or sources.is_due(backend, row, ttl_s, now)):
+    until = age.expires_at(row, ttl_s) if is_known else None
+    due_at = age.retry_at(row) or (age.expires_at(row, ttl_s * age.AHEAD) if is_known else None)
+    if due_at is not None and (due_at <= now or age.is_due(backend, row, ttl_s, now)):
         due_at = None
     fetched_at = row.fetched_at if is_known else None
     return Freshness(backend.name, *key, state, fetched_at, until, due_at, row.error, row.failed_at)

@@ -19,12 +19,11 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.dispatch import Signal
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Reading, Sourced, SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, flights, store
+from dstackweb.offers import age, counts, flights, store
 from dstackweb.offers.models import SourceRow
 
 if TYPE_CHECKING:
@@ -37,18 +36,11 @@ landed = Signal()
 refresh_wanted = Signal()
 """Somebody wants all of the backend `backend_id` asked for anew."""
 
-EMPTY_TTL_S = 10.0
-AHEAD = 0.8
-"""The share of its TTL after which what is in use is asked for again, so that it never grows stale."""
 IN_USE = dt.timedelta(hours=1)
 NOTED_S = 10.0
 """That something is used is written at most so often."""
 KEEP_S = 30 * 86400.0
 """How long the last good value of a source that fails is served."""
-SKEW = dt.timedelta(seconds=5)
-"""Clocks of two machines differ by less: what was had later than this from now was had before a clock was put back."""
-RETRY_S, RETRY_MOST_S = 10.0, 300.0
-"""A source that failed is asked again after this, doubled with each further failure."""
 THREADS = 8
 TICK_S = 1.0
 """How long a tick waits for what it began. Slower calls go on, and land, in the same process without it: its worker
@@ -93,7 +85,7 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_away():
         for key in keys:
-            if is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
+            if age.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
                 _begin(backend, key, 1.0)
     return found
 
@@ -116,7 +108,7 @@ def refresh(backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: flo
     def since() -> Reading | None:
         row = _row(backend, key)
         now = timezone.now()
-        if is_due(backend, _known(backend, key, row), ttl_s, now, share):
+        if age.is_due(backend, _known(backend, key, row), ttl_s, now, share):
             return None
         return _reading(backend, key, row, ttl_s, now)
 
@@ -173,10 +165,10 @@ def refresh_due(now: dt.datetime) -> int:
             row = rows.get(key)
             known = _known(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if _is_owed(backend, known, now) or (
-                in_use and is_due(backend, known, driver.sources[key.source], now, AHEAD)
+            if age.is_owed(backend, known, now) or (
+                in_use and age.is_due(backend, known, driver.sources[key.source], now, age.AHEAD)
             ):
-                begun.append(_begin(backend, key, AHEAD))
+                begun.append(_begin(backend, key, age.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
         if gone:
             SourceRow.objects.filter(pk__in=gone).delete()
@@ -215,53 +207,10 @@ def objects_of(backend_id: int) -> list[str]:
     return [f"source:{backend_id}:{stamp}" for stamp in stamps]
 
 
-def expires_at(row: SourceRow, ttl_s: float) -> dt.datetime | None:
-    """Until when its value is fresh, if nothing else happens."""
-    if row.fetched_at is None:
-        return None
-    return row.fetched_at + min(ttl_s, EMPTY_TTL_S if row.empty else ttl_s) * _S
-
-
-def state_of(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceState:
-    """How far its value can be trusted, as far as its row tells."""
-    if row is None or not row.stamp or row.version != backend.version:
-        return SourceState.FAILED
-    if row.error is not None or is_due(backend, row, ttl_s, now):
-        return SourceState.STALE
-    return SourceState.FRESH
-
-
-def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime, share: float = 1.0) -> bool:
-    """Whether a source should be asked: owed, or older than this share of its TTL. Not just after it has failed."""
-    if _is_owed(backend, row, now):
-        return True
-    assert row is not None
-    if _is_held_off(backend, row, now):
-        return False
-    until = expires_at(row, ttl_s * share)
-    assert row.fetched_at is not None
-    assert until is not None
-    return now >= until or row.fetched_at > now + SKEW or row.error is not None
-
-
-def retry_at(row: SourceRow) -> dt.datetime | None:
-    """When a source that failed is asked again. Where it was asked too often, it was told until when to leave it."""
-    if row.failed_at is None or row.error is None:
-        return None
-    if row.error.get("code") == "throttled":
-        until = parse_datetime(str(row.error.get("until", "")))
-        if until is not None and until.tzinfo is not None:
-            return until
-    return row.failed_at + min(RETRY_MOST_S, RETRY_S * 2.0 ** min(max(row.failures, 1) - 1, 10)) * _S
-
-
 def forget() -> None:
     """Begin as a new process does."""
     _held.forget()
     _begun.clear()
-
-
-_S = dt.timedelta(seconds=1)
 
 
 def _sourced(backend: Backend) -> Sourced:
@@ -297,33 +246,16 @@ def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow
 
 def _note_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
     """Write that they are used, unless that was done just now; a row that somebody writes meanwhile is passed over."""
-    unnoted = [row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > NOTED_S * _S]
+    unnoted = [row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > dt.timedelta(seconds=NOTED_S)]
     if unnoted:
         with transaction.atomic():
             free = SourceRow.objects.select_for_update(skip_locked=True).filter(pk__in=unnoted)
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
-def _is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
-    """Whether it should be asked, used or not: nothing is known of it, or somebody wants it anew."""
-    if row is None:
-        return True
-    if _is_held_off(backend, row, now):
-        return False
-    return not row.stamp or row.version != backend.version or row.generation < backend.refresh_generation
-
-
-def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
-    """It has just failed, under this version: it is left alone for a while."""
-    until = retry_at(row)
-    if until is None or row.version != backend.version:
-        return False
-    return now < until <= now + RETRY_MOST_S * _S
-
-
 def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Reading:
     known = _known(backend, key, row)
-    state = state_of(backend, known, ttl_s, now)
+    state = age.state_of(backend, known, ttl_s, now)
     error = known.error if known is not None and known.version == backend.version else None
     if known is None or state is SourceState.FAILED:
         return Reading(SourceState.FAILED, error=error)
