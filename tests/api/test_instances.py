@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import io
 import zipfile
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -89,8 +90,9 @@ def test_a_token_that_was_used_opens_nothing_to_another(instance: Instance, agen
     assert Agent(instance, "n2").join().status_code == 409
 
 
-@pytest.mark.parametrize("token", ["nonsense", agent_token(uuid4()), join_token(uuid4())[0]])
-def test_a_wrong_token_opens_nothing(agent: Agent, token: str) -> None:
+@pytest.mark.parametrize("make", [lambda: "nonsense", lambda: agent_token(uuid4()), lambda: join_token(uuid4())[0]])
+def test_a_wrong_token_opens_nothing(agent: Agent, make: Callable[[], str]) -> None:
+    token = make()
     assert agent.join(token).status_code == 403
     agent.token = token
     assert agent.next().status_code in (401, 403)
