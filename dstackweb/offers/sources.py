@@ -176,6 +176,11 @@ def refresh_due(now: dt.datetime) -> int:
     return len(begun)
 
 
+def preload(now: dt.datetime) -> None:
+    """A server starts: what grew old meanwhile is asked for, as if somebody had just looked at it."""
+    SourceRow.objects.update(used_at=now)
+
+
 def sourced_backends() -> list[tuple[Backend, Sourced]]:
     """The enabled backends whose offers come from sources, with their code. One that is set up wrongly is left out."""
     found: list[tuple[Backend, Sourced]] = []

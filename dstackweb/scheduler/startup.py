@@ -25,6 +25,7 @@ from dstackweb.accounts.services import bootstrap
 from dstackweb.accounts.services.bootstrap import Bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib.errors import DomainError
+from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.supervisor import Role
 
@@ -84,7 +85,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def prepare() -> Bootstrap:
-    """Bring the database up to date and make the first admin. Raises CannotStart."""
+    """Bring the database up to date, make the first admin, and have old offers asked for. Raises CannotStart."""
     try:
         if "redis" in settings.Q_CLUSTER:
             redis.from_url(settings.Q_CLUSTER["redis"]).ping()
@@ -92,6 +93,7 @@ def prepare() -> Bootstrap:
         call_command("createcachetable", verbosity=0)
         made = bootstrap()
         ensure_default_profile()
+        sources.preload(timezone.now())
         return made
     except DatabaseError as error:
         raise CannotStart(f"the database can't be used: {str(error).strip().splitlines()[0]}") from error

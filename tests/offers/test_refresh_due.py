@@ -12,7 +12,7 @@ from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import sources
 from dstackweb.offers.models import SourceRow
-from dstackweb.scheduler import periodic
+from dstackweb.scheduler import periodic, startup
 from dstackweb.scheduler.models import PassState, PeriodicJob
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
@@ -53,6 +53,29 @@ def test_what_is_in_use_is_asked_for_before_it_is_old_and_what_is_not_is_left_al
     assert due(clock, cloud) == []
     sources.read(backend, SPOT)
     assert due(clock, cloud) == ["spot eu"]
+
+
+def test_at_a_start_what_is_old_is_asked_for_though_nobody_looked_and_what_is_fresh_is_not(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    due(clock, cloud)
+    clock.pass_s(12 * 3600)
+    assert due(clock, cloud) == []
+    sources.preload(clock.now)
+    assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
+    sources.preload(clock.now)
+    assert due(clock, cloud) == []
+    clock.pass_s(300)
+    sources.preload(clock.now)
+    assert due(clock, cloud) == ["spot eu"]
+
+
+def test_a_server_that_starts_preloads(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    due(clock, cloud)
+    clock.pass_s(7200)
+    assert due(clock, cloud) == []
+    startup.prepare()
+    assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
 
 
 def test_a_refresh_by_hand_asks_for_all_whether_used_or_not(backend: Backend, cloud: Cloud, clock: Clock) -> None:
