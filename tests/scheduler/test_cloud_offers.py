@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from django.db import connections
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend
 from dstackweb.lib import leases
 from dstackweb.offers import sources
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import why
-from tests.factories import make_run, place_all
-from tests.offers.cloud_stub import Cloud
+from tests.factories import make_host, make_run, place_all
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Cloud
 
 pytestmark = [pytest.mark.django_db]
 
@@ -35,6 +37,38 @@ def test_a_pass_asks_no_cloud_and_takes_what_has_landed(project: Project, member
         sources.refresh(backend, key)
     assert place_all() == 1
     assert len(cloud.asked) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_goes_on_while_a_cloud_takes_its_time(project: Project, member: User, cloud: Cloud) -> None:
+    backend = Backend.objects.create(name="cloud", kind="aws")
+    for key in (TYPES, SPOT):
+        sources.refresh(backend, key)
+    make_host("own", cpus=2)
+    answers, asked = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        asked.set()
+        assert answers.wait(60)
+
+    cloud.during = hang
+    refresh = threading.Thread(target=_refresh, args=(backend,))
+    refresh.start()
+    try:
+        assert asked.wait(30)
+        runs = [make_run(project, member, backends=["cloud"]), make_run(project, member)]
+        assert place_all() == 2
+    finally:
+        answers.set()
+        refresh.join()
+    places = [Job.objects.select_related("backend").get(run=run).backend.name for run in runs]
+    assert places == ["cloud", "hosts"]
+    assert cloud.asked == ["types eu", "spot eu", "types us"]
+
+
+def _refresh(backend: Backend) -> None:
+    sources.refresh(backend, TYPES_US)
+    connections.close_all()
 
 
 def test_a_pass_does_not_wait_for_who_asks_a_backend_already(
