@@ -16,7 +16,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, sources, store
 from dstackweb.offers.models import SourceRow
 from tests import servers
-from tests.offers.cloud_stub import ANY, SPOT, TYPES, Cloud
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, fork
 from tests.support import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
@@ -139,6 +139,26 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
     assert sources.refresh(backend, TYPES).value == ["g7"]
     assert [offer.instance_type for offer in catalog.driver(backend).offers(ANY)] == ["g7"]
     assert store.health() is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
+    redis: servers.Server, backend: Backend, cloud: Cloud
+) -> None:
+    """Another process had landed something newer, which went with Redis: what this one kept of before is not served."""
+    sources.refresh(backend, TYPES)
+    sources.refresh(backend, TYPES_US)
+    looking = catalog.driver(backend)
+    assert [offer.instance_type for offer in looking.offers(ANY)] == ["g5", "g6", "p4d"]
+    cloud.says[TYPES] = ["g7"]
+    assert all_ended([fork(lambda: sources.refresh(backend, TYPES, share=0.0))])
+    redis.kill()
+    redis.start()
+    eventually(lambda: store.put("x", 1, 60))
+    assert [offer.instance_type for offer in looking.offers(ANY)] == ["p4d"]
+    assert sources.read(backend, TYPES).state is SourceState.FAILED
+    assert sources.refresh(backend, TYPES).value == ["g7"]
+    assert [offer.instance_type for offer in looking.offers(ANY)] == ["g7", "p4d"]
 
 
 def _settle() -> None:
