@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dstackweb.accounts.models import Project
+from dstackweb.backends.aws.pressure import pressures
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.offers import figures, freshness, sources
@@ -37,6 +38,7 @@ class Clouds(Collector):
         """All metrics of clouds; none of them asks a cloud."""
         yield from self._cache()
         yield from self._sources()
+        yield from self._apis()
         yield from self._machines()
         yield from self._money()
 
@@ -69,6 +71,24 @@ class Clouds(Collector):
                 state.add_metric([*names, each.value], float(found.state is each))
         yield age
         yield state
+
+    def _apis(self) -> Iterator[Metric]:
+        labels = ["api", "region"]
+        left = GaugeMetricFamily(
+            "dstackweb_api_calls_left", "Calls that may be made at once; below zero: that wait", labels=labels
+        )
+        most = GaugeMetricFamily("dstackweb_api_calls_at_once", "Calls that may be made at once at most", labels=labels)
+        alone = GaugeMetricFamily(
+            "dstackweb_api_left_alone_seconds", "For how long an API that throttled is not asked", labels=labels
+        )
+        for found in pressures(self._now):
+            names = [found.api, found.region]
+            left.add_metric(names, found.left)
+            most.add_metric(names, found.burst)
+            alone.add_metric(names, (found.open_until - self._now).total_seconds() if found.open_until else 0.0)
+        yield left
+        yield most
+        yield alone
 
     def _machines(self) -> Iterator[Metric]:
         there = Instance.objects.exclude(status=InstanceStatus.GONE).order_by()

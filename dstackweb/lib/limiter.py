@@ -29,10 +29,14 @@ def spend(tokens: float, at_us: int, rate: float, burst: float, now_us: int) -> 
 
     `rate` is per second. Time that seems to have run back adds nothing.
     """
+    left = room(tokens, at_us, rate, burst, now_us) - 1
+    return left, now_us if at_us - now_us > SKEW_US else max(now_us, at_us), max(0.0, -left / rate)
+
+
+def room(tokens: float, at_us: int, rate: float, burst: float, now_us: int) -> float:
+    """The tokens now of a bucket that had `tokens` at `at_us`; below zero it is how many callers wait."""
     since_us = now_us if at_us - now_us > SKEW_US else at_us
-    at_us = max(now_us, since_us)
-    left = min(burst, tokens + (at_us - since_us) * rate / 1e6) - 1
-    return left, at_us, max(0.0, -left / rate)
+    return min(burst, tokens + (max(now_us, since_us) - since_us) * rate / 1e6)
 
 
 def reserve(name: str, rate: float, burst: float, most_s: float, now_us: int | None = None) -> float:

@@ -24,6 +24,7 @@ import dstackweb
 from dstackweb.backends.aws import public_url
 from dstackweb.backends.aws import wording as aws_wording
 from dstackweb.backends.aws.backend import AwsBackend
+from dstackweb.backends.aws.pressure import pressures
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
@@ -56,7 +57,20 @@ class Check(NamedTuple):
 
 def checks() -> list[Check]:
     """All checks, in the order in which one looks."""
-    parts = (_clusters, _periodic, _passes, _hosts, _isolation, _clouds, _machines, _database, _broker, _offers, _disk)
+    parts = (
+        _clusters,
+        _periodic,
+        _passes,
+        _hosts,
+        _isolation,
+        _clouds,
+        _apis,
+        _machines,
+        _database,
+        _broker,
+        _offers,
+        _disk,
+    )
     found = [check for part in parts for check in _safely(part)]
     return [*found, Check(_("Version"), "info", dstackweb.__version__)]
 
@@ -163,6 +177,24 @@ def _clouds() -> Iterable[Check]:
 def _url_problem(backend: Backend) -> str | None:
     allowed = bool(backend.config.get("allow_private_url"))
     return public_url.problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
+
+
+def _apis() -> Iterable[Check]:
+    """Whether AWS is asked as often as it may be, or more often than it likes."""
+    now = timezone.now()
+    found = pressures(now)
+    if not found:
+        return
+    alone = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in found if one.open_until]
+    full = [f"{one.api} ({one.region})" for one in found if one.left < 0]
+    if alone:
+        hint = _("They are left alone until they may be asked again: %s. Offers go on with what is known.")
+        yield Check(_("APIs of AWS"), "wait", _("some throttle"), hint % ", ".join(alone))
+    elif full:
+        hint = _("Calls wait for their turn, so that AWS does not throttle: %s.")
+        yield Check(_("APIs of AWS"), "wait", _("asked as often as may be"), hint % ", ".join(full))
+    else:
+        yield Check(_("APIs of AWS"), "go", _("asked less often than may be"))
 
 
 def _machines() -> Iterable[Check]:

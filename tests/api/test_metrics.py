@@ -14,6 +14,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.models import Backend, Instance
+from dstackweb.lib import circuit, limiter
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.offers.cloud_stub import TYPES_US, Clock, Cloud
@@ -65,6 +66,24 @@ def test_each_source_has_its_age_and_state(cloud: Cloud, clock: Clock, monkeypat
     states = {name: value for name, value in told.items() if name.startswith("dstackweb_source_state") and value}
     assert sorted(name.split('state="')[1].rstrip('"}') for name in states) == ["failed", "fresh", "stale"]
     assert not any(TYPES_US.region in name for name in told if "age_seconds" in name)
+
+
+def test_how_near_each_api_is_to_its_limit_is_told_of_the_account_that_is_worst_off(clock: Clock) -> None:
+    now_us = round(clock.now.timestamp() * 1e6)
+    for account, calls in (("1", 2), ("2", 5)):
+        for _ in range(calls):
+            limiter.reserve(f"aws:{account}:eu:ec2.RunInstances", 1, 3, 30, now_us)
+    limiter.reserve("refresh:7", 1, 1, 0, now_us)
+    circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, {}, rnd=lambda: 1.0)
+    told = {name.split("{")[0]: value for name, value in scrape().items() if name.startswith("dstackweb_api_")}
+    assert told == {
+        "dstackweb_api_calls_left": -2, "dstackweb_api_calls_at_once": 3, "dstackweb_api_left_alone_seconds": 2,
+    }  # fmt: skip
+    clock.pass_s(3)
+    names = '{api="ec2.RunInstances",region="eu"}'
+    told = scrape()
+    assert told[f"dstackweb_api_calls_left{names}"] == 1
+    assert told[f"dstackweb_api_left_alone_seconds{names}"] == 0
 
 
 def test_machines_are_counted_by_status_and_money_by_project(project: Project, clock: Clock) -> None:

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend, Gpu, Host, Instance
+from dstackweb.lib import circuit, limiter
 from dstackweb.offers import store
 from dstackweb.offers.models import SourceRow
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
@@ -86,6 +87,22 @@ def test_health_says_that_the_cache_of_offers_is_away(
     assert "does not answer" in page
     assert "ConnectionError: Connection refused" in page
     store.forget()
+
+
+def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    def page() -> str:
+        return as_user(ann).get("/p/main/health/").content.decode()
+
+    assert "APIs of AWS" not in page()
+    limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 30)
+    assert "asked less often than may be" in page()
+    for _call in range(40):
+        limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 60)
+    assert "Calls wait for their turn, so that AWS does not throttle: ec2.RunInstances (eu-west-1)." in page()
+    circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), {}, rnd=lambda: 1.0)
+    assert "some throttle" in page()
 
 
 def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
