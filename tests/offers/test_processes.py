@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from django.db import connections
 from django.db.models import Sum
 from django.utils import timezone
 
+from dstackweb.accounts.models import Project
+from dstackweb.backends import services
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.models import Backend
+from dstackweb.backends.models import Backend, Instance
 from dstackweb.lib import leases
 from dstackweb.lib.models import Lease
 from dstackweb.offers import catalog, counts, flights, sources
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.requirements import Requirements
-from tests.offers.cloud_stub import ANY, TYPES, Cloud, all_ended, at_once, fork
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
 from tests.support import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
@@ -85,6 +88,31 @@ def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
     assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FRESH, deadline=5)
     assert time.monotonic() - killed < 2.0
     assert len(cloud.asked) == 2
+
+
+def test_a_deleted_backend_is_gone_from_what_other_processes_keep(
+    backend: Backend, cloud: Cloud, project: Project, tmp_path: Path
+) -> None:
+    for key in (TYPES, SPOT, TYPES_US):
+        sources.refresh(backend, key)
+    Instance.objects.create(backend=backend, project=project, region="eu", instance_type="g5", status="gone")
+    warm, deleted = tmp_path / "warm", tmp_path / "deleted"
+
+    def keep() -> None:
+        looking = catalog.driver(backend)
+        assert len(looking.offers(ANY)) == 3
+        warm.touch()
+        eventually(deleted.exists)
+        with pytest.raises(catalog.NothingKnown):
+            looking.offers(ANY)
+        assert sources.read(backend, TYPES).state is SourceState.FAILED
+
+    pid = fork(keep)
+    eventually(warm.exists)
+    services.delete("cloud")
+    deleted.touch()
+    assert all_ended([pid])
+    assert len(cloud.asked) == 3
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
