@@ -73,5 +73,14 @@ def warned(project: Project, now: dt.datetime) -> Warned | None:
     if not (told := sorted(marks.values_list("percent", flat=True), reverse=True)):
         return None
     so_far = month(project, now)  # the budget may have been raised since
-    passed = [percent for percent in told if (so_far.percent or 0) >= percent]
-    return Warned(passed[0], so_far) if passed else None
+    above = [percent for percent in told if (so_far.percent or 0) >= percent]
+    return Warned(above[0], so_far) if above else None
+
+
+def passed(project: Project, now: dt.datetime) -> list[BudgetMark]:
+    """The marks of its present budget that a project has passed this month, the first one first, with when it did."""
+    if project.monthly_budget is None:
+        return []
+    since = now.astimezone(dt.UTC).date().replace(day=1)
+    marks = BudgetMark.objects.filter(project=project, month=since, budget=project.monthly_budget)
+    return list(marks.order_by("percent"))

@@ -106,7 +106,8 @@ def machines_page(request: PageRequest) -> HttpResponse:
         (one.pk, one.status, one.holder, one.why, one.cloud_id, one.launched_at, one.idle_until, one.interrupted_at)
         for one in [*there, *gone]
     ]
-    version = hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+    marks = budget.passed(request.project, now)
+    version = hashlib.sha256(repr((shown, [mark.pk for mark in marks])).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
@@ -118,6 +119,7 @@ def machines_page(request: PageRequest) -> HttpResponse:
             "idle": sum(line.idle for line in lines),
             "by_status": [(_STATUS[status](), number) for status, number in counts],
             "month": budget.month(request.project, now),
+            "marks": marks,
             "may_stop": allows(request.role, "admin"),
             "has_clouds": Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS).exists(),
             "may_submit": allows(request.role, "member"),

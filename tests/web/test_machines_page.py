@@ -15,9 +15,11 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.runs import attempts
 from dstackweb.runs.models import BudgetMark, Job
+from dstackweb.runs.states import Reason
 from dstackweb.web import budget
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job
+from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -163,8 +165,53 @@ def test_a_budget_that_is_nearly_spent_is_told_on_every_page(
     assert "of $30" in page(admin, "/p/main/queue/")
 
 
+def test_marks_of_the_budget_stand_where_the_money_is(backend: Backend, project: Project, admin: Client) -> None:
+    now = timezone.now()
+    month = now.date().replace(day=1)
+    Project.objects.filter(pk=project.pk).update(monthly_budget=Decimal(30))
+    for percent, of in ((50, 30), (80, 20)):
+        BudgetMark.objects.create(
+            project=project, month=month, percent=percent, spent=Decimal(16), budget=Decimal(of), at=now
+        )
+    text = page(admin, "/p/main/machines/")
+    assert "50 % spent" in text
+    assert "80 % spent" not in text
+
+
 def test_without_a_budget_no_page_asks_for_what_was_spent(
     project: Project, admin: Client, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(0):
         assert budget.warned(project, timezone.now()) is None
+
+
+def test_a_run_tells_on_which_machine_it_is_and_why_that_is_not_there_yet(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    job = cloud_job(make_run(project, ann, "train"), cloud_id="i-0abc")
+    Job.objects.filter(pk=job.pk).update(region="us-east-1", instance_type="g6.xlarge", price=Decimal("0.8"))
+    client = as_user(ann)
+    first = client.get("/p/main/runs/train/")
+    text = re.sub(r"\s+", " ", first.content.decode())
+    assert " · on aws us-east-1 g6.xlarge" in text
+    assert f'/p/main/machines/#machine-{job.instance_id}">i-0abc</a>' in text
+    tag = re.search(r'hx-ptag="([^"]+)"', text)
+    assert tag is not None
+    poll = {**HTMX, "HX-PTag": tag[1]}
+    assert client.get("/p/main/runs/train/", headers=poll).status_code == 304
+    Job.objects.filter(pk=job.pk).update(message="AWS said that it is asked too often.")
+    again = client.get("/p/main/runs/train/", headers=poll)
+    assert again.status_code == 200
+    assert "AWS said that it is asked too often." in again.content.decode()
+
+
+def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann, "train")
+    attempts.ended(cloud_job(run).pk, Reason.OUT_OF_CAPACITY, message="None in eu-west-1.")
+    run.refresh_from_db()
+    assert (run.status, run.status_message) == ("pending", "No cloud had a machine for it. None in eu-west-1.")
+    text = page(as_user(ann), "/p/main/runs/train/")
+    assert "<b>No cloud had a machine for it.</b> It will be tried again" in text
+    assert '<div class="mono">None in eu-west-1.</div>' in text
