@@ -6,6 +6,7 @@ import re
 
 from botocore import exceptions as boto
 
+from dstackweb.backends.aws.refusals import plain
 from dstackweb.backends.contract import SourceFailed
 
 THROTTLED = {
@@ -90,7 +91,7 @@ def explained(error: Exception, service: str, operation: str, region: str) -> So
 
 def _said(error: boto.ClientError, service: str, region: str) -> SourceFailed:
     said = error.response.get("Error", {})
-    code, text = said.get("Code", ""), said.get("Message", "")
+    code, text = said.get("Code", ""), plain(said.get("Message", ""))
     if _OPERATION_OF_STS.match(error.operation_name):
         service = "sts"
     if code in DENIED:

@@ -84,7 +84,8 @@ def parameters(config: AwsConfig, order: MachineOrder, image: ami.Image, subnet:
         "InstanceType": order.instance_type,
         "UserData": order.user_data,
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},
+        # One hop: to what runs on the machine, and not to containers in a network of their own.
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "TagSpecifications": [
             {
                 "ResourceType": kind,

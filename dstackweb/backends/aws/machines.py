@@ -30,6 +30,8 @@ PAGE = 1000
 MOST_IDS = 100
 _ID = re.compile(r"\bi-[0-9a-f]+\b")
 _UNKNOWN_IDS = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"}
+_PROTECTED = "OperationNotPermitted"
+"""Somebody forbade the end of one of them, and EC2 then ends none in its zone."""
 
 
 def of_deployment(aws: Aws, region: str, deployment: str) -> list[Machine]:
@@ -84,20 +86,37 @@ def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[Machine]
 
 
 def _terminate(aws: Aws, region: str, cloud_ids: list[str]) -> None:
-    """One unknown ID makes EC2 refuse all of them, so that they are asked again without it."""
+    """One unknown ID makes EC2 refuse all of them, so that they are asked again without it. One that may not be ended
+    keeps no other alive."""
     while cloud_ids:
         try:
             aws.call("ec2", region, "TerminateInstances", InstanceIds=cloud_ids)
         except SourceFailed as failed:
             answer = said(failed)
+            if answer.code == _PROTECTED and len(cloud_ids) > 1:
+                _each(aws, region, cloud_ids)
+                return
             if answer.code not in _UNKNOWN_IDS:
                 raise
             unknown = set(_ID.findall(answer.text)) & set(cloud_ids)
             if not unknown:
                 if len(cloud_ids) > 1:
-                    for cloud_id in cloud_ids:
-                        _terminate(aws, region, [cloud_id])
+                    _each(aws, region, cloud_ids)
                 return
             cloud_ids = [cloud_id for cloud_id in cloud_ids if cloud_id not in unknown]
         else:
             return
+
+
+def _each(aws: Aws, region: str, cloud_ids: list[str]) -> None:
+    """One after the other; what failed is told after the last."""
+    failures: list[SourceFailed] = []
+    for cloud_id in cloud_ids:
+        try:
+            _terminate(aws, region, [cloud_id])
+        except SourceFailed as failed:
+            if said(failed).code != _PROTECTED:
+                raise
+            failures.append(failed)
+    if failures:
+        raise failures[0]

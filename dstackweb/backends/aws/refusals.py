@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ CODES: Mapping[str, str] = {
             "InvalidSubnetID.Malformed",
             "InvalidSubnetID.NotFound",
             "InvalidVpcID.NotFound",
+            "MissingInput",
             "SecurityGroupsPerInstanceLimitExceeded",
             "SecurityGroupsPerInterfaceLimitExceeded",
             "VPCIdNotSpecified",
@@ -80,8 +82,8 @@ MADE_ALREADY = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 """The order was carried out before: its machine is found by its tag."""
 
 
-_ENCODED = " Encoded authorization failure message"
-"""What follows are thousands of characters that only AWS can read."""
+_NOT_FOR_PEOPLE = re.compile(r"\s*(?:Encoded authorization failure message|The Canonical String for this request)")
+"""What follows are thousands of characters that only AWS can read, or the request with its session token."""
 
 
 class Answer(NamedTuple):
@@ -97,14 +99,19 @@ def said(failed: SourceFailed) -> Answer:
     response = getattr(failed.__cause__, "response", None) or {}
     told = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return Answer(told.get("Code", ""), told.get("Message", ""), int(status))
+    return Answer(told.get("Code", ""), plain(told.get("Message", "")), int(status))
+
+
+def plain(text: str) -> str:
+    """What AWS said, as far as it is for people."""
+    return _NOT_FOR_PEOPLE.split(text, maxsplit=1)[0]
 
 
 def refusal(failed: SourceFailed) -> LaunchFailed | None:
     """What a failed launch says of the machine that was asked for; None: nothing, so it may be asked for again."""
     answer = said(failed)
     if failed.code == "access_denied":
-        return LaunchFailed("not_allowed", answer.text.partition(_ENCODED)[0], action=failed.data["action"])
+        return LaunchFailed("not_allowed", answer.text, action=failed.data["action"])
     if answer.code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
         return LaunchFailed("not_allowed", answer.text, action="iam:CreateServiceLinkedRole")
     if answer.code == "AuthFailure" and "images" in answer.text:

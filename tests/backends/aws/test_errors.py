@@ -47,6 +47,19 @@ def test_a_denial_names_who_lacks_which_permission() -> None:
     )
 
 
+def test_a_refused_signature_does_not_tell_the_session_token() -> None:
+    """AWS quotes the request that it would have signed, headers and all."""
+    text = (
+        "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access "
+        "Key and signing method. Consult the service documentation for details."
+    )
+    quoted = "'POST\n/\n\nhost:servicequotas.eu-west-1.amazonaws.com\nx-amz-security-token:IQoJb3JpZ2luX2Vj\n'"
+    for code in ("InvalidSignatureException", "SignatureDoesNotMatch"):
+        error = said(code, f"{text}\n\nThe Canonical String for this request should have been\n{quoted}")
+        told = explained(error, service="service-quotas")
+        assert (told["code"], told["text"]) == ("bad_credentials", text)
+
+
 @pytest.mark.parametrize(
     ("service", "operation", "action"),
     [

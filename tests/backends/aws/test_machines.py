@@ -181,7 +181,8 @@ class TestWhatIsOrdered:
         assert [each["GroupId"] for each in found["NetworkInterfaces"][0]["Groups"]] == [group]
         assert found["IamInstanceProfile"]["Arn"].endswith("/runs")
         assert found["KeyName"] == "team"
-        assert found["MetadataOptions"]["HttpTokens"] == "required"
+        metadata = found["MetadataOptions"]
+        assert (metadata["HttpTokens"], metadata["HttpPutResponseHopLimit"]) == ("required", 1)
         assert found["ClientToken"] == wanted.instance
         tags = {
             "Name": "dstackweb train-1",

@@ -32,6 +32,7 @@ def answered(code: str, text: str = "", status: int = 400, region: str = REGION)
         ("InvalidAMIID.Unavailable", 400, "ami"),
         ("InsufficientFreeAddressesInSubnet", 400, "network"),
         ("VPCIdNotSpecified", 400, "network"),
+        ("MissingInput", 400, "network"),
         ("Unsupported", 400, "refused"),
         ("InvalidParameterValue", 400, "refused"),
         ("ACodeThatCameLater", 400, "refused"),
