@@ -25,8 +25,9 @@ from dstackweb.api.schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import selectors, services
+from dstackweb.runs import selectors, services, whereabouts
 from dstackweb.runs.models import Run
+from dstackweb.runs.states import PLACED
 from dstackweb.scheduler.plan import plan as plan_submission
 
 router = Router(tags=["runs"])
@@ -78,7 +79,8 @@ def index(
     lines, following = selectors.newest_lines(
         found, statuses=status or (), user=user, text=q, before=cursor, limit=limit
     )
-    items = [line._asdict() for line in lines]
+    at = whereabouts.of_runs([line.id for line in lines if line.status in PLACED])
+    items = [line._asdict() | whereabouts.shown(at.get(line.id), line.status_message) for line in lines]
     return ready(request, {"items": items, "next": str(following) if following else None})
 
 

@@ -16,7 +16,8 @@ from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.spend import cost_of
-from dstackweb.runs.states import RunStatus
+from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.runs.whereabouts import place, shown
 from dstackweb.runs.why_words import reason as reason_told
 from dstackweb.scheduler.plan import Plan
 
@@ -150,16 +151,19 @@ class RunRow(Schema):
     next_at: dt.datetime | None = Field(
         description="When a pending run enters its queue; of an ended one with a schedule, when it comes round again"
     )
+    where: str | None = Field(description="What it is on, a host or a machine of a cloud; null unless it is placed")
 
     @staticmethod
-    def values(run: Run) -> dict[str, Any]:
-        """The fields of a row."""
+    def values(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
+        """The fields of a row; `jobs` are the run's."""
+        at = place([job for job in jobs if job.attempt == run.attempt]) if run.status in PLACED else None
         return {
-            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "next_at")},
+            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "next_at", "where")},
             "id": str(run.uid),
             "queue": run.queue.name,
             "user": run.user.get_username(),
             "next_at": run.retry_at,
+            **shown(at, run.status_message),
         }
 
 
@@ -223,7 +227,7 @@ class RunOut(RunRow):
         now = timezone.now()
         found = factors(run, now) if run.status == RunStatus.SUBMITTED else None
         return cls(
-            **cls.values(run),
+            **cls.values(run, jobs),
             position=found.position if found else None,
             factors=FactorsOut.of(found) if found else None,
             reason=reason or None,

@@ -177,8 +177,6 @@ def ps(
     as_json: Json = False,
 ) -> None:
     """List the project's runs, newest first."""
-    from dstackweb.cli.logs import remark
-
     api = _connect()
     page = api.get(api.in_project("runs"), status=None if everything else ACTIVE, limit=limit)
     if as_json:
@@ -189,12 +187,19 @@ def ps(
         return
     columns = [Column("NAME"), Column("STATUS"), Column("PRIO", right=True), Column("USER"), Column("AGE", right=True)]
     rows = [
-        (run["name"], run["status"], run["priority"], run["user"], age_text(run["submitted_at"]), remark(run))
+        (*(run[key] for key in ("name", "status", "priority", "user")), age_text(run["submitted_at"]), *_told(run))
         for run in page["items"]
     ]
-    show_table([*columns, Column("MESSAGE", wide=True)], rows)
+    show_table([*columns, Column("WHERE", wide=True), Column("MESSAGE", wide=True)], rows)
     if page["next"]:
         note(f"The newest {len(rows)}; more with --limit.")
+
+
+def _told(run: dict[str, Any]) -> tuple[str, str]:
+    """Where a run is, if anywhere, and what there is to say of it."""
+    from dstackweb.cli.logs import remark
+
+    return run.get("where") or "", remark(run)
 
 
 app.command()(queue.queue)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs import allocations, hints
+from dstackweb.runs import allocations, hints, wording
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
 from dstackweb.runs.schedule import after_end
@@ -158,6 +158,10 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
     """Back to waiting with its seniority kept, for the next attempt after a jittered delay."""
     delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
+    said = because.message
+    if because.reason == Reason.OUT_OF_CAPACITY:
+        # What the last offer was refused with says little by itself: there were others before it.
+        said = f"{wording.termination(because.reason)} {said}".strip()
     move_run(
         run,
         RunStatus.PENDING,
@@ -167,7 +171,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
         attempt=run.attempt + 1,
         retry_at=retry_at,
         first_failed_at=since,
-        status_message=because.message,
+        status_message=said,
         stop_reason="",
     )
 

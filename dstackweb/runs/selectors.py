@@ -323,7 +323,7 @@ EVENTS_AT_ONCE = 500
 
 def jobs_of(run: Run, limit: int = JOBS_AT_ONCE, after: tuple[int, int] | None = None) -> list[Job]:
     """A run's jobs, newest attempt first, then by node; those behind `after` (attempt, node)."""
-    jobs = Job.objects.filter(run=run).select_related("host", "backend").order_by("-attempt", "node")
+    jobs = Job.objects.filter(run=run).select_related("host", "backend", "instance").order_by("-attempt", "node")
     if after is not None:
         attempt, node = after
         jobs = jobs.filter(Q(attempt__lt=attempt) | Q(attempt=attempt, node__gt=node))

@@ -20,6 +20,7 @@ from dstackweb.backends.user_data import user_data
 from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
 from dstackweb.runner.pyz import pyz
+from dstackweb.runs import offer_words
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler import agents, cloud, cloud_rows
@@ -81,7 +82,8 @@ def _launch(instance: Instance) -> bool:
         return True
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
         log.warning("%s can't be asked for a machine, trying again: %s", instance.backend, error)
-        _remember(instance, str(error))
+        told = offer_words.failure({"code": error.code, **error.data}) if isinstance(error, SourceFailed) else ""
+        _remember(instance, told or str(error))
         return False
     cloud_rows.land(instance, machine)
     cloud_rows.quotas_changed(instance.backend, instance.region)

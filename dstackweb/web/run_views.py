@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.runs import logs, selectors, services, why_words, wording
+from dstackweb.runs import logs, selectors, services, whereabouts, why_words, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
@@ -73,6 +73,8 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
     version = f"{found.pk}.{found.version}"
     if found.status in WAITING:
         version += f".{selectors.list_version(request.project)}"
+    elif found.status == RunStatus.PROVISIONING:
+        version += f".{run_words.starting(found)}"
     return polled(request, "web/run.html", "web/run_body.html", version, lambda: _run(request, found))
 
 
@@ -88,6 +90,7 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": run_words.steps(run, jobs),
         "verdict": run_words.verdict(run, jobs),
+        "place": whereabouts.place([job for job in jobs if job.attempt == run.attempt]),
         "why": why_words.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,

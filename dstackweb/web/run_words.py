@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,7 +13,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.runs import spend, wording
+from dstackweb.runs import spend, whereabouts, wording
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
@@ -60,6 +61,10 @@ class Verdict(NamedTuple):
 def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     """Why it ended, or why it is being tried again; None for a run that is fine."""
     if run.status == RunStatus.PENDING and run.attempt > 1:
+        nowhere = wording.termination(Reason.OUT_OF_CAPACITY)
+        if run.status_message.startswith(nowhere):
+            last = run.status_message.removeprefix(nowhere).strip()
+            return Verdict(nowhere, _("It will be tried again, with its place in the queue kept."), last, run.status)
         return Verdict(_("It will be tried again"), "", run.status_message, run.status)
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
@@ -95,13 +100,27 @@ class JobLine:
     where: str
     gpus: str
     why: str
+    machine: str
 
     @classmethod
     def of(cls, job: Job) -> JobLine:
         """The row with its words."""
-        where = job.host.name if job.host else " ".join(filter(None, (job.region, job.instance_type)))
         why = _why(job) if job.status in ("failed", "terminated") else ""
-        return cls(job, where or job.backend.name, wording.gpus(len(job.gpus)) if job.gpus else "", why)
+        if job.status == JobStatus.PROVISIONING:
+            why = job.message
+        return cls(job, whereabouts.where(job), wording.gpus(len(job.gpus)) if job.gpus else "", why, machine(job))
+
+
+def starting(run: Run) -> str:
+    """Changes with what is told of its machines while they start, which changes nothing of the run."""
+    told = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
+    shown = list(told.values_list("pk", "message", "instance_type", "instance__cloud_id"))
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
+
+
+def machine(job: Job) -> str:
+    """What the cloud calls the machine that a job is on; empty for those of the team, and before there is one."""
+    return job.instance.cloud_id if job.instance else ""
 
 
 def _why(job: Job) -> str:

@@ -13,9 +13,9 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.output import Column, draw_table
 from dstackweb.runs import services
-from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.models import Job, Queue, Run
 from tests.cli.conftest import Cli
-from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.factories import cloud_job, join, make_host, make_run, make_user, place_all
 
 
 def lines(text: str) -> list[list[str]]:
@@ -27,13 +27,34 @@ def test_ps_lists_active_runs_newest_first_and_all_of_them_when_asked(cli: Cli, 
     services.stop(make_run(project, ada, "two"), ada, "member")
     make_run(project, ada, "three", priority=70)
     told = lines(cli.ok("ps"))
-    assert told[0] == ["NAME", "STATUS", "PRIO", "USER", "AGE", "MESSAGE"]
+    assert told[0] == ["NAME", "STATUS", "PRIO", "USER", "AGE", "WHERE", "MESSAGE"]
     assert [row[:4] for row in told[1:]] == [["three", "submitted", "70", "ada"], ["one", "submitted", "50", "ada"]]
     assert [row[:2] for row in lines(cli.ok("ps", "-a"))[1:]] == [
         ["three", "submitted"],
         ["two", "terminated"],
         ["one", "submitted"],
     ]
+
+
+def test_ps_tells_where_runs_are_and_what_keeps_a_machine_from_being_asked_for(
+    cli: Cli, project: Project, ada: User
+) -> None:
+    make_host("box-1")
+    make_run(project, ada, "here")
+    place_all()
+    make_run(project, ada, "waits")
+    job = cloud_job(make_run(project, ada, "there"))
+    Job.objects.filter(pk=job.pk).update(
+        region="us-east-1", instance_type="m5.large", is_spot=True, message="AWS is asked too often."
+    )
+    told = {run["name"]: run for run in json.loads(cli.ok("ps", "--json"))["items"]}
+    assert {name: run["where"] for name, run in told.items()} == {
+        "here": "box-1",
+        "waits": None,
+        "there": "aws us-east-1 m5.large (spot)",
+    }
+    assert told["there"]["status_message"] == "AWS is asked too often."
+    assert "aws us-east-1 m5.large (spot)  AWS is asked too often." in cli.ok("ps")
 
 
 def test_ps_says_when_there_is_nothing_and_when_there_is_more(cli: Cli, project: Project, ada: User) -> None:
