@@ -100,18 +100,24 @@ def row(offer: dict[str, Any], dearest: float) -> tuple[object, ...]:
     place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
     name = offer["gpu_name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
     gpus = f"{offer['gpu_count']} × {name} {_gb(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
-    costs = offer["price"] > 0
     return (
         place,
         offer["cpus"],
         _gb(offer["memory_mib"]),
         gpus,
-        price_text(offer["price"]) if costs else "–",
-        ("spot" if offer["spot"] else "on-demand") if costs else "own",
+        price_text(offer["price"]) if offer["price"] else "–",
+        kind(offer),
         bar(offer["price"], dearest, PRICE_BAR),
         offer["availability"],
         offer["detail"].get("message", ""),
     )
+
+
+def kind(offer: dict[str, Any]) -> str:
+    """How it is paid for: what costs nothing is a host of the team's own."""
+    if not offer["price"]:
+        return "own"
+    return "spot" if offer["spot"] else "on-demand"
 
 
 def _gb(mib: int) -> str:

@@ -6,6 +6,7 @@ from typing import IO, Any
 
 import typer
 
+from dstackweb.cli.offers import kind, price_text
 from dstackweb.cli.output import Column, clean, clock_text, show_table, size_text
 
 OFFERS_SHOWN = 5
@@ -23,6 +24,7 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
             Column("MEMORY", right=True),
             Column("GPU"),
             Column("PRICE/H", right=True),
+            Column("KIND"),
             Column("AVAILABILITY"),
         ]
         show_table(columns, [_offer(offer) for offer in plan["offers"][:OFFERS_SHOWN]], stream)
@@ -94,5 +96,6 @@ def _origin(source: dict[str, Any]) -> str:
 def _offer(offer: dict[str, Any]) -> tuple[str, ...]:
     place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
     gpus = f"{offer['gpu_count']} × {offer['gpu_name']}" if offer["gpu_count"] else ""
-    price = f"${offer['price']:.2f}" if offer["price"] else "own"
-    return place, str(offer["cpus"]), size_text(offer["memory_mib"] << 20), gpus, price, offer["availability"]
+    price = price_text(offer["price"]) if offer["price"] else "–"
+    memory = size_text(offer["memory_mib"] << 20)
+    return place, str(offer["cpus"]), memory, gpus, price, kind(offer), offer["availability"]

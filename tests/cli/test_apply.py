@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import tarfile
 from datetime import UTC, datetime
+from io import StringIO
 
 import pytest
 from django.conf import LazySettings
@@ -10,6 +11,7 @@ from django.conf import LazySettings
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.cli.errors import Refused
 from dstackweb.cli.output import clock_text
+from dstackweb.cli.plan import show_plan
 from dstackweb.cli.runfile import RunFile, explain
 from dstackweb.runs.archives import path as archive_path
 from dstackweb.runs.models import Archive, Run
@@ -39,7 +41,7 @@ def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_
     ):
         assert row in lines
     assert any(line.startswith("env LR: 1e-4, SEED: 1") for line in lines)
-    assert "hosts box-1 8 32.0 GB own idle" in lines
+    assert "hosts box-1 8 32.0 GB – own idle" in lines
     assert any(line.startswith("Position 1 of queue default") for line in lines)
     assert f"Code: 1 file of {cli.work}" in told
     assert not Run.objects.exists()
@@ -226,3 +228,19 @@ def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(cli: Cl
     at = next_time(["0 2 * * *"], datetime.now(UTC))
     assert f"Enters queue default at {clock_text(at.isoformat())}; there is room for it now" in shown
     assert "Position" not in shown
+
+
+def test_the_plan_tells_spot_from_on_demand_at_prices_that_differ(cli: Cli) -> None:
+    offer = {
+        "backend": "aws", "region": "eu-west-1", "instance_type": "m5.large", "cpus": 2, "memory_mib": 8192,
+        "gpu_count": 0, "gpu_name": "", "price": 0.0665, "spot": True, "availability": "available", "detail": {},
+    }  # fmt: skip
+    dear = offer | {"price": 0.1066, "spot": False}
+    plan = {
+        "settings": {}, "provenance": {}, "offers": [offer, dear], "queue": "default", "next_at": None, "position": 1,
+        "reason": None, "reason_detail": None,
+    }  # fmt: skip
+    told = StringIO()
+    show_plan(plan, "none", told)
+    rows = [line.split() for line in told.getvalue().splitlines() if "m5.large" in line]
+    assert [row[-3:] for row in rows] == [["$0.0665", "spot", "available"], ["$0.1066", "on-demand", "available"]]
