@@ -30,6 +30,8 @@ JOIN_SALT, AGENT_SALT = "dstackweb.join", "dstackweb.agent"
 FIRST_LOOK_S = 1.0
 """How often an agent without a job asks, so that none waits long for its machine."""
 ALONE_MARGIN_S = 60.0
+NOTICE = dt.timedelta(days=1)
+"""Clouds give minutes. What a machine says of itself must not be a time that no page can show."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def next_step(instance_id: UUID, report: Report) -> dict[str, Any]:
     Instance.objects.filter(pk=instance_id).update(beat=F("beat") + 1, seen_at=now, silent_s=0)
     if report.interruption_at is not None:
         there = Instance.objects.filter(pk=instance_id, interrupted_at=None, status=InstanceStatus.RUNNING)
-        there.update(interrupted_at=report.interruption_at)
+        there.update(interrupted_at=min(max(report.interruption_at, now - NOTICE), now + NOTICE))
     instance = Instance.objects.filter(pk=instance_id).first()
     if instance is None:
         raise NotFound("no such instance")

@@ -24,7 +24,7 @@ from dstackweb.scheduler.agents import agent_token, join_token
 from dstackweb.scheduler.hosting import job_of_token
 from tests.factories import cloud_job, make_run
 
-NOTICE = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
+NOTICE = timezone.now().replace(microsecond=0) + dt.timedelta(minutes=2)
 
 
 class Agent:
@@ -158,6 +158,17 @@ def test_an_interruption_is_written_down_once_and_no_job_begins_after_it(instanc
     agent.next(interruption={"at": (NOTICE + dt.timedelta(minutes=1)).isoformat()})
     instance.refresh_from_db()
     assert instance.interrupted_at == NOTICE
+
+
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_an_interruption_at_a_time_that_nobody_can_show_is_soon_or_lately(
+    instance: Instance, agent: Agent, at: str
+) -> None:
+    agent.join()
+    assert agent.next(interruption={"at": at}).status_code == 200
+    instance.refresh_from_db()
+    assert instance.interrupted_at is not None
+    assert abs(instance.interrupted_at - timezone.now()) < dt.timedelta(days=2)
 
 
 def test_a_machine_that_sees_too_few_gpus_fails_its_job_and_gets_no_other(instance: Instance, agent: Agent) -> None:
