@@ -38,17 +38,41 @@ def land(instance: Instance, machine: Machine) -> None:
     """
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
-    known = {"cloud_id": machine.cloud_id, "launched_at": machine.launched_at or now}
-    mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
-    mine.filter(status=InstanceStatus.REQUESTED, cloud_id=machine.cloud_id).update(
+    if not instance.cloud_id:
+        known = {"cloud_id": machine.cloud_id, "launched_at": machine.launched_at or now}
+        mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
+        mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
+            status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
+        )
+    if instance.status == InstanceStatus.REQUESTED:
+        with transaction.atomic():
+            _start(instance, machine)
+    for name in ("zone", "address"):
+        if getattr(machine, name) and not getattr(instance, name):
+            mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
+
+
+def _start(instance: Instance, machine: Machine) -> None:
+    """Its row goes on, once; and its run is told so."""
+    job = Job.objects.filter(pk=instance.holder).first() if instance.holder else None
+    run = lock_run(job.run_id) if job is not None else None
+    landed = Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED, cloud_id=machine.cloud_id).update(
         status=InstanceStatus.STARTING, status_s=0, error=""
     )
-    mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
-        status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
-    )
-    for name in ("zone", "address"):
-        if getattr(machine, name):
-            mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
+    if landed and job is not None and run is not None:
+        data = {**_offer_of(instance), "cloud_id": machine.cloud_id}
+        record(run, "machine_started", data, node=job.node, attempt=job.attempt)
+
+
+def _offer_of(instance: Instance) -> dict[str, Any]:
+    """What a machine was had for, as events have it."""
+    return {
+        "backend": instance.backend.name,
+        "region": instance.region,
+        "instance_type": instance.instance_type,
+        "spot": instance.is_spot,
+        "price": str(instance.price),
+    }
 
 
 def close(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> bool:
@@ -96,15 +120,7 @@ def _go_on(job: Job, instance: Instance, offer: Offer | None, why: str, text: st
     fresh = Job.objects.select_related("backend").get(pk=job.pk)
     if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
         raise _MovedOn
-    data = {
-        "backend": instance.backend.name,
-        "region": instance.region,
-        "instance_type": instance.instance_type,
-        "spot": instance.is_spot,
-        "price": str(instance.price),
-        "code": why,
-        "text": text,
-    }
+    data = {**_offer_of(instance), "code": why, "text": text}
     record(run, "offer_failed", data, node=fresh.node, attempt=fresh.attempt)
     if offer is None:
         ended(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)

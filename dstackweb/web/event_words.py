@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -9,6 +10,7 @@ from django.utils.translation import ngettext
 
 from dstackweb.runs import wording
 from dstackweb.runs.models import RunEvent
+from dstackweb.web.offer_lines import dollars
 
 
 def told(event: RunEvent, nodes: int) -> str:
@@ -158,6 +160,8 @@ def _job_event(kind: str, data: dict[str, Any]) -> str | None:
     match kind:
         case "offer_failed":
             return _offer_failed(data)
+        case "machine_started":
+            return _machine_started(data)
         case "claimed":
             return _("its runner is up on %s") % str(data.get("where", ""))
         case "job_running":
@@ -173,12 +177,21 @@ def _job_event(kind: str, data: dict[str, Any]) -> str | None:
 
 def _offer_failed(data: dict[str, Any]) -> str:
     """A machine that was not to be had, or that did not come up."""
-    what = " ".join(filter(None, (data.get("backend"), data.get("region"), data.get("instance_type"))))
-    if data.get("spot"):
-        what += " " + _("(spot)")
+    what = _machine(data)
     why = wording.no_machine(data.get("code", ""))
     text = beyond(why, data.get("text", ""))
     return _("%(what)s: %(why)s") % {"what": what, "why": f"{why}: {text}" if text else why}
+
+
+def _machine_started(data: dict[str, Any]) -> str:
+    told = {"what": _machine(data), "id": data["cloud_id"], "price": dollars(Decimal(data["price"]))}
+    return _("%(what)s starts as %(id)s, for %(price)s an hour") % told
+
+
+def _machine(data: dict[str, Any]) -> str:
+    """A cloud's machine: its backend, region and type."""
+    what = " ".join(filter(None, (data.get("backend"), data.get("region"), data.get("instance_type"))))
+    return what + " " + _("(spot)") if data.get("spot") else what
 
 
 def _job_end(data: dict[str, Any]) -> str:

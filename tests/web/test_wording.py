@@ -47,6 +47,12 @@ def test_a_message_that_repeats_the_reason_before_it_is_left_out(reason: str, me
     assert event_words.beyond(reason, message) == left
 
 
+def test_a_machine_that_starts_is_told_of_with_its_price() -> None:
+    data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
+    event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
+    assert event_words.told(event, nodes=1) == "aws eu m5.large (spot) starts as i-1, for $0.0350 an hour"
+
+
 def test_an_event_of_a_newer_server_is_still_told() -> None:
     assert event_words.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
 
