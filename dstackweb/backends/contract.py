@@ -171,10 +171,11 @@ class MachineOrder:
 
 
 class MachineState(enum.StrEnum):
-    """How far a cloud's machine is. One that is stopped, by hand or by the cloud, is ending: it has to be ended."""
+    """How far a cloud's machine is. One that is stopped, by hand or by the cloud, is there, and has to be ended."""
 
     STARTING = "starting"
     RUNNING = "running"
+    STOPPED = "stopped"
     ENDING = "ending"
     GONE = "gone"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
@@ -14,6 +16,9 @@ from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
 from dstackweb.scheduler.cloud_verdict import Row, Rules, Served
+
+LEFT = dt.timedelta(days=1)
+"""For so long machines are looked for where none should be any more: at a deleted backend, in a region given up."""
 
 
 def deployment() -> str:
@@ -77,5 +82,17 @@ def has_work() -> bool:
 
 
 def has_clouds() -> bool:
-    """Whether a backend is set up that starts machines."""
-    return Backend.objects.filter(kind__in=cloud_kinds()).exists()
+    """Whether a backend is, or was lately, set up that starts machines."""
+    return clouds(timezone.now()).exists()
+
+
+def clouds(now: dt.datetime) -> QuerySet[Backend]:
+    """Backends at whose clouds machines may be, those among them that were deleted lately."""
+    present = Q(deleted_at=None) | Q(deleted_at__gt=now - LEFT)
+    return Backend.with_deleted.filter(present, kind__in=cloud_kinds())
+
+
+def regions_left(backend: Backend, now: dt.datetime) -> set[str]:
+    """Where a backend has had machines lately, whatever it is configured for now."""
+    lately = Instance.objects.filter(backend=backend, ended_at__gt=now - LEFT)
+    return set(lately.order_by().values_list("region", flat=True).distinct())

@@ -68,7 +68,9 @@ def _ordered(job_id: UUID) -> Instance | None:
 def _launch(instance: Instance) -> bool:
     """Ask the cloud; whether the job has another offer now."""
     if instance.backend.deleted_at is not None:
-        cloud_rows.close(instance, InstanceStatus.GONE, "deleted")
+        # It may have been asked already, and the answer lost.
+        asked = instance.join_digest != ""
+        cloud_rows.close(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, "deleted")
         return True
     token, digest = agents.join_token(instance.pk)
     Instance.objects.filter(pk=instance.pk).update(join_digest=digest)

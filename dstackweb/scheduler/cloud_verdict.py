@@ -22,9 +22,8 @@ MOST_TRIES = 25
 GIVE_UP_S = 600.0
 """So long a cloud may not be asked for a machine, before its run waits again."""
 MISSING_S = 60.0
-"""A cloud may leave out for a while what it has just started."""
-STUCK_S = 120.0
-"""What takes longer to end may only be stopped, and still has to be ended."""
+"""A cloud may leave out for a while what it has just started; and what has called within this is there, whatever the
+cloud says: it may be another account that answers since a backend's credentials were changed."""
 ORPHANED = dt.timedelta(minutes=10)
 STOP_MARGIN_S, STOP_MOST_S = 60.0, 600.0
 """How long after its grace a job may take to end: while its runner is silent, and at all."""
@@ -169,14 +168,14 @@ def told(row: Row, machine: Machine | None) -> Told:
     ends = row.status == InstanceStatus.STOPPING
     if machine is None:
         asked_for = bool(row.cloud_id) or ends
-        return Told.GONE if asked_for and row.status_s > MISSING_S else Told.NOTHING
+        return Told.GONE if asked_for and min(row.status_s, row.silent_s) > MISSING_S else Told.NOTHING
     match machine.state:
         case MachineState.GONE:
             return Told.GONE
         case MachineState.ENDING:
-            if not ends:
-                return Told.ENDING
-            return Told.ALIVE if row.status_s > STUCK_S else Told.NOTHING
+            return Told.NOTHING if ends else Told.ENDING
+        case MachineState.STOPPED:
+            return Told.ALIVE if ends else Told.ENDING
     return Told.ALIVE if ends else Told.THERE
 
 
@@ -191,7 +190,7 @@ def orphans(
     return [
         machine
         for machine in machines
-        if machine.state is not MachineState.GONE
+        if machine.state not in (MachineState.ENDING, MachineState.GONE)
         and machine.cloud_id not in ours
         and machine.launched_at is not None
         and now - machine.launched_at > ORPHANED

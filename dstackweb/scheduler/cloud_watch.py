@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,20 +37,20 @@ SETTLE_EVERY_S = 8.0
 """How often a region is asked where a machine is to end."""
 TOLD_S = 5.0
 """By so much less than it has left, a job that is stopping already is told anew."""
-WORK_S = 30.0
-"""What one tick doesn't come to within this the next one does."""
+WORK_S = 15.0
+"""What one tick doesn't come to within this the next one does: starting machines, and looking at those there are."""
 
 
 def look_over() -> None:
     """One look at all jobs and machines of clouds."""
-    until = time.monotonic() + WORK_S
     give_back(_there().exclude(holder=None))
     _each(_interrupted())
     _each(_overdue())
     waiting = Job.objects.filter(cloud.on_clouds(), status=JobStatus.PROVISIONING, claim_nonce="")
     requested = waiting.filter(instance__status=InstanceStatus.REQUESTED).order_by("placed_at", "pk")
-    _each((partial(cloud_start.start, pk) for pk in requested.values_list("pk", flat=True)), until)
-    _each((partial(look, backend, region) for backend, region in _regions_in_turn()), until)
+    _each((partial(cloud_start.start, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
+    # With a time of its own: however long starting takes, what is to end ends.
+    _each((partial(look, backend, region) for backend, region in _regions_in_turn()), WORK_S)
 
 
 def look_at_jobs(job_ids: Sequence[str]) -> None:
@@ -59,23 +60,32 @@ def look_at_jobs(job_ids: Sequence[str]) -> None:
 
 
 def reap() -> None:
-    """Look at every region that a cloud is configured for: machines may be left where no row is."""
-    for backend in Backend.objects.filter(kind__in=registry.cloud_kinds()):
-        _each([partial(_look_everywhere, backend)])
+    """Look at every region that a cloud is, or was lately, used in: machines may be left where no row is.
+
+    In any order, so that what one tick doesn't come to is the next one's.
+    """
+    now = timezone.now()
+    places: list[tuple[Backend, str]] = []
+    _each([partial(_add_places, places, backend, now) for backend in cloud.clouds(now)])
+    random.shuffle(places)
+    _each((partial(look, backend, region) for backend, region in places), 2 * WORK_S)
 
 
-def _look_everywhere(backend: Backend) -> None:
-    _each(partial(look, backend, region) for region in registry.cloud(backend).regions())
+def _add_places(places: list[tuple[Backend, str]], backend: Backend, now: dt.datetime) -> None:
+    places += [(backend, region) for region in cloud.regions_left(backend, now)]
+    configured = registry.cloud(backend).regions()
+    places += [(backend, region) for region in configured if (backend, region) not in places]
 
 
-def _each(acts: Iterable[Callable[[], object]], until: float | None = None) -> None:
+def _each(acts: Iterable[Callable[[], object]], within_s: float | None = None) -> None:
     """Do all of them, also when one can't be done now: a cloud that can't be asked says nothing of any other.
 
-    Whatever else goes wrong is raised when all are done. `until` (monotonic): none begins after it.
+    Whatever else goes wrong is raised when all are done. `within_s`: none begins later.
     """
+    began = time.monotonic()
     failed: Exception | None = None
     for act in acts:
-        if until is not None and time.monotonic() > until:
+        if within_s is not None and time.monotonic() - began > within_s:
             break
         try:
             act()

@@ -12,6 +12,8 @@ from dstackweb.backends.hosts.gpu_match import gpu_matches
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.spec.requirements import Requirements
 
+SILENT_S = 60.0
+"""Whose agent has not called for so long may not be there any more."""
 SPARE_S = 15.0
 """A machine whose time is over so soon is left alone: it may be gone before its agent asks."""
 
@@ -31,10 +33,13 @@ def reader(now: dt.datetime) -> Callable[[int], Sequence[Offer]]:
 
 def _by_project(now: dt.datetime) -> dict[int, list[Offer]]:
     found: defaultdict[int, list[Offer]] = defaultdict(list)
-    kept = Instance.objects.select_related("backend").filter(
+    # Said in words of the index on those there are: SQLite would walk through all there ever were.
+    there = Instance.objects.select_related("backend").exclude(status=InstanceStatus.GONE)
+    kept = there.filter(
         status=InstanceStatus.RUNNING,
         holder=None,
         interrupted_at=None,
+        silent_s__lt=SILENT_S,
         idle_until__gt=now + dt.timedelta(seconds=SPARE_S),
         backend__enabled=True,
         backend__deleted_at=None,

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
-from django.db.models import F, Model, QuerySet
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from dstackweb.backends.models import Host, Instance, InstanceStatus
@@ -136,11 +136,15 @@ def _requeue() -> None:
 def _end_what_never_started() -> None:
     """A start deadline fails the attempt: what no runner claimed ends here, what one did is told to stop.
 
-    Machines of clouds have deadlines of their own (`cloud_verdict`).
+    Machines of clouds have deadlines of their own (`cloud_verdict`), until each node of the attempt has its runner.
     """
-    late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=settings.DSTACKWEB_START_DEADLINE_S)
-    late = late.exclude(host=None, backend__kind__in=cloud_kinds())
-    _each(late, _end_late)
+    deadline_s = settings.DSTACKWEB_START_DEADLINE_S
+    late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
+    of_clouds = Q(host=None, backend__kind__in=cloud_kinds())
+    _each(late.exclude(of_clouds), _end_late)
+    coming = Q(claim_nonce="") | Q(status_s__lte=deadline_s) | Q(instance__status_s__lte=deadline_s)
+    others = Job.objects.filter(coming, run=OuterRef("run"), attempt=OuterRef("attempt"), status__in=JOB_ACTIVE)
+    _each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late)
 
 
 def _end_late(late: Job) -> None:

@@ -54,6 +54,7 @@ class FakeCloud:
         self.during: Callable[[], object] = lambda: None
         self.launches: list[str] = []
         self.terminated: list[str] = []
+        self.regions = ["eu", "us"]
         self.asked = 0
         self.now = timezone.now()
         self.monotonic = 1000.0
@@ -80,7 +81,7 @@ class FakeCloud:
                     fake.set(cloud_id, state=MachineState.ENDING)
 
             def regions(self) -> Sequence[str]:
-                return ["eu", "us"]
+                return fake.regions
 
         monkeypatch.setitem(registry.KINDS, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)

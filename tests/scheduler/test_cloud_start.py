@@ -164,6 +164,22 @@ def test_a_start_killed_before_its_answer_is_written_starts_no_second_machine(
     assert len(fake.there) == 1
 
 
+def test_a_machine_that_was_asked_for_of_a_backend_deleted_since_is_ended(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    paid(project, member)
+    place_all()
+    fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cloud_start.start(Job.objects.get().pk)
+    fake.backend.deleted_at, fake.backend.enabled = fake.now, False
+    fake.backend.save()
+    fake.tick(45)
+    assert fake.terminated[:1] == ["i-0"]
+    fake.settle()
+    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "deleted")
+
+
 def test_doubled_tasks_come_to_one_machine(project: Project, member: User, fake: FakeCloud) -> None:
     run = paid(project, member)
     place_all()

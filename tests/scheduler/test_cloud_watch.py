@@ -320,12 +320,22 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
     assert sorted(fake.terminated) == ["i-double", "i-far", "i-lost", "i-untagged"]
 
 
+def test_a_machine_that_starts_is_told_of_once(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer("a", "1.5", spot=True)]
+    run = paid(project, member, spot_policy="spot")
+    begin(fake)
+    fake.tick(40)
+    told = run.events.get(kind="machine_started")
+    assert told.node == 0
+    assert told.data == {
+        "backend": "aws", "region": "eu", "instance_type": "a", "cloud_id": "i-0", "spot": True, "price": "1.5000",
+    }  # fmt: skip
+
+
 def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, member: User, fake: FakeCloud) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
-    fake.set("i-0", state=MachineState.ENDING)
-    fake.tick(60)
-    assert fake.terminated == []
-    fake.tick(90)
+    fake.set("i-0", state=MachineState.STOPPED)
+    fake.tick(35)
     assert fake.terminated[0] == "i-0"
 
 

@@ -19,8 +19,8 @@ STATES: Mapping[str, MachineState] = {
     "pending": MachineState.STARTING,
     "running": MachineState.RUNNING,
     "shutting-down": MachineState.ENDING,
-    "stopping": MachineState.ENDING,
-    "stopped": MachineState.ENDING,
+    "stopping": MachineState.STOPPED,
+    "stopped": MachineState.STOPPED,
     "terminated": MachineState.GONE,
 }
 INTERRUPTED = {"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
@@ -60,7 +60,7 @@ def read(described: Mapping[str, Any], region: str) -> Machine:
     tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
     state = STATES.get(described["State"]["Name"], MachineState.RUNNING)
     why, text = "", ""
-    if state in (MachineState.ENDING, MachineState.GONE):
+    if state in (MachineState.STOPPED, MachineState.ENDING, MachineState.GONE):
         reason = described.get("StateReason") or {}
         code, text = reason.get("Code", ""), reason.get("Message", "") or described.get("StateTransitionReason", "")
         why = "interrupted" if code in INTERRUPTED else "cloud" if code else ""

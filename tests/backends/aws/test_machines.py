@@ -374,8 +374,10 @@ class TestEnding:
         assert cloud.count("ec2", "TerminateInstances") == 4
         assert {each.state for each in code.machines(REGION, DEPLOYMENT)} <= {MachineState.ENDING, MachineState.GONE}
 
-    def test_one_that_was_stopped_by_hand_is_ending(self, code: AwsBackend, cloud: Cloud) -> None:
+    def test_one_that_was_stopped_by_hand_is_there_until_it_is_ended(self, code: AwsBackend, cloud: Cloud) -> None:
         started = code.launch(order())
         until(code, started.cloud_id, MachineState.RUNNING)
         cloud.client("ec2").stop_instances(InstanceIds=[started.cloud_id])
-        assert until(code, started.cloud_id, MachineState.ENDING).why == "cloud"
+        assert until(code, started.cloud_id, MachineState.STOPPED).why == "cloud"
+        code.terminate(REGION, [started.cloud_id])
+        until(code, started.cloud_id, MachineState.GONE)
