@@ -30,6 +30,8 @@ from dstackweb.spec.wording import field_errors
 
 Said = TypeVar("Said")
 EVERY_REGION = "*"
+MOST_TAGS = 45
+"""EC2 takes 50; up to five are dstackweb's."""
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 _FAMILY = re.compile(r"[a-z][a-z0-9-]*")
 _INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
@@ -90,6 +92,15 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
         return {region: read(item) for region, item in value.items()}
 
     return BeforeValidator(by_region)
+
+
+def _tags(tags: dict[str, str]) -> dict[str, str]:
+    """As EC2 takes them, which would refuse each launch otherwise."""
+    if wrong := [text for text in (*tags, *tags.values()) if text.lower().startswith("aws:")]:
+        raise ValueError(f"{wrong[0][:80]!r} begins with aws:, which is AWS's own")
+    if len(tags) > MOST_TAGS:
+        raise ValueError(f"at most {MOST_TAGS} are allowed")
+    return tags
 
 
 TextByRegion = Annotated[dict[str, str], _by_region(_text)]
@@ -159,9 +170,10 @@ class AwsConfig(Keys):
     disk_gb: Annotated[int, Field(strict=True, ge=8, le=16384)] = key(
         "a whole number from 8 to 16384", "size of an instance's disk", default=100
     )
-    tags: dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=256)]] = key(
-        "a mapping from names to texts", "tags of all that is started", default={}
-    )
+    tags: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=256)]],
+        AfterValidator(_tags),
+    ] = key("a mapping from names to texts", "tags of all that is started", default={})
     allow_private_url: bool = key(
         "true or false",
         "whether instances reach a DSTACKWEB_PUBLIC_URL that is private, or this machine's own",

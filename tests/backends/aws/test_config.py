@@ -52,6 +52,9 @@ def test_regions_are_enough() -> None:
         ({"regions": ["eu-west-1"], "subnets": {"Ireland": "subnet-1"}}, "subnets", "'Ireland' is no region"),
         ({"regions": ["eu-west-1"], "ami": {"us-east-1": "ami-1"}}, "ami", "names us-east-1, which `regions` doesn't"),
         ({"regions": ["eu-west-1"], "security_groups": []}, "security_groups", "a list of texts is expected"),
+        ({"regions": ["eu-west-1"], "tags": {"AWS:team": "x"}}, "tags", "'AWS:team' begins with aws:"),
+        ({"regions": ["eu-west-1"], "tags": {"team": "aws:x"}}, "tags", "'aws:x' begins with aws:"),
+        ({"regions": ["eu-west-1"], "tags": {f"t{n}": "x" for n in range(46)}}, "tags", "at most 45"),
         ({"regions": ["eu-west-1"], "disk_gb": 4}, "disk_gb", "a whole number from 8 to 16384, not 4"),
     ],
 )
