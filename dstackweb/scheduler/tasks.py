@@ -15,6 +15,7 @@ from dstackweb.offers import sources
 from dstackweb.runs import history, spend
 from dstackweb.scheduler import cloud_watch, hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
+from dstackweb.scheduler.cloud_turn import cloud_turn
 from dstackweb.scheduler.enqueue import enqueue
 
 log = logging.getLogger(__name__)
@@ -48,17 +49,23 @@ def look_at_jobs(*job_ids: str) -> None:
 
 def look_at_cloud_jobs(*job_ids: str) -> None:
     """A look at a few jobs that clouds' machines are for."""
-    cloud_watch.look_at_jobs(job_ids)
+    with cloud_turn() as mine:
+        if mine:
+            cloud_watch.look_at_jobs(job_ids)
 
 
 def look_over_clouds() -> None:
     """A look at all jobs and machines of clouds."""
-    cloud_watch.look_over()
+    with cloud_turn() as mine:
+        if mine:
+            cloud_watch.look_over()
 
 
 def reap_machines() -> None:
     """End machines at clouds that no row wants."""
-    cloud_watch.reap()
+    with cloud_turn() as mine:
+        if mine:
+            cloud_watch.reap()
 
 
 def mark_budgets() -> None:
