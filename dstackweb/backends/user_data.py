@@ -17,7 +17,7 @@ say() {
 off() {
   say "$1; this machine switches off"
   sleep 5 # for what collects the console's output
-  shutdown -h now || poweroff || halt
+  shutdown -h now || poweroff || halt -p
   exit 1
 }
 

@@ -100,7 +100,7 @@ class Metadata:
 
 def switch_off() -> bool:
     """Power the machine off; False when nothing here can."""
-    for command in (["shutdown", "-h", "now"], ["poweroff"], ["halt"]):
+    for command in (["shutdown", "-h", "now"], ["poweroff"], ["halt", "-p"]):
         try:
             if subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 0:
                 return True

@@ -131,3 +131,13 @@ def test_a_machine_is_reached_where_it_speaks_to_the_api_from() -> None:
 def test_all_of_it_is_python_3_9() -> None:
     for source in Path(runner.__file__).parent.glob("*.py"):
         ast.parse(source.read_text(), feature_version=(3, 9))
+
+
+def test_a_machine_that_only_knows_halt_is_powered_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A halted instance of EC2 costs on: it stays up with its processor stopped."""
+    halt = tmp_path / "halt"
+    halt.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n')
+    halt.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.switch_off()
+    assert (tmp_path / "said").read_text() == "-p\n"
