@@ -154,9 +154,18 @@ def _age(name: str, found: list[dict[str, Any]]) -> str:
 
 
 def troubles(sources: Iterable[dict[str, Any]]) -> list[str]:
-    """Why sources could not be asked, each reason once."""
-    told = (f"{clean(each['backend'])}: {clean(each['error']['message'])}" for each in sources if each["error"])
-    return list(dict.fromkeys(told))
+    """Why sources could not be asked, each reason once; what throttles passes by itself, and is told in one line."""
+    told: dict[str, None] = {}
+    throttled: dict[str, dict[str, None]] = {}
+    for each in sources:
+        error, backend = each["error"], clean(each["backend"])
+        if error and error["code"] == "throttled" and error.get("api"):
+            throttled.setdefault(backend, {})[f"{clean(error['api'])} ({clean(error.get('region'))})"] = None
+        elif error:
+            told[f"{backend}: {clean(error['message'])}"] = None
+    for backend, apis in throttled.items():
+        told[f"{backend}: asked too often, and left alone for a while: {', '.join(apis)}"] = None
+    return list(told)
 
 
 def is_under_way(sources: Iterable[dict[str, Any]]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q
+from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -25,6 +26,7 @@ from dstackweb.runs import selectors, wording
 from dstackweb.runs.models import Job, Run
 from dstackweb.web import budget, offer_lines
 from dstackweb.web.pages import PageRequest, done, polled, project_page
+from dstackweb.web.run_words import SAID_ALL
 
 POLL_S = 3
 GONE_SHOWN = 12
@@ -96,28 +98,26 @@ def machines_page(request: PageRequest) -> HttpResponse:
     """Those there are now and those that went lately; also what polls of the page get."""
     now = timezone.now()
     there = list(_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
-    gone = list(
-        _of(request)
-        .filter(Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR), status="gone")
-        .select_related("backend")
-        .order_by("-created_at")[:GONE_SHOWN]
-    )
+    lately = Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR)
+    went, refused = _of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=SAID_ALL)
+    gone = list(went.exclude(refused).select_related("backend").order_by("-created_at")[:GONE_SHOWN])
+    refusals = went.filter(refused).count()
     shown = [
         (one.pk, one.status, one.holder, one.why, one.cloud_id, one.launched_at, one.idle_until, one.interrupted_at)
         for one in [*there, *gone]
     ]
     marks = budget.passed(request.project, now)
-    version = hashlib.sha256(repr((shown, [mark.pk for mark in marks])).encode()).hexdigest()[:16]
+    version = hashlib.sha256(repr((shown, refusals, [mark.pk for mark in marks])).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
         lines = [MachineLine.make(one, runs.get(one.pk), now) for one in there]
-        counts = _of(request).exclude(status=InstanceStatus.GONE).values_list("status").annotate(Count("pk"))
         return {
             "lines": lines,
             "gone": [MachineLine.make(one, runs.get(one.pk), now) for one in gone],
             "idle": sum(line.idle for line in lines),
-            "by_status": [(_STATUS[status](), number) for status, number in counts],
+            "refusals": refusals,
+            "by_status": Counter(line.status for line in lines).items(),
             "month": budget.month(request.project, now),
             "marks": marks,
             "may_stop": allows(request.role, "admin"),

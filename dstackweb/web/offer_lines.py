@@ -118,6 +118,11 @@ class Trouble:
     again_at: dt.datetime | None
 
     @property
+    def names(self) -> list[str]:
+        """What the sources tell, each once."""
+        return list(dict.fromkeys(line.name.lower() for line in self.sources))
+
+    @property
     def has_last(self) -> bool:
         """Whether something is known from before, and used."""
         return any(line.of.fetched_at for line in self.sources)
@@ -126,25 +131,40 @@ class Trouble:
 def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
     """What somebody may want to do something about: by region and kind of failure, the worst first.
 
-    What is said of several regions in the same words, such as that the credentials are refused, is said once.
+    What is said of several regions in the same words, such as that the credentials are refused, is said once; so is
+    that a cloud throttles, which passes by itself.
     """
     found: defaultdict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
     for line in lines:
         if line.why and line.state != "asking" and line.of.error is not None:
-            alike = () if line.of.region in line.why else (line.why,)
-            found[line.of.backend, line.of.region if not alike else "", line.of.error["code"], *alike].append(line)
+            code = line.of.error["code"]
+            if code == "throttled":
+                what: tuple[str, ...] = ("", code)
+            else:
+                what = (line.of.region, code) if line.of.region in line.why else ("", code, line.why)
+            found[(line.of.backend, *what)].append(line)
     told = [
         Trouble(
             f"{backend} {region}".strip(),
-            _called(what[0]),
-            list(dict.fromkeys(line.why for line in of)),
+            _called(code),
+            [_throttled(of)] if code == "throttled" else list(dict.fromkeys(line.why for line in of)),
             "danger" if any(line.state == "failed" for line in of) else "warning",
             of,
             min((line.again_at for line in of if line.again_at), default=None),
         )
-        for (backend, region, *what), of in found.items()
+        for (backend, region, code, *_why), of in found.items()
     ]
     return sorted(told, key=lambda trouble: (trouble.tone != "danger", -len(trouble.sources)))
+
+
+def _throttled(lines: Iterable[SourceLine]) -> str:
+    """What is asked too often, by API, and where; until when each is left alone stands beside it."""
+    apis: defaultdict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        error = line.of.error or {}
+        apis[str(error.get("api", ""))].add(str(error.get("region", "") or line.of.region))
+    told = ", ".join(f"{api} ({', '.join(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
+    return _("Asked too often, and left alone for a while: %s. Each is asked again by itself.") % told
 
 
 def _called(code: str) -> str:

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.backends.models import Backend, BackendKind
@@ -148,6 +149,7 @@ def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) ->
         page, following = filters.page(offers, asked.order, PER_PAGE)
     told = [SourceLine.of_source(age, now) for age in everything.sources]
     own = {backend.name for backend in backends if backend.kind == BackendKind.HOSTS}
+    has_clouds = any(backend.name not in own for backend in backends)
     unreachable = next((offer.detail for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
     known = [line for line in told if line.of.fetched_at is not None]
     return {
@@ -168,7 +170,7 @@ def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) ->
         "asking": sum(line.state == "asking" for line in told),
         "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
         "next_stale": min((line.until for line in told if line.until), default=None),
-        "has_clouds": any(backend.name not in own for backend in backends),
+        "has_clouds": has_clouds,
         "today": cache_views.last_day(now),
         "regions_known": sorted({offer.region for offer in everything.offers if offer.region}),
         "backends_known": sorted({offer.backend for offer in everything.offers}),
@@ -177,9 +179,16 @@ def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) ->
         "sort": str(asked.order),
         "may_refresh": bool(told) and allows(request.role, "member"),
         "can_edit": request.user.is_staff,
+        "admins": [] if has_clouds else _admins(),
         "poll_s": POLL_S,
         "waiting": selectors.counts(request.project)["submitted"],
     }
+
+
+def _admins() -> list[str]:
+    """Who can set a cloud up: the deployment's admins, the first few of them."""
+    found = User.objects.filter(is_staff=True, is_active=True).order_by("username")
+    return list(found.values_list("username", flat=True)[:3])
 
 
 def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:

@@ -94,7 +94,7 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "why": why_words.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
-        "events": [run_words.EventLine.of(event, run.spec["nodes"]) for event in events[:SHOWN_AT_ONCE]],
+        "events": run_words.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
         "more_events": len(events) > SHOWN_AT_ONCE,
         "shown_at_once": SHOWN_AT_ONCE,
         "settings": run_words.settings(run),

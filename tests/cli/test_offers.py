@@ -187,3 +187,25 @@ def test_watching_goes_on_through_silence_until_ctrl_c(
     told = capsys.readouterr().err
     assert told.count("Nothing like it is offered.") == 2
     assert "can't reach the server. Trying again …" in told
+
+
+def test_what_throttles_is_one_warning_for_a_backend_and_other_reasons_are_their_own() -> None:
+    def source(backend: str, error: dict[str, Any] | None) -> dict[str, Any]:
+        return {"backend": backend, "error": error}
+
+    def throttled(api: str, region: str) -> dict[str, Any]:
+        return {"code": "throttled", "api": api, "region": region, "message": "too long to read twice"}
+
+    told = command.troubles(
+        [
+            source("aws", throttled("ec2:DescribeInstanceTypes", "eu")),
+            source("aws", throttled("ec2:DescribeInstanceTypes", "us")),
+            source("aws", {"code": "access_denied", "message": "Allow it."}),
+            source("other", None),
+        ]
+    )
+    assert told == [
+        "aws: Allow it.",
+        "aws: asked too often, and left alone for a while: "
+        "ec2:DescribeInstanceTypes (eu), ec2:DescribeInstanceTypes (us)",
+    ]

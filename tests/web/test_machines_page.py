@@ -18,6 +18,7 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.runs import attempts
 from dstackweb.runs.models import BudgetMark, Job
 from dstackweb.runs.states import Reason
+from dstackweb.runs.transitions import record
 from dstackweb.web import budget
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job
 from tests.web.conftest import HTMX
@@ -213,3 +214,32 @@ def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
     text = page(as_user(ann), "/p/main/runs/train/")
     assert "<b>No cloud had a machine for it.</b> It will be tried again" in text
     assert '<div class="mono">None in eu-west-1.</div>' in text
+
+
+def test_offers_that_were_refused_one_after_the_other_are_one_row_of_the_timeline(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann, "train")
+    cloud_job(run)
+    for region, spot, code in (("eu", True, "no_capacity"), ("us", False, "no_capacity"), ("us", False, "error")):
+        data = {"backend": "aws", "region": region, "instance_type": "g5.xlarge", "spot": spot, "code": code}
+        record(run, "offer_failed", {**data, "text": "Our system is working on it."}, node=0, attempt=1)
+    text = page(as_user(ann), "/p/main/runs/train/")
+    assert "2 offers, the cloud has none now: eu g5.xlarge (spot), us g5.xlarge" in text
+    assert text.count("Our system is working on it.") == 1
+
+
+def test_tries_that_got_no_machine_are_counted_and_push_no_machine_out(
+    backend: Backend, project: Project, ann: User, as_user: SignIn
+) -> None:
+    now = timezone.now()
+    gone = {"status": InstanceStatus.GONE, "ended_at": now}
+    for number in range(13):
+        machine(backend, project, **gone, cloud_id="", launched_at=None, why="no_capacity", instance_type=f"g{number}")
+    machine(backend, project, **gone, why="idle", instance_type="g6.2xlarge")
+    machine(backend, project, holder=None, price=Decimal("0.1"))
+    text = page(as_user(ann))
+    assert "13 more tries got no machine" in text
+    assert "g6.2xlarge" in text
+    assert "g12" not in text
+    assert "1 idle" in text

@@ -175,7 +175,7 @@ def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(
     text = page(client)
     assert "The quota is unknown: AWS is asked too often." in text
     assert 'data-state="throttled"' in text
-    assert re.search(r'aws us-east-1</b> <span class="stale">throttled</span>, again <time', text)
+    assert re.search(r'aws</b> <span class="stale">throttled</span>, again <time', text)
     text = page(client, "/p/main/offers/quotas/")
     assert "throttled, again" in text
     assert "Unknown is not zero" in text
@@ -293,3 +293,35 @@ def test_the_same_trouble_everywhere_is_told_once() -> None:
     ]
     (told,) = troubles(lines)
     assert (told.place, told.label, len(told.sources)) == ("aws", "no credentials", 4)
+
+
+def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> None:
+    lines = [
+        SourceLine.of_source(
+            Freshness(
+                "aws", source, region, SourceState.STALE, NOW, NOW, LATER,
+                {"code": "throttled", "api": api, "region": region, "until": LATER.isoformat()}, NOW,
+            ),
+            NOW,
+        )
+        for source, api in (("prices", "pricing:GetProducts"), ("quotas", "servicequotas:ListServiceQuotas"))
+        for region in ("eu", "us")
+    ]  # fmt: skip
+    (told,) = troubles(lines)
+    assert (told.place, told.label, told.names, told.again_at) == ("aws", "throttled", ["prices", "quotas"], LATER)
+    assert told.texts == [
+        "Asked too often, and left alone for a while: pricing:GetProducts (eu, us), servicequotas:ListServiceQuotas "
+        "(eu, us). Each is asked again by itself."
+    ]
+
+
+def test_without_a_cloud_an_admin_is_led_to_its_form_and_a_member_is_told_whom_to_ask(
+    client: Client, as_user: SignIn, project: Project
+) -> None:
+    join(project, make_user("root", is_staff=True), "admin")
+    assert "Ask one of them: root." in page(client)
+    make_host("box-1")
+    text = page(client)
+    assert "no cloud is set up. Who can do that: root." in text
+    assert "/admin/" not in text
+    assert "/admin/backends/backend/add/" in page(as_user(User.objects.get(username="root")))
