@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -26,7 +25,6 @@ sys.path.insert(0, str(ROOT))
 REGIONS = ["eu-west-1", "us-east-1"]
 QUOTAS = {"L-DB2E81BA": 64, "L-3819A6DF": 32, "L-417A185B": 0, "L-7212CCBC": 96}
 """On-demand G and spot G leave room for a few machines; on-demand P says what "no quota" looks like."""
-READY_S = 120
 
 
 def main() -> int:
@@ -44,43 +42,44 @@ def main() -> int:
         cloud.quota(code, value)
     token = os.environ.get("DSTACKWEB_ADMIN_TOKEN") or secrets.token_urlsafe(24)
     url = f"http://127.0.0.1:{port}"
-    env = os.environ | cloud.env | {"DSTACKWEB_PUBLIC_URL": url, "DSTACKWEB_ADMIN_TOKEN": token}
-    server = subprocess.Popen([sys.executable, "manage.py", "up"], cwd=ROOT, env=env)
+    own = {"DSTACKWEB_PUBLIC_URL": url, "DSTACKWEB_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+    env = os.environ | cloud.env | own
+    server = subprocess.Popen([sys.executable, "manage.py", "up"], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
     # Ctrl-C reaches the server, too; the cloud goes after it, so that it still hears what is to end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _frame: server.send_signal(signum))
-    threading.Thread(target=set_up, args=(url, token, server), daemon=True).start()
+    threading.Thread(target=relay, args=(server, url, token), daemon=True).start()
     try:
         return server.wait()
     finally:
         cloud.stop()
 
 
-def set_up(url: str, token: str, server: subprocess.Popen[bytes]) -> None:
-    """Once the server answers: name the cloud as a backend, and say what to look at."""
-    ends = time.monotonic() + READY_S
-    while server.poll() is None and time.monotonic() < ends:
-        try:
-            ask(url, token, "GET", "/readyz")
-            break
-        except OSError:
-            time.sleep(0.2)
-    else:
-        return
+def relay(server: subprocess.Popen[str], url: str, token: str) -> None:
+    """Pass on what the server says; once it is ready, among that what the cloud adds to it."""
+    for line in server.stdout or ():
+        if line.startswith("Logs:"):
+            set_up(url, token)
+        print(line, end="", flush=True)
+
+
+def set_up(url: str, token: str) -> None:
+    """Name the cloud as a backend, and say what to look at."""
     config = {
         "regions": REGIONS, "families": ["g5", "g6", "p4d", "p5", "c5", "m5"], "allow_private_url": True, "disk_gb": 8,
         "credentials": "default",
     }  # fmt: skip
     try:
         ask(url, token, "PUT", "/api/v1/backends/aws", {"type": "aws", "config": config})
-    except urllib.error.HTTPError as error:
-        print(f"the cloud can't be set up as a backend: {error.read().decode()}", file=sys.stderr, flush=True)
+    except OSError as error:
+        told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else str(error)
+        print(f"the cloud can't be set up as a backend: {told}", file=sys.stderr, flush=True)
         return
     print(
-        f"\n  Demo cloud   backend `aws`, regions {' and '.join(REGIONS)}; none of it is real, none of it costs\n"
-        f"  Offers       {url}/p/main/offers/   (there within some seconds)\n"
-        f"  A run there  .venv/bin/dstackweb login {url} --token {token}\n"
-        f"               .venv/bin/dstackweb apply -f examples/cloud.yaml\n",
+        f"  Demo cloud backend `aws`, regions {' and '.join(REGIONS)}: none of it is real, none of it costs\n"
+        f"             its offers, within some seconds: {url}/p/main/offers/\n"
+        f"             a run there: .venv/bin/dstackweb login {url} --token {token}\n"
+        f"                          .venv/bin/dstackweb apply -f examples/cloud.yaml\n",
         flush=True,
     )
 
