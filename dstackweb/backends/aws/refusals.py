@@ -51,8 +51,8 @@ CODES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "DefaultSubnetDoesNotExist",
             "DefaultVpcDoesNotExist",
+            "InsufficientAddressCapacity",
             "InsufficientFreeAddressesInSubnet",
             "InvalidGroup.NotFound",
             "InvalidGroupId.Malformed",
@@ -75,7 +75,11 @@ CODES: Mapping[str, str] = {
 All others of the kind "the request is wrong" are `refused`, and those of the kind "the service is" say nothing.
 """
 
-OF_THE_ZONE = {"Unsupported", *(code for code, means in CODES.items() if means == NO_CAPACITY)}
+OF_THE_ZONE = {
+    "Unsupported",
+    "VolumeTypeNotAvailableInZone",
+    *(code for code, means in CODES.items() if means == NO_CAPACITY),
+}
 OF_THE_SUBNET = {"InsufficientFreeAddressesInSubnet"}
 """Another subnet may do, where there is one: for the former codes one in another zone."""
 MADE_ALREADY = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}

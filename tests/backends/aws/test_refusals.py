@@ -25,7 +25,9 @@ def answered(code: str, text: str = "", status: int = 400, region: str = REGION)
     ("code", "status", "means"),
     [
         ("InsufficientInstanceCapacity", 500, "no_capacity"),
-        ("InsufficientHostCapacity", 400, "no_capacity"),
+        ("InsufficientHostCapacity", 500, "no_capacity"),
+        ("InsufficientAddressCapacity", 500, "network"),
+        ("VolumeTypeNotAvailableInZone", 400, "refused"),
         ("VcpuLimitExceeded", 400, "quota"),
         ("MaxSpotInstanceCountExceeded", 400, "quota"),
         ("SpotMaxPriceTooLow", 400, "spot_price"),
