@@ -121,6 +121,20 @@ def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> No
     assert failed["data"]["code"] == "no_capacity"
 
 
+def test_a_cloud_that_takes_its_time_keeps_no_run_from_own_hosts(site: Site) -> None:
+    before = site.known()
+    site.cloud.latency(15, "ec2", "RunInstances")
+    try:
+        names = [site.submit("true") for _ in range(4)]
+        for name in names:
+            site.server.wait(name, "provisioning", deadline=15)
+        own = site.server.wait(site.server.submit("true"), deadline=15)
+        assert (own["status"], site.known()) == ("done", before)
+    finally:
+        site.cloud.latency(0, "ec2", "RunInstances")
+    assert {site.server.wait(name, deadline=2 * BOOTED_S)["status"] for name in names} == {"done"}
+
+
 def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_next_attempt_goes_on(
     site: Site,
 ) -> None:
