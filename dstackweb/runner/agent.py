@@ -29,6 +29,8 @@ UNTOLD_S = 6 * 3600.0
 """How much longer while the end of a job has not been told: it would be lost with the machine."""
 STARTS_AT_ONCE, AGAIN_CAP_S = 3, 30.0
 """How often a runner that dies is followed at once by another; then ever later."""
+TELLERS = 5
+"""So many runners of a job may try to tell how it ended, before that is taken for lost."""
 OFF, NEVER, NOT_YET = 0, 2, 1
 """What the agent ends with: the machine goes off; it can't be started with these arguments; anything else."""
 
@@ -48,6 +50,7 @@ class Agent:
 
     def run(self) -> None:
         """Until the machine is to be switched off."""
+        self.job = self.work.at_hand()
         next_ask = next_metadata = 0.0
         had_runner = False
         while True:
@@ -75,7 +78,7 @@ class Agent:
         """Tell how things are and do what is to be done; seconds until the next time, None when it is to be off."""
         said = {
             "job": self.job if has_runner else None,
-            "left": bool(self.job) and self.work.left(self.job),
+            "left": bool(self.job) and self._is_left(),
             "interruption": {"at": self.interruption} if self.interruption else None,
             "error": self.error,
         }
@@ -96,6 +99,10 @@ class Agent:
             return self._start(answer)
         self.error = ""
         return float(answer.get("again_s", METADATA_EVERY_S))
+
+    def _is_left(self) -> bool:
+        """Whether there is something of the job for another runner to find."""
+        return self.work.left(self.job) or (self.starts < TELLERS and self.work.has_end_to_tell(self.job))
 
     def _start(self, answer: dict[str, Any]) -> float:
         if self.job != answer["job"]:

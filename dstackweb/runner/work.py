@@ -48,6 +48,18 @@ class Work:
         """Whether processes of a job go on without a runner."""
         return not self.lives(job) and bool(tree.processes(job))
 
+    def has_end_to_tell(self, job: str) -> bool:
+        """Whether a runner that is started now would find how a job ended, or that it has to end what was begun."""
+        return not self.lives(job) and (self._has(job, "started") or self._has(job, "exit"))
+
+    def at_hand(self) -> str:
+        """The job that an agent which has just been started finds here: the last one, or empty."""
+
+        def last(job: str) -> tuple[bool, float]:
+            return self.lives(job), os.stat(self._folder(job)).st_mtime
+
+        return max(self._jobs(), key=last, default="")
+
     def goes_on(self) -> bool:
         """Whether the commands of any job may still be at work."""
         return any(

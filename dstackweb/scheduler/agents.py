@@ -37,7 +37,8 @@ NOTICE = dt.timedelta(days=1)
 @dataclass(frozen=True)
 class Report:
     """What an agent tells with each call: the job whose runner lives there, and whether processes of one are left
-    without a runner; when the cloud takes the machine back; why the last job's runner did not start."""
+    without a runner, or its end untold; when the cloud takes the machine back; why the last job's runner did not
+    start."""
 
     job: UUID | None = None
     left: bool = False

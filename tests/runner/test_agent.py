@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from dstackweb.runner import tree
 from dstackweb.runner.agent import UNTOLD_S, Agent
 from dstackweb.runner.client import Client
 from dstackweb.runner.machine import Metadata
+from dstackweb.runner.state import runner_lives
 from dstackweb.runs.models import Job, RunEvent
 from dstackweb.scheduler import agents
 from tests.factories import cloud_job, join, make_project, make_run, make_user
@@ -109,6 +111,39 @@ def test_an_agent_that_is_killed_comes_back_to_the_job_that_went_on(rent: Rent) 
     assert (run_dir / "starts").read_text() == "again\n"
 
 
+def test_an_agent_that_comes_back_knows_of_a_job_whose_runner_says_nothing(rent: Rent) -> None:
+    machine, job = rent("until [ -e go ]; do sleep 0.05; done")
+    machine.start()
+    until(job, "running")
+    runner = machine.runner_pid(job.pk)
+    os.kill(runner, signal.SIGSTOP)
+    machine.kill()
+    Job.objects.update(silent_s=100)
+    beat = instance_of(job).beat
+    machine.start()
+    eventually(lambda: instance_of(job).beat > beat + 3)
+    assert status(job) == "running"
+    os.kill(runner, signal.SIGCONT)
+    (machine.home / "runs" / str(job.run.uid) / "node-0" / "go").touch()
+    until(job, "done")
+
+
+def test_an_end_that_a_killed_runner_has_not_told_is_told_by_another(rent: Rent, gate: Gate) -> None:
+    machine, job = rent("until [ -e go ]; do sleep 0.05; done")
+    machine.start()
+    until(job, "running")
+    runner = machine.runner_pid(job.pk)
+    gate.shut()
+    (machine.home / "runs" / str(job.run.uid) / "node-0" / "go").touch()
+    eventually((machine.home / "jobs" / str(job.pk) / "exit").exists)
+    os.kill(runner, signal.SIGKILL)
+    machine.kill()
+    Job.objects.update(silent_s=100)
+    machine.start()
+    gate.open()
+    assert until(job, "done", "failed").exit_code == 0
+
+
 def test_while_the_api_is_away_the_job_goes_on_and_its_end_is_told_later(rent: Rent, gate: Gate) -> None:
     machine, job = rent("until [ -e go ]; do sleep 0.05; done")
     machine.start()
@@ -129,6 +164,20 @@ def test_a_runner_that_is_killed_has_a_successor_that_tells_so(rent: Rent) -> No
     os.kill(machine.runner_pid(job.pk), signal.SIGKILL)
     assert until(job, "failed").termination_reason == "instance_unreachable"
     assert not processes_of(job.pk)
+
+
+def test_a_job_of_which_nothing_is_left_has_ended(rent: Rent) -> None:
+    machine, job = rent("sleep 600")
+    machine.start()
+    until(job, "running")
+    runner = machine.runner_pid(job.pk)
+    machine.kill()
+    os.kill(runner, signal.SIGKILL)
+    tree.kill(processes_of(job.pk))
+    shutil.rmtree(machine.home / "jobs" / str(job.pk))
+    Job.objects.update(silent_s=100)
+    machine.start()
+    assert until(job, "failed").message == "its runner and what it knew are gone from the machine"
 
 
 def test_a_runner_that_can_not_start_is_told_of(rent: Rent) -> None:
@@ -175,6 +224,8 @@ def test_a_machine_that_nobody_answers_goes_off(rent: Rent, gate: Gate, settings
     machine, job = rent("true")
     machine.start()
     until(job, "done")
+    # Its runner, too, has heard that the end was heard.
+    eventually(lambda: not runner_lives(str(machine.home / "jobs" / str(job.pk))))
     gate.shut()
     assert machine.end() == 0
     assert machine.off == "-h now"
