@@ -50,6 +50,7 @@ ALWAYS_ENABLED = {
 IAM_PREFIX = {"service-quotas": "servicequotas"}
 _OPERATION_OF_STS = re.compile(r"AssumeRole|GetCallerIdentity")
 _ACTION = re.compile(r"not authorized to perform:? ([a-z0-9-]+:\w+)")
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
 _WHO = re.compile(r"(?:User|user): (arn:\S+)")
 
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.NoAuthTokenError)
@@ -76,7 +77,7 @@ def throttle(error: Exception) -> str | None:
 
 def explained(error: Exception, service: str, operation: str, region: str) -> SourceFailed:
     """Why `operation` failed, unless it was throttled."""
-    text = str(error)
+    text = _without_passwords(str(error))
     if isinstance(error, boto.ClientError):
         return _said(error, service, region)
     if isinstance(error, _NO_CREDENTIALS):
@@ -85,7 +86,7 @@ def explained(error: Exception, service: str, operation: str, region: str) -> So
         return SourceFailed("bad_credentials", why="config", region=region, text=text)
     if isinstance(error, boto.ConnectionError | boto.HTTPClientError):
         url = error.kwargs.get("endpoint_url") or f"{service}.{region}"
-        return SourceFailed("unreachable", endpoint=str(url), region=region, text=text)
+        return SourceFailed("unreachable", endpoint=_without_passwords(str(url)), region=region, text=text)
     return SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
 
 
@@ -108,6 +109,11 @@ def _said(error: boto.ClientError, service: str, region: str) -> SourceFailed:
         if code in codes:
             return SourceFailed("bad_credentials", why=why, region=region, text=text)
     return SourceFailed("service_error", api=f"{service}:{error.operation_name}", region=region, text=f"{code}: {text}")
+
+
+def _without_passwords(text: str) -> str:
+    """What botocore says, which quotes URLs as they are."""
+    return _PASSWORD.sub("", text)
 
 
 def _must_be_enabled(region: str) -> bool:

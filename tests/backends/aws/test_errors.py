@@ -60,6 +60,15 @@ def test_a_refused_signature_does_not_tell_the_session_token() -> None:
         assert (told["code"], told["text"]) == ("bad_credentials", text)
 
 
+def test_a_password_in_an_address_is_not_told() -> None:
+    """`AWS_ENDPOINT_URL` and proxies come from the server's environment, and may have one."""
+    url = "https://gpus:hunter2@proxy.example.org:3128/"
+    for error in (boto.EndpointConnectionError(endpoint_url=url), boto.InvalidConfigError(error_msg=f"not {url}")):
+        told = explained(error)
+        assert "hunter2" not in str(told)
+        assert "https://proxy.example.org:3128/" in told["text"]
+
+
 @pytest.mark.parametrize(
     ("service", "operation", "action"),
     [
