@@ -83,7 +83,8 @@ def one_here(name: str) -> Iterator[bool]:
 
 def _fly(name: str, deadline: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
     if store.is_away():
-        return work(Lead(name, None))
+        found = landed()
+        return work(Lead(name, None)) if found is None else found
     holder = f"{os.getpid()}.{secrets.token_hex(8)}"
     while True:
         if leases.take(name, holder, LEASE_S, timezone.now()):

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from django.core.cache import caches
 from django.db import connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, sources, store
 from dstackweb.offers.models import SourceRow
 from tests import servers
-from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, fork
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
 from tests.support import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
@@ -109,6 +111,18 @@ def test_without_the_cache_a_process_fetches_for_itself_once_and_serves_that(
     _settle()
 
 
+def test_without_the_cache_twenty_threads_of_a_process_make_one_call(
+    redis: servers.Server, plain: Backend, cloud: Cloud
+) -> None:
+    cloud.takes_s = 0.3
+    redis.kill()
+    store.get("x")
+    assert store.health() is not None
+    found = at_once(20, lambda: len(catalog.driver(plain, wait_s=20).offers(ANY)))
+    assert found == [1] * 20
+    assert cloud.asked == ["offers 1"]
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_failure_without_the_cache_is_held_off_as_well(redis: servers.Server, backend: Backend, cloud: Cloud) -> None:
     redis.kill()
@@ -159,6 +173,21 @@ def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
     assert sources.read(backend, TYPES).state is SourceState.FAILED
     assert sources.refresh(backend, TYPES).value == ["g7"]
     assert [offer.instance_type for offer in looking.offers(ANY)] == ["g7", "p4d"]
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 6)), max_size=60))
+def test_a_process_keeps_what_was_used_last_and_never_more(most: int, acts: list[tuple[str, int]]) -> None:
+    kept: store.Kept[int, int] = store.Kept(most)
+    used: list[int] = []
+    for number, (act, key) in enumerate(acts):
+        if act == "put":
+            kept.put(key, number)
+            used = [one for one in used if one != key] + [key]
+        else:
+            assert (kept.get(key) is not None) == (key in used)
+            used = sorted(used, key=key.__eq__)
+        used = used[-most:]
+    assert {key for key in range(7) if kept.get(key) is not None} == set(used)
 
 
 def _settle() -> None:
