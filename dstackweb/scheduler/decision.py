@@ -136,7 +136,7 @@ def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[str, dict[str, Any]
 
 
 def _tried_offer(spec: EffectiveSpec, offer: Offer) -> Tried:
-    where = " ".join(filter(None, (offer.region, offer.instance_type)))
+    where = " ".join(filter(None, (offer.region, offer.instance_type, "(spot)" if offer.spot else "")))
     refused = offers.refusal(spec, offer)
     if refused is not None:
         data = {"max_price": spec.max_price} if refused == "too_expensive" else {}

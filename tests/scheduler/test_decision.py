@@ -42,6 +42,7 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
         "cloud",
         offer("0.5", instance_type="out", availability=Availability.NO_QUOTA, region="cellar"),
         offer("9.0", instance_type="dear", region="cellar"),
+        offer("9.5", instance_type="dear", region="cellar", spot=True),
     )
     make_run(project, member, resources={"gpu": 1}, instance_types=["full"])
     place_all()
@@ -51,11 +52,12 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
     assert codes(fresh(project, run)) == {
         "away": "offline", "drained": "draining", "full": "busy", "small": "too_small", "elsewhere": "other_region",
         "nowhere": "no_such_backend", "cellar out": "no_quota", "cellar dear": "too_expensive",
+        "cellar dear (spot)": "is_spot",
     }  # fmt: skip
     for tried in decide_now(fresh(project, run)).tried:
         assert why_words.tried(tried.code, tried.data).label
     priced = [tried.price for tried in decide_now(fresh(project, run)).tried if tried.backend == "cloud"]
-    assert priced == [Decimal("0.5"), Decimal("9.0")]
+    assert priced == [Decimal("0.5"), Decimal("9.0"), Decimal("9.5")]
 
 
 def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> None:
