@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -55,8 +56,8 @@ def put(name: str, kind: str, config: Mapping[str, Any], *, enabled: bool = True
 def delete(name: str) -> None:
     """Delete a backend: its offers are gone at once, and its name is free. Raises NotFound, and Conflict for own hosts.
 
-    One that jobs or instances of the past name keeps its row, unseen, and its secret for as long as it has instances
-    to end: those that serve nobody end now, the others with their jobs.
+    One that jobs or instances of the past name keeps its row, unseen, and its secret for as long as it may have
+    instances to end (`forget_secrets`): those that serve nobody end now, the others with their jobs.
     """
     with transaction.atomic():
         backend = find(name)
@@ -76,6 +77,14 @@ def delete(name: str) -> None:
             backend.deleted_at, backend.enabled = timezone.now(), False
             backend.version += 1
             backend.save(update_fields=["deleted_at", "enabled", "version"])
+
+
+def forget_secrets(deleted_before: dt.datetime) -> None:
+    """Backends that were deleted before then, and whose instances have all gone, no longer need theirs."""
+    deleted = Backend.with_deleted.filter(deleted_at__lt=deleted_before).exclude(secret="")
+    needed = set(Instance.objects.exclude(status=InstanceStatus.GONE).values_list("backend_id", flat=True))
+    useless = [pk for pk in deleted.values_list("pk", flat=True) if pk not in needed]
+    Backend.with_deleted.filter(pk__in=useless, deleted_at__lt=deleted_before).update(secret="")
 
 
 def _create(name: str, kind: str, config: dict[str, Any], secret: str, enabled: bool) -> Backend:

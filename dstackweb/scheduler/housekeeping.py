@@ -11,6 +11,7 @@ from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django_q.models import OrmQ
 
+from dstackweb.backends import services
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.lib.models import Lease
@@ -18,6 +19,7 @@ from dstackweb.offers import counts
 from dstackweb.runs import history
 from dstackweb.runs.models import Job, Move, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
+from dstackweb.scheduler import cloud
 
 LOST_TASK_AGE = dt.timedelta(days=1)
 HOST_EVENTS_AGE = dt.timedelta(days=90)
@@ -27,7 +29,8 @@ MOVES_AGE = dt.timedelta(hours=1)
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old moves and history, what has expired, tasks nobody took."""
+    """Verdicts of shapes nobody waits with, old moves and history, what has expired, tasks nobody took, secrets that
+    nothing needs."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
     # The shape "" stands for the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
@@ -36,6 +39,8 @@ def keep_house() -> None:
     Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
+    # As long as their clouds are asked what is left there.
+    services.forget_secrets(timezone.now() - cloud.LEFT)
     SessionStore.clear_expired()
     counts.prune(timezone.now())
     Lease.objects.filter(expires_at__lt=timezone.now() - LOST_TASK_AGE).delete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import Result, SourceRow
+from dstackweb.scheduler.housekeeping import keep_house
 from tests.offers.cloud_stub import ANY, Cloud
 
 pytestmark = pytest.mark.django_db
@@ -111,6 +113,27 @@ def test_instances_that_serve_nobody_are_to_end_and_the_secret_stays_for_that(pr
     busy.refresh_from_db()
     assert (idle.status, idle.why, busy.status) == (InstanceStatus.STOPPING, "deleted", InstanceStatus.RUNNING)
     assert secret_of(KEY, Backend.with_deleted.get().secret) == "hush"
+
+
+def test_a_deleted_ones_secret_goes_once_nothing_of_it_is_left(project: Project) -> None:
+    def secret() -> str:
+        backend.refresh_from_db(from_queryset=Backend.with_deleted)
+        return backend.secret
+
+    backend, _ = services.put("cloud", "aws", aws())
+    last = instance(backend, project, status=InstanceStatus.RUNNING, idle_since=timezone.now())
+    services.delete("cloud")
+    keep_house()
+    assert secret()
+    day = dt.timedelta(days=2)
+    Backend.with_deleted.update(deleted_at=timezone.now() - day)
+    keep_house()
+    assert secret(), "its last instance has still to end"
+    Instance.objects.filter(pk=last.pk).update(status=InstanceStatus.GONE, ended_at=timezone.now() - day)
+    services.put("cloud", "aws", aws("another"))
+    keep_house()
+    assert not secret()
+    assert secret_of(KEY, Backend.objects.get().secret) == "another"
 
 
 @pytest.mark.django_db(transaction=True)
