@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 TASKS = 8
 """Up to so many jobs are looked at by a task each."""
+REAP_AGAIN_S = 10.0
 MAX_LOOKS = 5
 """Jobs that one task looks at: a start may take 10 s, and django-q kills a task after a minute."""
 
@@ -66,6 +67,8 @@ def reap_machines() -> None:
     with cloud_turn() as mine:
         if mine:
             cloud_watch.reap()
+        else:
+            periodic.bring_forward("cloud-orphans", REAP_AGAIN_S)
 
 
 def mark_budgets() -> None:

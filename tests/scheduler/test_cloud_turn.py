@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from dstackweb.scheduler import cloud_watch, tasks
 from dstackweb.scheduler.cloud_turn import cloud_turn, turns
+from dstackweb.scheduler.models import PeriodicJob
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +31,12 @@ def test_one_worker_is_left_for_passes(settings: Any, workers: int, cloud: str, 
     assert turns() == most
 
 
+@pytest.mark.django_db
 def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leftovers, which are looked for every five minutes, are looked for soon."""
     settings.DSTACKWEB_CLUSTER_WORKERS = 3
+    later = timezone.now() + dt.timedelta(seconds=300)
+    PeriodicJob.objects.create(name="cloud-orphans", due_at=later)
     done: list[str] = []
 
     def tick() -> None:
@@ -44,6 +51,7 @@ def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch:
     monkeypatch.setattr(cloud_watch, "reap", lambda: done.append("reap"))
     tasks.look_over_clouds()
     assert done == ["tick"]
+    assert PeriodicJob.objects.get().due_at < later - dt.timedelta(seconds=200)
     tasks.look_at_cloud_jobs("a job")
     tasks.reap_machines()
     assert done == ["tick", "job", "reap"]
