@@ -7,8 +7,10 @@ from its placement. Prices are those at the start, kept with the rows.
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Iterable
 from decimal import Decimal
+from itertools import chain
 
 from django.db.models import Q
 
@@ -17,6 +19,7 @@ from dstackweb.backends.models import Instance
 from dstackweb.runs.models import BudgetMark, Job, Run
 
 HOUR_S = Decimal(3600)
+MICROSECOND = dt.timedelta(microseconds=1)
 MARKS = (50, 80, 100)
 """Percent of its budget at which a project is warned."""
 
@@ -28,11 +31,15 @@ def spent(project_id: int, now: dt.datetime) -> Decimal:
     machines = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
     # The condition on the price is the partial index's.
     jobs = Job.objects.filter(in_month, price__gt=0, run__project=project_id, instance=None, placed_at__lt=now)
-    rows: list[tuple[Decimal, dt.datetime | None, dt.datetime | None]] = [
-        *machines.values_list("price", "launched_at", "ended_at"),
-        *jobs.values_list("price", "placed_at", "ended_at"),
-    ]
-    return sum((price * _hours(max(since, began), ended or now) for price, began, ended in rows if began), Decimal(0))
+    # By price, in whole numbers: there may be ten thousand, and few prices.
+    held_us: defaultdict[Decimal, int] = defaultdict(int)
+    for price, began, ended in chain(
+        machines.order_by().values_list("price", "launched_at", "ended_at"),
+        jobs.order_by().values_list("price", "placed_at", "ended_at"),
+    ):
+        if began is not None:
+            held_us[price] += max(0, ((ended or now) - max(since, began)) // MICROSECOND)
+    return sum((price * held for price, held in held_us.items()), Decimal(0)) / (HOUR_S * 1_000_000)
 
 
 def cost_of(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -37,7 +38,7 @@ def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved
         tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
         ask=market.ask,
         idle=idle.reader(now),
-        budget=lambda project_id: budget(project_id, now),
+        budget=functools.cache(lambda project_id: budget(project_id, now)),
         read_holders=lambda: holders(now) if known is None else known,
         reserved=reserved,
     )

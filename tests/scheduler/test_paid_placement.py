@@ -15,6 +15,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JobStatus
+from dstackweb.scheduler import loading
 from tests.factories import make_host, make_project, make_run, place_all
 from tests.scheduler.market_stub import StubMarket, offer
 
@@ -134,6 +135,21 @@ def test_a_backend_is_asked_once_in_a_pass_for_the_same_needs(
         make_run(project, member, nodes=nodes, backends=["cloud"])
     place_all()
     assert market.asked == ["cloud"]
+
+
+def test_a_pass_adds_up_what_a_project_has_spent_once(
+    project: Project, member: User, market: StubMarket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand machines in a month take a tenth of a second, and a pass places hundreds of runs."""
+    market.has("cloud", offer())
+    project.monthly_budget = Decimal(5)
+    project.save()
+    added: list[int] = []
+    monkeypatch.setattr(loading, "spent", lambda project_id, _: added.append(project_id) or Decimal(0))
+    for cpus in (1, 2, 3):
+        make_run(project, member, backends=["cloud"], resources={"cpu": cpus})
+    assert place_all() == 3
+    assert added == [project.pk]
 
 
 def test_a_spent_budget_holds_paid_placements_and_only_these(
