@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Machine, MachineState
@@ -13,8 +17,9 @@ from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler import cloud, cloud_start, cloud_watch
+from dstackweb.scheduler import cloud, cloud_start, cloud_watch, watch
 from tests.factories import place_all
+from tests.runs.test_selectors import plan
 from tests.scheduler.cloud_fake import FakeCloud, begin, job_of, running
 from tests.scheduler.test_cloud_watch import done, fake, fresh, paid, the_machine
 
@@ -128,3 +133,25 @@ def test_a_machine_that_has_fallen_silent_is_not_given_to_the_next_run(
     again = paid(project, member)
     place_all()
     assert job_of(again).instance != idle
+
+
+def test_nothing_that_is_done_all_the_time_walks_through_machines_and_jobs_of_the_past(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    """Rows of machines are kept as long as their jobs'; SQLite's plans say what would look at all of them."""
+    running(paid(project, member), fake)
+    paid(project, member)
+    place_all()
+    asked: dict[str, Callable[[], object]] = {
+        "whether there is work": cloud.has_work,
+        "clouds": cloud_watch.look_over,
+        "watch": watch.watch,
+        "orphans": cloud_watch.reap,
+        "pass": lambda: (paid(project, member), place_all()),
+    }
+    for what, ask in asked.items():
+        with CaptureQueriesContext(connection) as queries:
+            ask()
+        for query in queries if connection.vendor == "sqlite" else ():
+            scans = re.findall(r"SCAN (?:runs_run|runs_job|runs_runevent|backends_instance)\b.*", plan(query["sql"]))
+            assert all("instance_there" in scan for scan in scans), (what, query["sql"])
