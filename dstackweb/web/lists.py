@@ -17,6 +17,7 @@ from dstackweb.runs import services, why_words, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
+from dstackweb.runs.whereabouts import Place
 from dstackweb.scheduler.models import Reservation
 from dstackweb.web.pages import PageRequest
 from dstackweb.web.templatetags.dw import moments
@@ -147,12 +148,14 @@ class RunLine:
     run: Run
     needs: str
     told: str
+    where: str
 
     @classmethod
-    def of(cls, run: Run) -> RunLine:
-        """The row with the reason it ended, if it did not end well."""
+    def of(cls, run: Run, place: Place | None = None) -> RunLine:
+        """The row with the reason it ended, if it did not end well; and where it is, if it is placed."""
         reason = wording.termination(run.termination_reason) if run.termination_reason else ""
-        return cls(run, needs(run.spec), run.status_message or ("" if run.status == "done" else reason))
+        told = run.status_message or ("" if run.status == "done" else reason)
+        return cls(run, needs(run.spec), told or (place.message if place else ""), place.where if place else "")
 
     @property
     def ended(self) -> bool:

@@ -14,7 +14,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.runs import logs, selectors, services, whereabouts, why_words, wording
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
-from dstackweb.runs.states import ENDED, WAITING, RunStatus
+from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
 from dstackweb.web import hold_views, lists, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
 from dstackweb.web.why_views import standing
@@ -49,8 +49,10 @@ def _list(request: PageRequest) -> dict[str, Any]:
         limit=PER_PAGE,
     )
     counts = selectors.counts(request.project)
+    runs = selectors.runs_called(found)
+    at = whereabouts.of_runs([str(run.uid) for run in runs if run.status in PLACED])
     return {
-        "lines": [lists.RunLine.of(run) for run in selectors.runs_called(found)],
+        "lines": [lists.RunLine.of(run, at.get(str(run.uid))) for run in runs],
         "following": following,
         "before": before,
         "chosen": chosen,
