@@ -97,6 +97,9 @@ def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: 
     eventually(site.all_gone, deadline=30)
     [machine] = site.cloud.machines()[-1:]
     assert machine["type"] == job["instance_type"]
+    [started] = site.events(name, "machine_started")
+    assert started["data"]["instance_type"] == job["instance_type"]
+    assert started["data"]["cloud_id"].startswith("i-")
 
 
 def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
