@@ -166,6 +166,8 @@ class MachineOrder:
     instance_type: str
     spot: bool
     user_data: str = field(repr=False)
+    zones: tuple[str, ...] = ()
+    """Where it may start, and in which order that is tried; empty: anywhere in the region."""
     project: str = ""
     run: str = ""
 

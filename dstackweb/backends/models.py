@@ -248,6 +248,10 @@ class Instance(models.Model):
     instance_type = models.CharField(max_length=120)
     is_spot = models.BooleanField(default=False)
     price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
+    zone_prices: models.JSONField[Any, Any] = models.JSONField(
+        default=dict,
+        help_text="USD per hour by zone when it was ordered, where that matters: it starts in one of these",
+    )
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
     gpu_name = models.CharField(max_length=120, blank=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from decimal import Decimal
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend, Instance
@@ -31,6 +32,7 @@ def machine_for(job: Job, offer: Offer) -> Instance | None:
         instance_type=offer.instance_type,
         is_spot=offer.spot,
         price=offer.price,
+        zone_prices=_zone_prices(offer, job.run.spec.get("max_price")),
         cpus=offer.cpus,
         memory_mib=offer.memory_mib,
         gpu_name=offer.gpu_name,
@@ -39,3 +41,11 @@ def machine_for(job: Job, offer: Offer) -> Instance | None:
     )
     job.instance = made
     return made
+
+
+def _zone_prices(offer: Offer, max_price: float | None) -> dict[str, str]:
+    """Of an offer whose price depends on the zone, those zones that the run may have."""
+    prices: dict[str, str] = offer.detail.get("zone_prices", {}) if offer.spot else {}
+    return {
+        zone: price for zone, price in prices.items() if max_price is None or Decimal(price) <= Decimal(str(max_price))
+    }

@@ -6,6 +6,7 @@ Each function may be repeated, doubled or killed: all is guarded by what was rea
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
@@ -53,13 +54,15 @@ def land(instance: Instance, machine: Machine) -> None:
 
 
 def _start(instance: Instance, machine: Machine) -> None:
-    """Its row goes on, once; and its run is told so."""
+    """Its row goes on, once, at the price of the zone that it got; and its run is told so."""
     job = Job.objects.filter(pk=instance.holder).first() if instance.holder else None
     run = lock_run(job.run_id) if job is not None else None
+    instance.price = Decimal(instance.zone_prices.get(machine.zone, instance.price))
     landed = Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED, cloud_id=machine.cloud_id).update(
-        status=InstanceStatus.STARTING, status_s=0, error=""
+        status=InstanceStatus.STARTING, status_s=0, error="", price=instance.price
     )
     if landed and job is not None and run is not None:
+        Job.objects.filter(pk=job.pk).update(price=instance.price)
         data = {**_offer_of(instance), "cloud_id": machine.cloud_id}
         record(run, "machine_started", data, node=job.node, attempt=job.attempt)
 

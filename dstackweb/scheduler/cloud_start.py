@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from decimal import Decimal
 from uuid import UUID
 
 from django.conf import settings
@@ -107,6 +108,7 @@ def _order(instance: Instance, join_token: str) -> MachineOrder:
             pyz_sha256=pyz()[1],
             insecure=settings.DSTACKWEB_INSECURE_HTTP,
         ),
+        zones=tuple(sorted(instance.zone_prices, key=lambda zone: (Decimal(instance.zone_prices[zone]), zone))),
         project=instance.project.name,
         run=run or "",
     )

@@ -44,11 +44,12 @@ def offer(instance_type: str = "m5.large", price: str = "1.0", **fields: Any) ->
 
 class FakeCloud:
     """`fails` has for an instance type what its launch raises; `during` is called after a launch has succeeded, before
-    it is told of; `throttled` is raised by all calls."""
+    it is told of; `throttled` is raised by all calls. Zones that are `full` are passed over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offers: list[Offer] = [offer()]
         self.there: dict[str, Machine] = {}
+        self.full: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.throttled: Exception | None = None
         self.during: Callable[[], object] = lambda: None
@@ -103,7 +104,8 @@ class FakeCloud:
             if order.instance_type in self.fails:
                 raise self.fails[order.instance_type]
             cloud_id = f"i-{len(self.there)}"
-            made = Machine(order.instance, cloud_id, order.region, MachineState.STARTING, launched_at=self.now)
+            zone = next((zone for zone in order.zones if zone not in self.full), "")
+            made = Machine(order.instance, cloud_id, order.region, MachineState.STARTING, zone, launched_at=self.now)
             self.there[cloud_id] = made
         during, self.during = self.during, lambda: None
         during()

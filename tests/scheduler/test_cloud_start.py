@@ -64,6 +64,20 @@ def test_a_refused_offer_is_recorded_and_the_next_cheapest_is_tried(
     ]  # fmt: skip
 
 
+def test_a_spot_machine_costs_what_the_zone_takes_that_it_got(project: Project, member: User, fake: FakeCloud) -> None:
+    prices = {"eu-b": "2.5", "eu-a": "1", "eu-c": "9"}
+    fake.offers = [offer("a", "1", spot=True, detail={"zone": "eu-a", "zone_prices": prices})]
+    fake.full = {"eu-a"}
+    run = paid(project, member, max_price=5, spot_policy="spot")
+    place_all()
+    instance = Instance.objects.get()
+    assert (instance.price, instance.zone_prices) == (1, {"eu-a": "1", "eu-b": "2.5"})  # eu-c is over max_price
+    cloud_watch.look_over()
+    instance.refresh_from_db()
+    assert (instance.zone, instance.price, job_of(run).price) == ("eu-b", Decimal("2.5"), Decimal("2.5"))
+    assert run.events.get(kind="machine_started").data["price"] == "2.5"
+
+
 def test_with_no_offer_left_the_run_waits_again_with_its_rank_and_without_retry(
     project: Project, member: User, fake: FakeCloud
 ) -> None:

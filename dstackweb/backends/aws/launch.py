@@ -34,14 +34,18 @@ def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
 
 
 def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> Machine:
-    """In one subnet after the other, as long as it is for the zone or the subnet that there is no machine."""
-    wanted: list[str | None] = list(config.subnets_in(order.region)) or [None]
+    """In one place after the other, as long as it is for the zone or the subnet that there is no machine."""
     zones: Mapping[str, str] = {}
+    if order.zones and config.subnets_in(order.region):
+        zones = subnets.fetch(aws, config, order.region)
+    wanted = places(config, order, zones)
+    if not wanted:
+        raise LaunchFailed("network", f"no subnet is in {', '.join(order.zones)}")
     failures: list[SourceFailed] = []
     while wanted:
-        subnet = wanted.pop(0)
+        subnet, zone = wanted.pop(0)
         try:
-            return _run_in(aws, config, order, image, subnet)
+            return _run_in(aws, config, order, image, subnet, zone)
         except SourceFailed as failed:
             code = refusals.said(failed).code
             if code not in refusals.OF_THE_ZONE | refusals.OF_THE_SUBNET:
@@ -49,15 +53,27 @@ def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> 
             failures.append(failed)
             if subnet and wanted and code in refusals.OF_THE_ZONE:
                 zones = zones or subnets.fetch(aws, config, order.region)
-                wanted = [other for other in wanted if other and zones.get(other) != zones.get(subnet)]
+                wanted = [other for other in wanted if other[0] and zones.get(other[0]) != zones.get(subnet)]
     # That one zone doesn't know the instance type matters less than that another has none left.
     raise max(failures, key=lambda failed: refusals.said(failed).code in refusals.CODES)
 
 
-def _run_in(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None) -> Machine:
+def places(config: AwsConfig, order: MachineOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
+    """Where to try, in this order: subnet and zone, None and empty where it doesn't matter. `zones`: the subnets'."""
+    own = config.subnets_in(order.region)
+    if not order.zones:
+        return [(subnet, "") for subnet in own] or [(None, "")]
+    if not own:
+        return [(None, zone) for zone in order.zones]
+    return [(subnet, zone) for zone in order.zones for subnet in own if zones.get(subnet) == zone]
+
+
+def _run_in(
+    aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None, zone: str
+) -> Machine:
     from dstackweb.backends.aws.client import ONCE
 
-    asked = parameters(config, order, image, subnet)
+    asked = parameters(config, order, image, subnet, zone)
     try:
         answer = aws.call("ec2", order.region, "RunInstances", patience=ONCE, **asked)
     except SourceFailed as failed:
@@ -74,8 +90,10 @@ def _run_in(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, 
     return machines.read(answer["Instances"][0], order.region)
 
 
-def parameters(config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None) -> dict[str, Any]:
-    """RunInstances' own words for an order."""
+def parameters(
+    config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None, zone: str = ""
+) -> dict[str, Any]:
+    """RunInstances' own words for an order, in a subnet, or in a zone of the default network."""
     asked: dict[str, Any] = {
         "MinCount": 1,
         "MaxCount": 1,
@@ -97,6 +115,8 @@ def parameters(config: AwsConfig, order: MachineOrder, image: ami.Image, subnet:
     if image.root_device:
         disk = {"VolumeSize": max(config.disk_gb, image.least_gb), "VolumeType": "gp3", "DeleteOnTermination": True}
         asked["BlockDeviceMappings"] = [{"DeviceName": image.root_device, "Ebs": disk}]
+    if zone and not subnet:
+        asked["Placement"] = {"AvailabilityZone": zone}
     if order.spot:
         spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}

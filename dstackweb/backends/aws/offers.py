@@ -142,15 +142,15 @@ def _offers(
 
 
 def _price(region: Region, kind: InstanceType, spot: bool) -> tuple[Decimal | None, dict[str, Any]]:
-    """USD per hour, and for spot the zone that has this price: the cheapest that it may start in."""
+    """USD per hour; for spot that of the cheapest zone that it may start in, and what each of them takes."""
     if not spot:
         return (region.prices.get(kind.name) if kind.on_demand else None), {}
     prices = region.spot_prices.get(kind.name, {}) if kind.spot else {}
     zones = [zone for zone in region.allowed(kind) if zone in prices] or list(prices)
     if not zones:
         return None, {}
-    zone = min(zones, key=lambda zone: (prices[zone], zone))
-    return prices[zone], {"zone": zone}
+    ordered = sorted(zones, key=lambda zone: (prices[zone], zone))
+    return prices[ordered[0]], {"zone": ordered[0], "zone_prices": {zone: str(prices[zone]) for zone in ordered}}
 
 
 def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:

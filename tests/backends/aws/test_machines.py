@@ -269,6 +269,26 @@ class TestNoCapacity:
         assert started.zone == f"{REGION}b"
         assert cloud.count("ec2", "RunInstances") == 2
 
+    @pytest.mark.parametrize("named", [True, False])
+    def test_of_a_price_by_zone_is_tried_where_it_was_meant_to_be(
+        self, backend: Backend, cloud: Cloud, named: bool
+    ) -> None:
+        code = configured(backend, subnets=subnets(cloud, "a", "b", "c") if named else {})
+        zones = (f"{REGION}c", f"{REGION}b")
+        assert code.launch(order(spot=True, zones=zones)).zone == f"{REGION}c"
+        cloud.capacity(0, zone=f"{REGION}c")
+        assert code.launch(order(spot=True, zones=zones)).zone == f"{REGION}b"
+        cloud.capacity(0, zone=f"{REGION}b")
+        with pytest.raises(LaunchFailed) as failed:
+            code.launch(order(spot=True, zones=zones))
+        assert failed.value.code == "no_capacity"
+
+    def test_where_no_subnet_is_in_its_zones_says_so(self, backend: Backend, cloud: Cloud) -> None:
+        code = configured(backend, subnets=subnets(cloud, "a"))
+        with pytest.raises(LaunchFailed, match="no subnet") as failed:
+            code.launch(order(spot=True, zones=(f"{REGION}b",)))
+        assert failed.value.code == "network"
+
     def test_anywhere_is_told_when_all_zones_were_tried(self, backend: Backend, cloud: Cloud) -> None:
         cloud.capacity(0)
         with pytest.raises(LaunchFailed) as failed:

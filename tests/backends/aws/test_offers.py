@@ -85,7 +85,9 @@ def test_an_offer_says_how_many_more_fit_into_its_own_quota() -> None:
     assert (one.availability, one.price, one.gpu_memory_mib) == (Availability.AVAILABLE, Decimal("1.006"), 24576)
     assert one.detail == {"code": "quota", "fits": 14, "limit": 64, "used": 8, "needs": 4}
     spot = found["g5.xlarge", True]
-    assert spot.detail == {"code": "no_quota", "fits": 0, "limit": 0, "used": 0, "needs": 4, "zone": "eu-west-1b"}
+    zones = {"zone": "eu-west-1b", "zone_prices": {"eu-west-1b": "0.38", "eu-west-1a": "0.40"}}
+    assert spot.detail == {"code": "no_quota", "fits": 0, "limit": 0, "used": 0, "needs": 4, **zones}
+    assert list(spot.detail["zone_prices"]) == ["eu-west-1b", "eu-west-1a"]
     assert (spot.availability, spot.price) == (Availability.NO_QUOTA, Decimal("0.38"))
 
 
