@@ -64,12 +64,22 @@ class Kept(Generic[K, V]):
                 self._values.move_to_end(key)
             return value
 
+    def first(self, key: K, value: V) -> V:
+        """What is there; else `value`, which is there from now on. Of several threads the first one's counts."""
+        with self._lock:
+            found = self._values.setdefault(key, value)
+            self._give_up(key)
+            return found
+
     def put(self, key: K, value: V) -> None:
         with self._lock:
             self._values[key] = value
-            self._values.move_to_end(key)
-            while len(self._values) > self.most:
-                self._values.popitem(last=False)
+            self._give_up(key)
+
+    def _give_up(self, used: K) -> None:
+        self._values.move_to_end(used)
+        while len(self._values) > self.most:
+            self._values.popitem(last=False)
 
     def drop(self, wanted: Callable[[K], bool]) -> None:
         with self._lock:
@@ -108,11 +118,7 @@ def stamp(name: str) -> str:
         found = _try(lambda: caches["offers"].get(name), name)
         if isinstance(found, str):
             return found
-    own = _own_stamps.get(name)
-    if own is None:
-        own = new_stamp()
-        _own_stamps.put(name, own)
-    return own
+    return _own_stamps.first(name, new_stamp())
 
 
 def restamp(*names: str) -> None:

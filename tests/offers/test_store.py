@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,3 +208,18 @@ def _spoil(name: str) -> None:
     else:
         cache: Any = caches["offers"]
         cache.client.get_client().set(cache.make_key(name), b"nonsense")
+
+
+def test_without_the_cache_all_threads_of_a_process_have_one_stamp(
+    redis: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis.kill()
+    store.get("x")
+
+    def made_slowly() -> str:
+        stamp = secrets.token_hex(12)
+        time.sleep(0.01)  # so that all are at it
+        return stamp
+
+    monkeypatch.setattr(store, "new_stamp", made_slowly)
+    assert len(set(at_once(8, lambda: store.stamp("catalog:1")))) == 1
