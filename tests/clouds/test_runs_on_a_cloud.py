@@ -167,7 +167,7 @@ def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_
 
 def test_a_machine_that_is_kept_serves_the_next_run_of_its_project(site: Site) -> None:
     before = site.known()
-    first = site.submit("true", idle_duration="20s")
+    first = site.submit("true", idle_duration="2m")
     site.server.wait(first, "done", deadline=BOOTED_S)
     idle = 'dstackweb_instances{backend="aws",status="idle"} 1.0'
     eventually(lambda: idle in site.server.metrics(), deadline=15)
