@@ -26,7 +26,7 @@ MARKS = (50, 80, 100)
 
 def spent(project_id: int, now: dt.datetime) -> Decimal:
     """USD for the part of each machine and job that lies in `now`'s month; what goes on counts up to `now`."""
-    since = _month(now)
+    since = month_of(now)
     in_month = Q(ended_at=None) | Q(ended_at__gt=since)
     machines = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
     # The condition on the price is the partial index's.
@@ -65,7 +65,7 @@ def has_budgets() -> bool:
 
 def mark_budgets(now: dt.datetime) -> int:
     """Note each share of its budget that a project has spent, once a month; returns how many crossed one."""
-    month, crossed = _month(now).date(), 0
+    month, crossed = month_of(now).date(), 0
     for project_id, budget in Project.objects.exclude(monthly_budget=None).values_list("pk", "monthly_budget"):
         assert budget is not None
         # Those of another budget say nothing of this one.
@@ -86,7 +86,8 @@ def mark_budgets(now: dt.datetime) -> int:
     return crossed
 
 
-def _month(now: dt.datetime) -> dt.datetime:
+def month_of(now: dt.datetime) -> dt.datetime:
+    """When its month began."""
     return now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 

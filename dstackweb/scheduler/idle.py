@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from dstackweb.backends.contract import Availability, Offer
-from dstackweb.backends.hosts.gpu_match import gpu_matches
 from dstackweb.backends.models import Instance, InstanceStatus
+from dstackweb.backends.whole import meets
 from dstackweb.spec.requirements import Requirements
 
 SILENT_S = 60.0
@@ -71,22 +71,7 @@ def serving(kept: Iterable[Offer], needs: Requirements, *, image: str | None = N
     """Those that have what each node of a run needs."""
     if image is not None:
         return ()
-    return tuple(offer for offer in kept if _meets(offer, needs))
-
-
-def _meets(offer: Offer, needs: Requirements) -> bool:
-    """As a new machine of its type would: more CPUs and memory come with it, more GPUs would lie idle."""
-    if offer.cpus < needs.cpu_min or offer.memory_mib < needs.memory_min_mib or offer.gpu_count < needs.gpu_count_min:
-        return False
-    if needs.gpu_count_max is not None and offer.gpu_count > needs.gpu_count_max:
-        return False
-    return needs.gpu_count_min == 0 or gpu_matches(
-        offer.gpu_name,
-        offer.gpu_memory_mib,
-        names=needs.gpu_names,
-        memory_min_mib=needs.gpu_memory_min_mib,
-        memory_max_mib=needs.gpu_memory_max_mib,
-    )
+    return tuple(offer for offer in kept if meets(offer, needs))
 
 
 def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> bool:
@@ -100,3 +85,9 @@ def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> 
         idle_until__gt=now,
     )
     return bool(idle.update(holder=job_id, idle_since=None, idle_until=None, status_s=0))
+
+
+def end(instance_id: UUID) -> bool:
+    """Have an idle machine end before its time. False, with nothing changed, where it serves a job or ends already."""
+    idle = Instance.objects.filter(pk=instance_id, status=InstanceStatus.RUNNING, holder=None)
+    return bool(idle.update(status=InstanceStatus.STOPPING, why="stopped", idle_until=None, status_s=0))

@@ -50,7 +50,7 @@ class Month:
 
 def month(project: Project, now: dt.datetime) -> Month:
     """What is spent so far."""
-    since = now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    since = spend.month_of(now)
     costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
     rate = sum(costing.values_list("price", flat=True), Decimal(0))
     return Month(since, spend.spent(project.pk, now), project.monthly_budget, rate)
@@ -68,7 +68,7 @@ def warned(project: Project, now: dt.datetime) -> Warned | None:
     """What every page warns of. Asks nothing where there is no budget, and little where none of it is passed."""
     if project.monthly_budget is None:
         return None
-    since = now.astimezone(dt.UTC).date().replace(day=1)
+    since = spend.month_of(now).date()
     marks = BudgetMark.objects.filter(project=project, month=since, percent__gte=WARNED_FROM)
     if not (told := sorted(marks.values_list("percent", flat=True), reverse=True)):
         return None
@@ -81,6 +81,6 @@ def passed(project: Project, now: dt.datetime) -> list[BudgetMark]:
     """The marks of its present budget that a project has passed this month, the first one first, with when it did."""
     if project.monthly_budget is None:
         return []
-    since = now.astimezone(dt.UTC).date().replace(day=1)
+    since = spend.month_of(now).date()
     marks = BudgetMark.objects.filter(project=project, month=since, budget=project.monthly_budget)
     return list(marks.order_by("percent"))

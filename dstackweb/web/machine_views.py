@@ -24,6 +24,7 @@ from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceSt
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs import selectors, wording
 from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler import idle
 from dstackweb.web import budget, offer_lines
 from dstackweb.web.pages import PageRequest, done, polled, project_page
 from dstackweb.web.run_words import SAID_ALL
@@ -148,9 +149,7 @@ def stop(request: PageRequest, machine: UUID) -> HttpResponse:
     found = _of(request).filter(pk=machine).first()
     if found is None:
         raise NotFound(_("the project has no such machine"))
-    idle = _of(request).filter(pk=machine, status=InstanceStatus.RUNNING, holder=None)
-    ended = idle.update(status=InstanceStatus.STOPPING, why="stopped", idle_until=None, status_s=0)
-    if not ended:
+    if not idle.end(found.pk):
         raise Conflict(_("it serves a run now, or ends already: stop the run instead"))
     return done(
         request, _("%s is told to end") % found.instance_type, reverse("web:machines", args=[request.project.name])

@@ -16,7 +16,7 @@ from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
-from dstackweb.backends.hosts.gpu_match import gpu_matches
+from dstackweb.backends.whole import meets
 from dstackweb.spec.requirements import Requirements
 
 Verdict = tuple[Availability, dict[str, Any]]
@@ -62,25 +62,6 @@ def join(
     if not offers:
         _raise_unknown(config, readings)
     return sorted(offers, key=lambda offer: (offer.price, offer.region, offer.instance_type, offer.spot))
-
-
-def meets(kind: InstanceType, needs: Requirements) -> bool:
-    """Whether a job with these needs may have an instance of this type, all of it.
-
-    CPUs and memory above what was asked for come with the machine, as on a host, and the cheapest comes first. GPUs
-    above the most that was asked for would be paid for and unused: unlike a host's, nobody else could have them.
-    """
-    if kind.cpus < needs.cpu_min or kind.memory_mib < needs.memory_min_mib or kind.gpu_count < needs.gpu_count_min:
-        return False
-    if needs.gpu_count_max is not None and kind.gpu_count > needs.gpu_count_max:
-        return False
-    return needs.gpu_count_min == 0 or gpu_matches(
-        kind.gpu_name,
-        kind.gpu_memory_mib,
-        names=needs.gpu_names,
-        memory_min_mib=needs.gpu_memory_min_mib,
-        memory_max_mib=needs.gpu_memory_max_mib,
-    )
 
 
 def _region(config: AwsConfig, readings: Mapping[SourceKey, Reading], name: str) -> Region:
