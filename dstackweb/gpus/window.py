@@ -21,7 +21,7 @@ MAX_GAP = 3
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is kept of one GPU's samples: since when all were low (None: the newest was not), and the newest's moment."""
+    """What is kept of a GPU's samples: since when all were low (None: the newest was not), and the newest's moment."""
 
     since_ms: int | None = None
     last_ms: int | None = None
