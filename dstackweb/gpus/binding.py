@@ -1,0 +1,114 @@
+"""Which policy a job is held to: its run's, from wherever that came, as a row beside the job (R17)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from django.conf import settings
+
+from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy
+from dstackweb.gpus.window import NOTHING, Stretch, Window, replay
+from dstackweb.runs.models import Job, Run
+from dstackweb.spec.effective import UtilizationPolicy
+
+
+def interval_ms() -> int:
+    """Milliseconds between two samples of a GPU."""
+    return round(settings.DSTACKWEB_SAMPLE_EVERY_S * 1000)
+
+
+def policy_of(run: Run) -> UtilizationPolicy | None:
+    """The utilization policy in a run's spec, if it has one."""
+    found = run.spec.get("utilization_policy")
+    return UtilizationPolicy.model_validate(found) if found else None
+
+
+def terms(job: Job, policy: UtilizationPolicy | None) -> dict[str, Any]:
+    """The fields of the row that holds a job which has started to a policy. Raises ValueError for one that has not."""
+    if job.started_at is None:
+        raise ValueError(f"job {job.pk} has not started: there is nothing to judge")
+    warmup_s = policy.warmup_s if policy else 0
+    return {
+        "min_gpu_utilization": policy.min_gpu_utilization if policy else None,
+        "time_window_s": policy.time_window_s if policy else 0,
+        "scope": policy.scope if policy else "any",
+        "action": policy.action if policy else "terminate",
+        "from_ms": round(job.started_at.timestamp() * 1000) + warmup_s * 1000,
+    }
+
+
+def is_bound_to(bound: JobPolicy, job: Job, policy: UtilizationPolicy | None) -> bool:
+    """Whether the row says what the policy does."""
+    return all(getattr(bound, name) == value for name, value in terms(job, policy).items())
+
+
+def bind(job: Job) -> JobPolicy:
+    """The row that holds a running job to its run's policy: made when there is none, brought in line when the run's
+    spec has another.
+
+    `job` comes with its run, read in one statement; with `policy` read along it costs no query while nothing changes.
+    Call inside a transaction, behind the rows of the job's series. Raises ValueError for a job that has not started.
+    """
+    policy = policy_of(job.run)
+    try:
+        bound: JobPolicy = job.policy
+    except JobPolicy.DoesNotExist:
+        # Whoever changed the policy meanwhile has made the row, and knows better.
+        JobPolicy.objects.bulk_create([JobPolicy(job=job, **terms(job, policy))], ignore_conflicts=True)
+        return JobPolicy.objects.get(pk=job.pk)
+    return bound if is_bound_to(bound, job, policy) else rebind(job)
+
+
+def rebind(job: Job) -> JobPolicy:
+    """Hold a job that has started to its run's policy as it is stored now, and judge its samples by that anew.
+
+    What people were told under another policy counts no more. Call inside a transaction; it locks the job's series (by
+    id), then the row of its policy.
+    """
+    series = list(GpuSeries.objects.select_for_update(no_key=True).filter(job=job).order_by("pk"))
+    before = JobPolicy.objects.filter(pk=job.pk).first()
+    bound = JobPolicy(job=job, **terms(job, policy_of(Run.objects.get(pk=job.run_id))))
+    JobPolicy.objects.bulk_create(
+        [bound],
+        update_conflicts=True,
+        unique_fields=["job"],
+        update_fields=[
+            "min_gpu_utilization", "time_window_s", "scope", "action", "from_ms", "bound_at", "noticed_ms", "acted_ms",
+        ],
+    )  # fmt: skip
+    if before is None or before.min_gpu_utilization != bound.min_gpu_utilization:
+        for one in series:
+            _replay(one, bound.min_gpu_utilization)
+    return bound
+
+
+def _replay(series: GpuSeries, minimum: int | None) -> None:
+    """Find the low stretch of a GPU anew, from the samples that are kept."""
+    found = NOTHING if minimum is None else replay(samples_of(series), minimum, interval_ms())
+    GpuSeries.objects.filter(pk=series.pk).update(low_since_ms=found.since_ms, low_last_ms=found.last_ms)
+
+
+def samples_of(series: GpuSeries, from_ms: int | None = None) -> list[tuple[int, int]]:
+    """The samples of a series that can be judged, in order: `(at_ms, utilization)`."""
+    found = GpuSample.objects.filter(series=series, utilization__isnull=False)
+    if from_ms is not None:
+        found = found.filter(at_ms__gte=from_ms)
+    return [(at_ms, cast(int, used)) for at_ms, used in found.order_by("at_ms").values_list("at_ms", "utilization")]
+
+
+def window_of(bound: JobPolicy) -> Window:
+    """What a job is judged by. It has a minimum (`min_gpu_utilization` is not None)."""
+    return Window(bound.time_window_s * 1000, cast(Literal["any", "all"], bound.scope), bound.from_ms)
+
+
+def stretches(gpus: Sequence[str], series: Collection[GpuSeries]) -> list[Stretch]:
+    """The low stretch of each of a job's GPUs (NVML's UUIDs), in their order; nothing is known of one without samples.
+
+    The `gpu` of a verdict on them is a place in `gpus`.
+    """
+    by_uuid: Mapping[str, GpuSeries] = {one.uuid: one for one in series}
+    return [
+        Stretch(one.low_since_ms, one.low_last_ms) if (one := by_uuid.get(uuid)) is not None else NOTHING
+        for uuid in gpus
+    ]

@@ -1,0 +1,42 @@
+"""How people are warned before a policy stops a run: pure (DESIGN 8). Moments and spans are milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dstackweb.gpus.window import Verdict
+
+MINUTE = 60_000
+NO_NOTICE_BELOW = 4 * MINUTE
+"""Windows shorter than this leave no time to act on a notice: they have the badge only."""
+NOTICE_LEAST, NOTICE_MOST = 2 * MINUTE, 10 * MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """`stops_ms` is from when on the run is stopped, if it goes on like this: the verdict's, or when it is no longer
+    kept. None of it while the job isn't low, or it is unknown whether it is."""
+
+    badge: bool = False
+    notice: bool = False
+    stops_ms: int | None = None
+
+
+def notice_before(window_ms: int) -> int | None:
+    """How long before the stop people are told; None: not at all."""
+    if window_ms < NO_NOTICE_BELOW:
+        return None
+    return min(max(window_ms // 4, NOTICE_LEAST), NOTICE_MOST)
+
+
+def warned(verdict: Verdict, window_ms: int, paused_until_ms: int | None, now_ms: int) -> Warned:
+    """What is due of badge and notice: the badge from half the window on, the notice when little time remains."""
+    if verdict.stops_ms is None:
+        return Warned()
+    stops_ms = max(verdict.stops_ms, paused_until_ms or 0)
+    before = notice_before(window_ms)
+    return Warned(
+        badge=now_ms >= verdict.stops_ms - window_ms // 2,
+        notice=before is not None and now_ms >= stops_ms - before,
+        stops_ms=stops_ms,
+    )
