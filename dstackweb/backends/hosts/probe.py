@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import socket
@@ -13,9 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-import pynvml
 
-log = logging.getLogger(__name__)
+from dstackweb.backends.hosts import nvml
 
 MIB = 1024 * 1024
 RESERVED_MIB = 512
@@ -106,57 +104,17 @@ def _words(file: Path) -> list[str]:
 
 
 def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
-    """The GPUs that answer, in NVML's order, and what went wrong with the others; no NVML library is no error."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return (), ""
-    except pynvml.NVMLError as error:
-        return (), f"NVML: {error}"
-    try:
-        return _ask_all(is_ours)
-    except pynvml.NVMLError as error:
-        return (), f"NVML: {error}"
-    finally:
-        pynvml.nvmlShutdown()
+    """The GPUs that answer, in NVML's order, MIG devices in the place of the GPU they are parts of; and what went wrong
+    with the others. No NVML library is no error."""
+    look = nvml.read()
+    gpus = (GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in look.readings)
+    return tuple(gpus), look.error
 
 
-def _ask_all(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
-    gpus, errors = [], []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            gpus.append(_ask(index, is_ours))
-        except pynvml.NVMLError as error:
-            errors.append(f"GPU {index}: {error}")
-    return tuple(gpus), "; ".join(errors)
-
-
-def _ask(index: int, is_ours: Callable[[int], bool]) -> GpuProbe:
-    device = pynvml.nvmlDeviceGetHandleByIndex(index)
-    return GpuProbe(
-        uuid=pynvml.nvmlDeviceGetUUID(device),
-        index=index,
-        name=pynvml.nvmlDeviceGetName(device),
-        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(device).total // MIB,
-        stranger=_stranger(device, is_ours),
-    )
-
-
-def _stranger(device: Any, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
-    """The first process computing on a GPU that belongs to no job; a desktop's drawing doesn't count."""
-    try:
-        pids = sorted(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device))
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return None
-    return next(({"pid": pid, "user": _user_of(pid)} for pid in pids if not is_ours(pid)), None)
-
-
-def _user_of(pid: int) -> str | None:
-    """None for a process that has ended or lives in another container: NVML may see further than this one."""
-    try:
-        return psutil.Process(pid).username()
-    except psutil.Error:
-        return None
+def _stranger(gpu: nvml.Reading, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
+    """The first process computing on a GPU that belongs to no job."""
+    found = next((process for process in gpu.processes or () if not is_ours(process["pid"])), None)
+    return found and {"pid": found["pid"], "user": found["user"]}
 
 
 def own_address(url: str) -> str:

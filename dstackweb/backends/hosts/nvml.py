@@ -1,0 +1,236 @@
+"""What this machine's GPUs do right now. The one place that speaks to NVML's Python module.
+
+NVML is opened for each look and closed after it: a driver that is held open cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import pynvml
+
+MIB = 1024 * 1024
+GPM_S = 0.25
+"""A MIG device's utilization is counted between two moments this far apart; NVML wants at least 0.1 s."""
+
+ABSENT = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_FunctionNotFound,
+    pynvml.NVMLError_NoPermission,
+    pynvml.NVMLError_NoData,
+)
+"""What a GPU or its driver doesn't tell. That is no error."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One GPU or MIG device. What it doesn't tell is None, never zero.
+
+    A MIG device has its parent's `index`, temperature and throttle reasons, and no power of its own. `utilization` is
+    in percent, `throttle` NVML's bits of why clocks are held down, and each process {"pid", "user", "memory_mib"},
+    by id; a user or a memory that isn't known is None. `processes` is None when NVML doesn't tell them.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int
+    utilization: int | None = None
+    memory_used_mib: int | None = None
+    power_w: int | None = None
+    power_limit_w: int | None = None
+    temperature_c: int | None = None
+    throttle: int | None = None
+    processes: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """All GPUs that answer, in NVML's order. `error` names those that don't, and values that failed.
+
+    `library` is whether NVML's is there; a machine without it has no GPUs, and that is no error.
+    """
+
+    readings: tuple[Reading, ...] = ()
+    library: bool = True
+    error: str = ""
+    took_ms: float = 0.0
+
+
+def read() -> Look:
+    """Look at all GPUs of this machine; never raises. Takes milliseconds, and GPM_S more where MIG devices are."""
+    began = time.perf_counter()
+    readings: tuple[Reading, ...] = ()
+    errors: list[str] = []
+    library = True
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        library = False
+    except pynvml.NVMLError as error:
+        errors.append(f"NVML: {error}")
+    else:
+        try:
+            readings = tuple(_read_all(errors))
+        except pynvml.NVMLError as error:
+            errors.append(f"NVML: {error}")
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    return Look(readings, library, "; ".join(errors), (time.perf_counter() - began) * 1000)
+
+
+def _read_all(errors: list[str]) -> Iterator[Reading]:
+    asked = [_Asked(index, errors) for index in range(pynvml.nvmlDeviceGetCount())]
+    with contextlib.ExitStack() as stack:
+        meters = [[_Meter(gpu.device, part, stack) for part in gpu.parts] for gpu in asked]
+        if any(meter.works for of_gpu in meters for meter in of_gpu):
+            time.sleep(GPM_S)
+        busy = [[meter.percent() for meter in of_gpu] for of_gpu in meters]
+    for gpu, of_parts in zip(asked, busy, strict=True):
+        yield from gpu.readings(of_parts)
+
+
+class _Asked:
+    """One GPU of the machine, whole or as its MIG devices (`parts`)."""
+
+    def __init__(self, index: int, errors: list[str]) -> None:
+        self.index, self._errors = index, errors
+        self.device: Any = None
+        self.is_split = False
+        self.parts: list[Any] = []
+        try:
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self.is_split = self._try("MIG", lambda: pynvml.nvmlDeviceGetMigMode(device)[0]) == 1
+            if self.is_split:
+                self.parts = list(_parts_of(device))
+            self.device = device
+        except pynvml.NVMLError as error:
+            self._fails(str(error))
+
+    def readings(self, busy: Sequence[int | None]) -> Iterator[Reading]:
+        """Its readings; where it is split, of its parts, whose utilization is `busy`."""
+        if self.device is None:
+            return
+        try:
+            if not self.is_split:
+                yield self._read_whole()
+            for part, percent in zip(self.parts, busy, strict=True):
+                yield self._read_part(part, percent)
+        except pynvml.NVMLError as error:
+            self._fails(str(error))
+
+    def _read_whole(self) -> Reading:
+        device = self.device
+        return replace(
+            self._read_part(device, self._try("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu)),
+            power_w=self._try("power", lambda: round(pynvml.nvmlDeviceGetPowerUsage(device) / 1000)),
+            power_limit_w=self._try(
+                "power limit", lambda: round(pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000)
+            ),
+        )
+
+    def _read_part(self, part: Any, busy: int | None) -> Reading:
+        """What a whole GPU and a MIG device tell alike."""
+        memory, chip = _memory(part), self.device
+        return Reading(
+            uuid=pynvml.nvmlDeviceGetUUID(part),
+            index=self.index,
+            name=pynvml.nvmlDeviceGetName(part),
+            memory_mib=memory.total // MIB,
+            utilization=busy,
+            memory_used_mib=memory.used // MIB,
+            temperature_c=self._try(
+                "temperature", lambda: pynvml.nvmlDeviceGetTemperature(chip, pynvml.NVML_TEMPERATURE_GPU)
+            ),
+            throttle=self._try("clocks", lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip)),
+            processes=self._try("processes", lambda: _processes(part)),
+        )
+
+    def _try(self, what: str, ask: Callable[[], Any]) -> Any:
+        """The answer; None when the GPU doesn't tell, or fails to: the latter is an error, and no end of the others."""
+        try:
+            return ask()
+        except ABSENT:
+            return None
+        except pynvml.NVMLError as error:
+            self._fails(f"{what}: {error}")
+            return None
+
+    def _fails(self, how: str) -> None:
+        self._errors.append(f"GPU {self.index}: {how}")
+
+
+class _Meter:
+    """The utilization of a MIG device, by NVML's performance counters (GPM) over a moment: the one way there is."""
+
+    def __init__(self, gpu: Any, part: Any, stack: contextlib.ExitStack) -> None:
+        self.works = False
+        self._gpu = gpu
+        self._samples: list[Any] = []
+        try:
+            if not pynvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+                return
+            self._instance = pynvml.nvmlDeviceGetGpuInstanceId(part)
+            for _ in range(2):
+                sample = pynvml.nvmlGpmSampleAlloc()
+                stack.callback(pynvml.nvmlGpmSampleFree, sample)
+                self._samples.append(sample)
+            pynvml.nvmlGpmMigSampleGet(gpu, self._instance, self._samples[0])
+            self.works = True
+        except pynvml.NVMLError:
+            return
+
+    def percent(self) -> int | None:
+        """How much of the time since this was made; None when it cannot be counted."""
+        if not self.works:
+            return None
+        wanted = pynvml.c_nvmlGpmMetricsGet_t()
+        wanted.version, wanted.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
+        wanted.sample1, wanted.sample2 = self._samples
+        wanted.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+        try:
+            pynvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._samples[1])
+            pynvml.nvmlGpmMetricsGet(wanted)
+        except pynvml.NVMLError:
+            return None
+        metric = wanted.metrics[0]
+        # Not a number, which compares to nothing, is what cannot be counted.
+        return round(metric.value) if metric.nvmlReturn == 0 and 0 <= metric.value <= 100 else None
+
+
+def _parts_of(device: Any) -> Iterator[Any]:
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        with contextlib.suppress(pynvml.NVMLError_NotFound):
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, place)
+
+
+def _memory(device: Any) -> Any:
+    """Bytes: `total`, `used`. The newer answer leaves out of `used` what the driver keeps for itself."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError_FunctionNotFound:
+        return pynvml.nvmlDeviceGetMemoryInfo(device)
+
+
+def _processes(device: Any) -> tuple[dict[str, Any], ...]:
+    """Those that compute; a desktop's drawing doesn't count."""
+    found = sorted(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(device), key=lambda process: process.pid)
+    return tuple({"pid": one.pid, "user": _user_of(one.pid), "memory_mib": _mib(one.usedGpuMemory)} for one in found)
+
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size // MIB
+
+
+def _user_of(pid: int) -> str | None:
+    """None for a process that has ended or lives in another container: NVML may see further than this one."""
+    try:
+        return psutil.Process(pid).username()
+    except psutil.Error:
+        return None
