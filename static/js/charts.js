@@ -1,5 +1,6 @@
 // The history's two charts. The numbers lie in <script type="application/json" id="history-data">, which a poll renews;
 // what stands still (canvases, readouts, the reader's choice of bands) is left out of its morph.
+import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
 import { anew } from "./polling.js";
 import { durationText } from "./times.js";
 
@@ -8,7 +9,6 @@ const MARKS_S = [0, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7
 const DASHES = [[2, 3], [8, 3, 2, 3], [7, 3], []]; // as in charts.css
 const DAY_S = 86400;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric" });
 const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
 
 /** Per chart: the line, the shade's upper edge, how values are marked, and one band's numbers of one span in words. */
@@ -44,8 +44,7 @@ const KINDS = {
   },
 };
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const colour = (band, alpha = 1) => `color-mix(in srgb, ${css(`--dw-band-${band}`)} ${alpha * 100}%, transparent)`;
+const colour = (band, alpha) => mixed(`--dw-band-${band}`, alpha);
 const hidden = new Set(); // bands that the reader switched off
 const charts = new Map(); // kind → uPlot
 let data = null;
@@ -64,12 +63,6 @@ function read() {
 
 /** uPlot's columns: time, then per band the edge above and the line below it. */
 const columns = (kind) => [seconds, ...data.bands.flatMap((band) => [band[KINDS[kind].edge], band[KINDS[kind].line]])];
-
-/** The places whose neighbours on both sides are missing: a line would not show them. */
-function lonely(values) {
-  const has = (i) => values[i] !== null && values[i] !== undefined;
-  return values.flatMap((_value, i) => (has(i) && !has(i - 1) && !has(i + 1) ? [i] : []));
-}
 
 function series(kind) {
   const scale = "y";
@@ -112,28 +105,17 @@ function bars(u) {
   ctx.restore();
 }
 
-function timeMarks(u, splits) {
-  const dates = splits.map((at) => new Date(at * 1000));
-  return dates.map((date) => (date.getHours() || date.getMinutes() ? clock : day).format(date));
-}
-
 function options(kind, element) {
   const { scale, splits, filter, mark } = KINDS[kind];
-  const axis = {
-    stroke: () => css("--dw-chart-text"),
-    grid: { stroke: () => css("--dw-chart-grid"), width: 1 },
-    ticks: { show: false },
-    font: `12px ${getComputedStyle(document.body).fontFamily}`,
-  };
   return {
     width: element.clientWidth,
     height: element.clientHeight,
     legend: { show: false },
-    cursor: { y: false, drag: { setScale: false, x: false, y: false }, sync: { key: "history", setSeries: false }, points: { size: 8 } },
+    cursor: cursor("history"),
     scales: { x: { time: true }, y: scale },
     axes: [
-      { ...axis, size: 30, space: 64, values: timeMarks, incrs: [3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S] },
-      { ...axis, size: kind === "wait" ? 60 : 48, splits, filter, values: (_u, values) => values.map(mark) },
+      { ...axis(), size: 30, space: 64, values: timeMarks, incrs: [3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S] },
+      { ...axis(), size: kind === "wait" ? 60 : 48, splits, filter, values: (_u, values) => values.map(mark) },
     ],
     series: [{}, ...series(kind)],
     bands: data.bands.map((_band, band) => ({ series: [2 * band + 1, 2 * band + 2], fill: () => colour(band, 0.16) })),
@@ -172,21 +154,6 @@ function tell(kind, index) {
   slider.setAttribute("aria-valuetext", `${spanText(i)}. ${said.join("; ")}`);
 }
 
-function point(u, index) {
-  const i = Math.min(Math.max(index, 0), last());
-  u.setCursor({ left: u.valToPos(seconds[i], "x"), top: u.over.clientHeight / 2 });
-}
-
-const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageUp: 24, PageDown: -24, Home: -Infinity, End: Infinity };
-
-function onKey(event, u) {
-  const step = event.key === "Escape" ? 0 : STEPS[event.key];
-  if (step === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
-  event.preventDefault();
-  if (event.key === "Escape") u.setCursor({ left: -10, top: -10 });
-  else point(u, (u.cursor.idx ?? last()) + step);
-}
-
 function draw() {
   for (const element of document.querySelectorAll("[data-chart]")) {
     const kind = element.dataset.chart;
@@ -196,8 +163,8 @@ function draw() {
     } else {
       const u = new window.uPlot(options(kind, element), columns(kind), element);
       charts.set(kind, u);
-      element.addEventListener("keydown", (event) => onKey(event, charts.get(kind)));
-      new ResizeObserver(() => element.clientWidth && u.setSize({ width: element.clientWidth, height: element.clientHeight })).observe(element);
+      element.addEventListener("keydown", (event) => walk(event, charts.get(kind), 24));
+      fit(() => charts.get(kind), element);
     }
     tell(kind, charts.get(kind).cursor.idx ?? last());
   }
@@ -220,10 +187,7 @@ document.addEventListener("click", (event) => {
   if (button) toggle(button);
 });
 document.addEventListener("htmx:after:swap", () => read() && draw());
-new MutationObserver(() => charts.forEach((u) => u.redraw(false))).observe(document.documentElement, {
-  attributes: true,
-  attributeFilter: ["data-bs-theme"],
-});
+onTheme(() => charts.forEach((u) => u.redraw(false)));
 
 if (read()) draw();
 // The first visit with this browser was told in UTC: now that the zone is known, once more.

@@ -1,0 +1,61 @@
+// What all charts share: colours of the theme, axes, points that no line would show, the keyboard.
+const locale = document.documentElement.lang || undefined;
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric" });
+
+/** A custom property of the page, as it is in the theme that is on. */
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export const mixed = (name, alpha = 1) => `color-mix(in srgb, ${css(name)} ${alpha * 100}%, transparent)`;
+
+/** The places whose neighbours on both sides are missing: a line would not show them. */
+export function lonely(values) {
+  const has = (i) => values[i] !== null && values[i] !== undefined;
+  return values.flatMap((_value, i) => (has(i) && !has(i - 1) && !has(i + 1) ? [i] : []));
+}
+
+/** What the marks below a chart say: the hour, and at midnight the day. */
+export function timeMarks(_u, splits) {
+  const dates = splits.map((at) => new Date(at * 1000));
+  return dates.map((date) => (date.getHours() || date.getMinutes() ? clock : day).format(date));
+}
+
+export const axis = () => ({
+  stroke: () => css("--dw-chart-text"),
+  grid: { stroke: () => css("--dw-chart-grid"), width: 1 },
+  ticks: { show: false },
+  font: `12px ${getComputedStyle(document.body).fontFamily}`,
+});
+
+/** A cursor that all charts of a page with this key share. */
+export const cursor = (key) => ({
+  y: false,
+  drag: { setScale: false, x: false, y: false },
+  sync: { key, setSeries: false },
+  points: { size: 8 },
+});
+
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, Home: -Infinity, End: Infinity };
+
+/** The arrow keys walk along a chart, PageUp and PageDown in strides; Escape goes back to the newest. */
+export function walk(event, u, stride) {
+  const step = event.key === "Escape" ? 0 : { ...STEPS, PageUp: stride, PageDown: -stride }[event.key];
+  if (step === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  const times = u.data[0];
+  const last = times.length - 1;
+  if (event.key === "Escape") {
+    u.setCursor({ left: -10, top: -10 });
+    return;
+  }
+  const i = Math.min(Math.max((u.cursor.idx ?? last) + step, 0), last);
+  u.setCursor({ left: u.valToPos(times[i], "x"), top: u.over.clientHeight / 2 });
+}
+
+/** As wide as its place, whatever becomes of that; `chart` gives the one that is there by then. */
+export const fit = (chart, element) =>
+  new ResizeObserver(() => element.clientWidth && chart().setSize({ width: element.clientWidth, height: element.clientHeight })).observe(element);
+
+/** Colours are drawn into the canvas: when the theme changes they are drawn again. */
+export const onTheme = (act) =>
+  new MutationObserver(act).observe(document.documentElement, { attributes: true, attributeFilter: ["data-bs-theme"] });
