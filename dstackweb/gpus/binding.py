@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from django.conf import settings
-
+from dstackweb.gpus.judging import interval_ms, to_ms
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy
 from dstackweb.gpus.window import NOTHING, Stretch, Window, replay
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
-
-
-def interval_ms() -> int:
-    """Milliseconds between two samples of a GPU."""
-    return round(settings.DSTACKWEB_SAMPLE_EVERY_S * 1000)
 
 
 def policy_of(run: Run) -> UtilizationPolicy | None:
@@ -34,7 +28,7 @@ def terms(job: Job, policy: UtilizationPolicy | None) -> dict[str, Any]:
         "time_window_s": policy.time_window_s if policy else 0,
         "scope": policy.scope if policy else "any",
         "action": policy.action if policy else "terminate",
-        "from_ms": round(job.started_at.timestamp() * 1000) + warmup_s * 1000,
+        "from_ms": to_ms(job.started_at) + warmup_s * 1000,
     }
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from django.db.models import F
 
-from dstackweb.gpus.binding import interval_ms, stretches, window_of
+from dstackweb.gpus.binding import stretches, window_of
+from dstackweb.gpus.judging import interval_ms, to_moment, to_ms
 from dstackweb.gpus.keeping import policies_by_project
 from dstackweb.gpus.manners import Warned, warned
 from dstackweb.gpus.models import GpuSeries, Keep, ProjectPolicies
@@ -151,9 +152,9 @@ def _node(job: Job, series: Sequence[GpuSeries], paused_until: dt.datetime | Non
     bound = getattr(job, "policy", None)
     if bound is None or bound.min_gpu_utilization is None or job.status != JobStatus.RUNNING:
         return _Node(job, UNKNOWN, Warned(), False, None)
-    now_ms, window = _ms(now), window_of(bound)
+    now_ms, window = to_ms(now), window_of(bound)
     verdict = judge(window, stretches(job.gpus, series), now_ms, interval_ms())
-    due = warned(verdict, window.window_ms, _ms(paused_until) if paused_until else None, now_ms)
+    due = warned(verdict, window.window_ms, to_ms(paused_until) if paused_until else None, now_ms)
     noticed = verdict.low_since_ms is not None and bound.noticed_ms == verdict.low_since_ms
     return _Node(job, verdict, due, noticed, index_of(job, series, verdict))
 
@@ -165,9 +166,5 @@ def index_of(job: Job, series: Sequence[GpuSeries], verdict: Verdict) -> int | N
     return next((one.index for one in series if one.uuid == job.gpus[verdict.gpu]), None)
 
 
-def _ms(moment: dt.datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
 def _moment(ms: int | None) -> dt.datetime | None:
-    return None if ms is None else dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+    return None if ms is None else to_moment(ms)
