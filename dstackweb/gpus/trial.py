@@ -5,7 +5,7 @@ It says what the watcher would have said: the same verdict, asked at each moment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -29,6 +29,7 @@ def first_stop(
 
     `gpus` has for each GPU of the job its `(at_ms, utilization)`, oldest first; moments and spans are milliseconds.
     """
+    moments: Iterable[tuple[int, tuple[tuple[int, int, int], ...]]]
     if len(gpus) == 1:
         moments = ((at_ms, ((at_ms, 0, used),)) for at_ms, used in gpus[0])
     else:

@@ -87,13 +87,7 @@ def _settled(value: Any) -> Any:
         case RetryFields():
             return Retry(on_events=value.on_events, duration_s=value.duration)
         case UtilizationFields():
-            return UtilizationPolicy(
-                min_gpu_utilization=value.min_gpu_utilization,
-                time_window_s=value.time_window,
-                scope=value.scope,
-                warmup_s=value.warmup,
-                action=value.action,
-            )
+            return UtilizationPolicy.of(value)
         case ScheduleFields():
             return Schedule(cron=value.cron)
     return value

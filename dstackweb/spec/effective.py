@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dstackweb.spec.profile_fields import RetryEvent
+from dstackweb.spec.profile_fields import RetryEvent, UtilizationFields
 from dstackweb.spec.requirements import Requirements
 from dstackweb.spec.units import format_duration
 
@@ -40,6 +40,17 @@ class UtilizationPolicy(_Settled):
     scope: Literal["any", "all"] = "any"
     warmup_s: int = 0
     action: Literal["terminate", "notify"] = "terminate"
+
+    @classmethod
+    def of(cls, fields: UtilizationFields) -> UtilizationPolicy:
+        """What a run file or a profile says."""
+        return cls(
+            min_gpu_utilization=fields.min_gpu_utilization,
+            time_window_s=fields.time_window,
+            scope=fields.scope,
+            warmup_s=fields.warmup,
+            action=fields.action,
+        )
 
     def as_file(self) -> dict[str, Any]:
         """The run file's `utilization_policy` that says the same."""
