@@ -2,42 +2,82 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pynvml
+import pytest
+
+Steps = int | str | None
+"""A number; or how it goes with time, as nvml_stub.c reads it ("0:95,30:!15,60:-"); None: it is not told."""
 
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """`status` is what NVML answers for it: 0 in order, 15 lost."""
+    """`status` is what NVML answers for it: 0 in order, 15 lost. A UUID that begins with MIG- is of a MIG device of the
+    GPU before it. `pids` are of processes that compute, each with its MiB ("41:1024") or without."""
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-40GB"
     memory_mib: int = 40960
-    pids: Sequence[int] = ()
-    status: int = 0
+    pids: Sequence[int | str] = ()
+    status: Steps = 0
+    util: Steps = None
+    mem: Steps = None
+    power: Steps = None
+    limit: Steps = None
+    temp: Steps = None
+    throttle: Steps = None
+    mig: bool = False
+    gpm: bool = False
+
+    def line(self) -> str:
+        head = f"{self.uuid};{self.name};{self.memory_mib};{' '.join(map(str, self.pids))};{self.status}"
+        told = {name: getattr(self, name) for name in ("util", "mem", "power", "limit", "temp", "throttle")}
+        flags = {"mig": 1 if self.mig else None, "gpm": 1 if self.gpm else None}
+        return ";".join([head, *(f"{key}={steps}" for key, steps in (told | flags).items() if steps is not None)])
 
 
 class Nvml:
-    """A directory with the library and the file that says which GPUs there are."""
+    """A directory with the library and the file that says which GPUs there are; `old` lacks what came later."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, old: bool = False) -> None:
         self.folder = folder
         self.file = folder / "gpus"
-        source = Path(__file__).with_name("nvml_stub.c")
-        library = folder / "libnvidia-ml.so.1"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        self.library = folder / "libnvidia-ml.so.1"
+        build(self.library, old=old)
         self.show()
 
-    def show(self, *gpus: FakeGpu) -> None:
-        """From now on, these are the machine's GPUs."""
-        lines = [f"{g.uuid};{g.name};{g.memory_mib};{' '.join(map(str, g.pids))};{g.status}\n" for g in gpus]
+    def show(self, *gpus: FakeGpu, now: float | None = None, loop: int | None = None, driver: Steps = None) -> None:
+        """From now on, these are the machine's GPUs; `now` holds their steps at that second, `driver` is for all."""
+        common = {"now": now, "loop": loop, "driver": driver}
+        lines = [f"{key}={value}" for key, value in common.items() if value is not None]
         fresh = self.file.with_suffix(".new")
-        fresh.write_text("".join(lines))
+        fresh.write_text("".join(f"{line}\n" for line in [*lines, *(gpu.line() for gpu in gpus)]))
         fresh.replace(self.file)
 
     def env(self, **more: str) -> dict[str, str]:
         """The environment in which a new process finds the library."""
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "NVML_STUB": str(self.file), **more}
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """In this very process, too. What is loaded stays so: without its file it says that it isn't there."""
+        ctypes.CDLL(str(self.library), mode=ctypes.RTLD_GLOBAL)  # further loads by name find what has that name
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NVML_STUB", str(self.file))
+            patch.setattr(pynvml, "nvmlLib", None)
+            patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+            yield
+
+
+def build(library: Path, *, old: bool = False) -> None:
+    """Compile the library. Raises FileNotFoundError without gcc."""
+    source = Path(__file__).with_name("nvml_stub.c")
+    command = ["gcc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
+    subprocess.run([*command, *(["-DOLD"] if old else [])], check=True)

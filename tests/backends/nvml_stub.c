@@ -1,60 +1,311 @@
-/* A libnvidia-ml.so.1 that says what a file says. NVML_STUB names it; one GPU per line:
- *     uuid;name;MiB;pid pid …;status
- * where status is NVML's answer for that GPU (0 in order, 15 fallen off the bus). Read anew at each call. */
+/* A libnvidia-ml.so.1 that says what a file says, which NVML_STUB names and which is read anew at each call.
+ *
+ * A line is a GPU, or (its UUID begins with MIG-) a MIG device of the GPU above it, which then is split:
+ *     uuid;name;MiB;pid[:MiB] pid …;status[;key=steps]…
+ * A line without ";" is key=steps for all: `driver`, what NVML answers to everything, and `now`, see below.
+ *
+ * Steps say how something goes with time: `40`, or `0:95,30:!15,60:-`, each from a second of the file's life on. A
+ * step is a number; `-`, which is not told (3, not supported); or `!N`, NVML's error N. The file's life begins when it
+ * is written; `now=25` holds it at second 25, and `loop=60` starts it over every 60 seconds.
+ *
+ * `status` is NVML's answer to all about that GPU (0 in order, 15 fallen off the bus). Keys of a GPU: util, mem (MiB
+ * used), power, limit (W), temp, throttle (bits); `mig=1` splits it without any device, `gpm=1` has it count its MIG
+ * devices' utilization. Those that are not there are not told. Without NVML_STUB the library says that it isn't there.
+ * Compiled with -DOLD it lacks what came to NVML in later years.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_LIBRARY = 12, LINES = 64, KEYS = 10 };
 
 typedef int status_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory2_t;
 typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process_t;
-typedef struct { char uuid[96], name[96], pids[256]; unsigned long long mib; int status; } gpu_t;
+typedef struct { unsigned int version, supported; } support_t;
+typedef struct { unsigned int id; status_t status; double value; const char *info[3]; } metric_t;
+typedef struct { unsigned int version, n; void *one, *two; metric_t metrics[1]; } metrics_t;
+typedef struct {
+    char text[1024], *uuid, *name, *pids, *status, *keys[KEYS];
+    unsigned long long mib;
+    int is_part, parts, parent;
+} gpu_t;
 
-static int gpus(gpu_t *into) {
-    FILE *file = fopen(getenv("NVML_STUB"), "r");
-    char line[1024];
-    int n = 0;
-    while (file && n < 16 && fgets(line, sizeof line, file)) {
-        gpu_t *gpu = into + n++;
-        memset(gpu, 0, sizeof *gpu);
-        char *rest = line, *field[5];
-        for (int i = 0; i < 5; i++) field[i] = strsep(&rest, ";");
-        strcpy(gpu->uuid, field[0]);
-        strcpy(gpu->name, field[1]);
-        gpu->mib = strtoull(field[2], NULL, 10);
-        strcpy(gpu->pids, field[3]);
-        gpu->status = atoi(field[4]);
+static __thread gpu_t all[LINES];
+static __thread char common[KEYS][128];
+static __thread int n_all, n_common;
+static __thread double now;
+
+/* The value of `key=` among these, or NULL. */
+static const char *key(char *const *among, int n, const char *name) {
+    size_t size = strlen(name);
+    for (int i = 0; i < n; i++)
+        if (among[i] && !strncmp(among[i], name, size) && among[i][size] == '=') return among[i] + size + 1;
+    return NULL;
+}
+
+/* The step that holds now: OK and its number, or why there is none. */
+static status_t step(const char *steps, long *value) {
+    char copy[1024], *rest = copy, *one, *found = NULL;
+    if (!steps) return NOT_SUPPORTED;
+    snprintf(copy, sizeof copy, "%s", steps);
+    while ((one = strsep(&rest, ","))) {
+        char *colon = strchr(one, ':');
+        if (!colon || atof(one) <= now) found = colon ? colon + 1 : one;
     }
-    if (file) fclose(file);
-    return n;
+    if (!found || *found == '-') return NOT_SUPPORTED;
+    if (*found == '!') return atoi(found + 1);
+    *value = atol(found);
+    return OK;
 }
 
-static gpu_t at(void *device) {
-    static gpu_t all[16];
-    gpus(all);
-    return all[(size_t)device - 1];
+static const char *of_all(const char *name) {
+    char *lines[KEYS];
+    for (int i = 0; i < n_common; i++) lines[i] = common[i];
+    return key(lines, n_common, name);
 }
 
-status_t nvmlInitWithFlags(unsigned int flags) { return getenv("NVML_STUB_BROKEN") ? atoi(getenv("NVML_STUB_BROKEN")) : 0; }
-status_t nvmlShutdown(void) { return 0; }
+/* Read the file; what the driver as a whole answers. */
+static status_t look(void) {
+    const char *path = getenv("NVML_STUB"), *told;
+    char line[1024];
+    struct stat about;
+    struct timespec clock;
+    n_all = n_common = 0;
+    if (getenv("NVML_STUB_BROKEN")) return atoi(getenv("NVML_STUB_BROKEN"));
+    if (!path) return NO_LIBRARY;
+    FILE *file = fopen(path, "r");
+    if (!file) return 999;
+    while (n_all < LINES && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        if (!strchr(line, ';')) {
+            if (*line && n_common < KEYS) snprintf(common[n_common++], sizeof common[0], "%.127s", line);
+            continue;
+        }
+        gpu_t *gpu = all + n_all;
+        memset(gpu, 0, sizeof *gpu);
+        strcpy(gpu->text, line);
+        char *rest = gpu->text;
+        gpu->uuid = strsep(&rest, ";");
+        gpu->name = strsep(&rest, ";");
+        gpu->mib = strtoull(strsep(&rest, ";"), NULL, 10);
+        gpu->pids = strsep(&rest, ";");
+        gpu->status = strsep(&rest, ";");
+        for (int i = 0; i < KEYS && rest; i++) gpu->keys[i] = strsep(&rest, ";");
+        gpu->is_part = !strncmp(gpu->uuid, "MIG-", 4);
+        gpu->parent = n_all;
+        if (gpu->is_part && n_all) {
+            gpu->parent = all[n_all - 1].parent;
+            gpu->parts = ++all[gpu->parent].parts;
+        }
+        n_all++;
+    }
+    fstat(fileno(file), &about);
+    fclose(file);
+    clock_gettime(CLOCK_REALTIME, &clock);
+    now = clock.tv_sec - about.st_mtim.tv_sec + (clock.tv_nsec - about.st_mtim.tv_nsec) / 1e9;
+    if ((told = of_all("now"))) now = atof(told);
+    if ((told = of_all("loop"))) now -= atof(told) * (long)(now / atof(told));
+    long status = OK;
+    return (told = of_all("driver")) ? (step(told, &status), status) : OK;
+}
+
+/* The line of a handle, and the answer to all about it. */
+static status_t at(void *device, gpu_t **gpu) {
+    long status = look();
+    size_t place = (size_t)device - 1;
+    if (status) return status;
+    if (place >= (size_t)n_all) return INVALID;
+    *gpu = all + place;
+    if (!all[(*gpu)->parent].status || step(all[(*gpu)->parent].status, &status)) status = 999;
+    if (!status && (*gpu)->is_part && step((*gpu)->status, &status)) status = 999;
+    return status;
+}
+
+static status_t tell(void *device, const char *name, long *value) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    return status ? status : step(key(gpu->keys, KEYS, name), value);
+}
+
+static status_t tell_times(void *device, const char *name, unsigned int times, unsigned int *into) {
+    long value;
+    status_t status = tell(device, name, &value);
+    if (!status) *into = value * times;
+    return status;
+}
+
+static int is_split(const gpu_t *gpu) {
+    long mode = 0;
+    return gpu->parts || (key(gpu->keys, KEYS, "mig") && !step(key(gpu->keys, KEYS, "mig"), &mode) && mode);
+}
+
+status_t nvmlInitWithFlags(unsigned int flags) { return look(); }
+status_t nvmlInit_v2(void) { return look(); }
+status_t nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(status_t status) { return status == 15 ? "GPU is lost" : "Unknown Error"; }
-status_t nvmlDeviceGetCount_v2(unsigned int *count) { gpu_t all[16]; *count = gpus(all); return 0; }
+
+status_t nvmlDeviceGetCount_v2(unsigned int *count) {
+    status_t status = look();
+    *count = 0;
+    for (int i = 0; i < n_all; i++) *count += !all[i].is_part;
+    return status;
+}
+
 status_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
-    *device = (void *)(size_t)(index + 1);
-    return at(*device).status;
+    status_t status = look();
+    gpu_t *gpu;
+    if (status) return status;
+    for (int i = 0; i < n_all; i++)
+        if (!all[i].is_part && index-- == 0) return at(*device = (void *)(size_t)(i + 1), &gpu);
+    return INVALID;
 }
-status_t nvmlDeviceGetUUID(void *device, char *text, unsigned int size) { strncpy(text, at(device).uuid, size); return 0; }
-status_t nvmlDeviceGetName(void *device, char *text, unsigned int size) { strncpy(text, at(device).name, size); return 0; }
-status_t nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
-    memory->total = memory->free = at(device).mib << 20;
-    memory->used = 0;
-    return 0;
+
+status_t nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    status_t status = look();
+    gpu_t *gpu;
+    if (status) return status;
+    for (int i = 0; i < n_all; i++)
+        if (!strcmp(all[i].uuid, uuid)) return at(*device = (void *)(size_t)(i + 1), &gpu);
+    return NOT_FOUND;
 }
+
+status_t nvmlDeviceGetIndex(void *device, unsigned int *index) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (status) return status;
+    *index = 0;
+    for (int i = 0; i < (gpu->is_part ? gpu->parent : (int)(gpu - all)); i++) *index += !all[i].is_part;
+    return OK;
+}
+
+static status_t text(void *device, int is_name, char *into, unsigned int size) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (!status) snprintf(into, size, "%s", is_name ? gpu->name : gpu->uuid);
+    return status;
+}
+
+status_t nvmlDeviceGetUUID(void *device, char *into, unsigned int size) { return text(device, 0, into, size); }
+status_t nvmlDeviceGetName(void *device, char *into, unsigned int size) { return text(device, 1, into, size); }
+
+static status_t memory(void *device, unsigned long long *total, unsigned long long *used) {
+    gpu_t *gpu;
+    long mib = 0;
+    status_t status = at(device, &gpu);
+    if (status) return status;
+    if (key(gpu->keys, KEYS, "mem")) status = step(key(gpu->keys, KEYS, "mem"), &mib);
+    *total = gpu->mib << 20;
+    *used = (unsigned long long)mib << 20;
+    return status;
+}
+
+status_t nvmlDeviceGetMemoryInfo(void *device, memory_t *into) {
+    status_t status = memory(device, &into->total, &into->used);
+    into->free = into->total - into->used;
+    return status;
+}
+
+/* NVML refuses it of a MIG device, since a part's part is unknown. */
+status_t nvmlDeviceGetUtilizationRates(void *device, utilization_t *into) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (status || gpu->is_part || is_split(gpu)) return status ? status : NOT_SUPPORTED;
+    into->memory = 0;
+    return tell_times(device, "util", 1, &into->gpu);
+}
+
+status_t nvmlDeviceGetPowerUsage(void *device, unsigned int *mw) { return tell_times(device, "power", 1000, mw); }
+status_t nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *mw) { return tell_times(device, "limit", 1000, mw); }
+status_t nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *c) { return tell_times(device, "temp", 1, c); }
+
+#ifndef OLD
+status_t nvmlDeviceGetMemoryInfo_v2(void *device, memory2_t *into) {
+    status_t status = memory(device, &into->total, &into->used);
+    into->reserved = 0;
+    into->free = into->total - into->used;
+    return status;
+}
+
+status_t nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {
+    long value;
+    status_t status = tell(device, "throttle", &value);
+    if (!status) *bits = value;
+    return status;
+}
+
 status_t nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, process_t *into) {
-    gpu_t gpu = at(device);
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (status) return status;
     unsigned int room = *count, n = 0;
-    for (char *word = strtok(gpu.pids, " "); word; word = strtok(NULL, " "), n++)
-        if (n < room) into[n] = (process_t){.pid = atoi(word)};
+    char copy[1024], *rest = copy, *word;
+    snprintf(copy, sizeof copy, "%s", gpu->pids);
+    while ((word = strsep(&rest, " "))) {
+        if (!*word) continue;
+        char *colon = strchr(word, ':');
+        unsigned long long used = colon ? strtoull(colon + 1, NULL, 10) << 20 : ~0ull;
+        if (n < room) into[n] = (process_t){.pid = atoi(word), .used = used};
+        n++;
+    }
     *count = n;
-    return n > room ? 7 : 0;
+    return n > room ? TOO_SMALL : OK;
 }
+
+status_t nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (!status) *current = *pending = is_split(gpu);
+    return status;
+}
+
+status_t nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned int *count) { *count = 7; return OK; }
+
+status_t nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned int index, void **part) {
+    status_t status = look();
+    if (status) return status;
+    for (int i = 0; i < n_all; i++)
+        if (all[i].is_part && all[i].parent == (int)(size_t)device - 1 && index-- == 0) {
+            *part = (void *)(size_t)(i + 1);
+            return OK;
+        }
+    return NOT_FOUND;
+}
+
+status_t nvmlDeviceGetGpuInstanceId(void *device, unsigned int *id) {
+    gpu_t *gpu;
+    status_t status = at(device, &gpu);
+    if (!status) *id = gpu->parts;
+    return status;
+}
+
+status_t nvmlGpmQueryDeviceSupport(void *device, support_t *into) {
+    long value = 0;
+    status_t status = tell(device, "gpm", &value);
+    into->supported = !status && value;
+    return status == NOT_SUPPORTED ? OK : status;
+}
+
+status_t nvmlGpmSampleAlloc(void **sample) { return (*sample = calloc(1, sizeof(size_t))) ? OK : 20; }
+status_t nvmlGpmSampleFree(void *sample) { free(sample); return OK; }
+
+/* A sample is the handle of the MIG device that it was taken of. */
+status_t nvmlGpmMigSampleGet(void *device, unsigned int instance, void *sample) {
+    void *part;
+    status_t status = nvmlDeviceGetMigDeviceHandleByIndex(device, instance - 1, &part);
+    if (!status) *(size_t *)sample = (size_t)part;
+    return status;
+}
+
+status_t nvmlGpmMetricsGet(metrics_t *wanted) {
+    long value = 0;
+    if (*(size_t *)wanted->one != *(size_t *)wanted->two || wanted->metrics[0].id != 1) return INVALID;
+    wanted->metrics[0].status = tell((void *)*(size_t *)wanted->two, "util", &value);
+    wanted->metrics[0].value = value;
+    return OK;
+}
+#endif

@@ -33,7 +33,7 @@ class Reading:
 
     A MIG device has its parent's `index`, temperature and throttle reasons, and no power of its own. `utilization` is
     in percent, `throttle` NVML's bits of why clocks are held down, and each process {"pid", "user", "memory_mib"},
-    by id; a user or a memory that isn't known is None. `processes` is None when NVML doesn't tell them.
+    by id; a user or a memory that isn't known is None.
     """
 
     uuid: str
@@ -46,7 +46,7 @@ class Reading:
     power_limit_w: int | None = None
     temperature_c: int | None = None
     throttle: int | None = None
-    processes: tuple[dict[str, Any], ...] | None = None
+    processes: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Asked:
                 "temperature", lambda: pynvml.nvmlDeviceGetTemperature(chip, pynvml.NVML_TEMPERATURE_GPU)
             ),
             throttle=self._try("clocks", lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip)),
-            processes=self._try("processes", lambda: _processes(part)),
+            processes=self._try("processes", lambda: _processes(part)) or (),
         )
 
     def _try(self, what: str, ask: Callable[[], Any]) -> Any:

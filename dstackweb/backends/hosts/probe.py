@@ -113,7 +113,7 @@ def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], st
 
 def _stranger(gpu: nvml.Reading, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
     """The first process computing on a GPU that belongs to no job."""
-    found = next((process for process in gpu.processes or () if not is_ours(process["pid"])), None)
+    found = next((process for process in gpu.processes if not is_ours(process["pid"])), None)
     return found and {"pid": found["pid"], "user": found["user"]}
 
 
