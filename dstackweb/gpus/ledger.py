@@ -1,0 +1,107 @@
+"""The ledger: what utilization policies stopped, or would have, and the GPU-hours and money that gave back."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Project
+from dstackweb.gpus.models import PolicyStop, ProjectPolicies
+from dstackweb.lib.errors import Forbidden
+
+DAYS = 30
+SHOWN = 50
+MOST = 5000
+"""So many of the newest entries are summed up."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stop with the hours that its place was, or would have been, free for others; None where nobody can know."""
+
+    stop: PolicyStop
+    hours: float | None
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.hours is None else self.hours * len(self.stop.gpus)
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.hours is None else self.hours * float(self.stop.price)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sums of entries; those of `unknown` more are in no sum of hours or money."""
+
+    runs: int
+    gpu_hours: float
+    usd: float
+    unknown: int
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Total:
+        listed = list(entries)
+        known = [entry for entry in listed if entry.hours is not None]
+        return cls(
+            runs=len(listed),
+            gpu_hours=sum(entry.gpu_hours or 0 for entry in known),
+            usd=sum(entry.usd or 0 for entry in known),
+            unknown=len(listed) - len(known),
+        )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The last `days`: the newest entries, and the sums of what was stopped and of what only would have been."""
+
+    days: int
+    entries: list[Entry]
+    stopped: Total
+    observed: Total
+
+
+def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
+    """The project's ledger. Of what was only observed each run counts once: its first stop would have ended it."""
+    since = now - dt.timedelta(days=days)
+    rows = PolicyStop.objects.filter(project=project, at__gte=since).select_related("run", "next_run", "user")
+    seen: set[int] = set()
+    entries = []
+    for stop in reversed(rows[:MOST]):
+        if stop.observed and stop.run_id is not None:
+            if stop.run_id in seen:
+                continue
+            seen.add(stop.run_id)
+        ended_at = stop.run.ended_at if stop.run else None
+        entries.append(Entry(stop, hours_given_back(stop, stop.run is not None, ended_at, now)))
+    entries.reverse()
+    return Ledger(
+        days=days,
+        entries=entries[:SHOWN],
+        stopped=Total.of(entry for entry in entries if not entry.stop.observed),
+        observed=Total.of(entry for entry in entries if entry.stop.observed),
+    )
+
+
+def hours_given_back(stop: PolicyStop, known: bool, ended_at: dt.datetime | None, now: dt.datetime) -> float | None:
+    """Hours so far for which others had the place, that the run could have held.
+
+    Of a run that was stopped these end with its `max_duration`; without one nobody knows. One that was only observed
+    held it until it ended; that is known while the run itself is (`known`).
+    """
+    if stop.observed:
+        until = (ended_at or now) if known else None
+    else:
+        until = stop.until
+    return None if until is None else max(0.0, (min(until, now) - stop.at).total_seconds() / 3600)
+
+
+def set_observe_only(project: Project, role: str, observe_only: bool) -> ProjectPolicies:
+    """Have a project's policies only tell what they would have stopped, or be in force again. Raises Forbidden."""
+    if not allows(role, "manager"):
+        raise Forbidden(f"managers of {project} decide whether its utilization policies are in force")
+    made, _new = ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})
+    return made
