@@ -95,6 +95,7 @@ class GpuAverage(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["series", "at_ms"], name="gpu_average_once")]
+        indexes = [models.Index("at_ms", name="gpu_average_by_age")]
 
     def __str__(self) -> str:
         return f"{self.series_id} from {self.at_ms}: {self.utilization} %"

@@ -35,7 +35,7 @@ NOTICE_MS = (120_000, 600_000)
 
 
 def notice_ms(window_ms: int) -> int | None:
-    """How long before a stop people are told: a quarter of the window, within bounds. None: it is too short for that."""
+    """How long before a stop people are told: a quarter of the window, within bounds. None: the window is too short."""
     least, most = NOTICE_MS
     return None if window_ms < 2 * least else min(max(window_ms // 4, least), most)
 

@@ -73,6 +73,7 @@ def host_jobs(host: str, cluster: str) -> list[Periodic]:
     tasks = "dstackweb.scheduler.tasks"
     return [
         Periodic(f"look:{host}", f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
+        Periodic(f"gpus:{host}", f"{tasks}.sample_gpus", settings.DSTACKWEB_SAMPLE_EVERY_S, cluster, (host,)),
         Periodic(f"tidy:{host}", f"{tasks}.tidy_host", 600.0, cluster, (host,)),
     ]
 

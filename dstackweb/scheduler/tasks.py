@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
-from dstackweb.scheduler import cloud_watch, hosting, housekeeping, pass_claim, passes, periodic
+from dstackweb.scheduler import cloud_watch, gpu_watch, hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
 from dstackweb.scheduler.cloud_turn import cloud_turn
 from dstackweb.scheduler.enqueue import enqueue
@@ -84,6 +84,11 @@ def look_over_host(host: str) -> None:
 def tidy_host(host: str) -> None:
     """Remove what ended jobs left on a host, on it."""
     housekeeping.tidy_host(host)
+
+
+def sample_gpus(host: str) -> None:
+    """One sample of each GPU of a host, on it."""
+    gpu_watch.sample_host(host)
 
 
 def sample_queue_lengths() -> None:

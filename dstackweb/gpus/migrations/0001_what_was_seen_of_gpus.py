@@ -179,6 +179,10 @@ class Migration(migrations.Migration):
             constraint=models.UniqueConstraint(fields=('series', 'at_ms'), name='gpu_average_once'),
         ),
         migrations.AddIndex(
+            model_name='gpuaverage',
+            index=models.Index(models.F('at_ms'), name='gpu_average_by_age'),
+        ),
+        migrations.AddIndex(
             model_name='policystop',
             index=models.Index(models.F('project'), models.OrderBy(models.F('at'), descending=True), name='policy_stop_newest'),
         ),

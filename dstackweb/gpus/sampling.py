@@ -1,0 +1,37 @@
+"""How looks at a host's GPUs go: kept for its page, and told once when it changes."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.models import Host, HostEvent
+from dstackweb.gpus.judging import to_moment
+from dstackweb.gpus.models import HostSampling
+
+AN_HOUR = dt.timedelta(hours=1)
+MOST_AN_HOUR = 12
+"""Events of one host about its sampling: a GPU that comes and goes with each look must not fill its list."""
+NO_LIBRARY, LIBRARY, FAILS, WORKS = "nvml_missing", "nvml_found", "sampling_fails", "sampling_works"
+
+
+def note(host: Host, look: Look, at_ms: int) -> None:
+    """Keep how a look went. Call inside a transaction."""
+    at = to_moment(at_ms)
+    unchanged = HostSampling.objects.filter(host=host, library=look.library, error=look.error)
+    if unchanged.update(at=at, took_ms=look.took_ms):
+        return
+    before = HostSampling.objects.filter(host=host).first() or HostSampling(host=host)
+    HostSampling.objects.update_or_create(
+        host=host, defaults={"at": at, "took_ms": look.took_ms, "library": look.library, "error": look.error}
+    )
+    events = []
+    if before.library != look.library:
+        events.append(HostEvent(host=host, at=at, kind=LIBRARY if look.library else NO_LIBRARY))
+    if before.error != look.error:
+        data = {"error": look.error} if look.error else {}
+        events.append(HostEvent(host=host, at=at, kind=FAILS if look.error else WORKS, data=data))
+    told = HostEvent.objects.filter(
+        host=host, kind__in=(NO_LIBRARY, LIBRARY, FAILS, WORKS), at__gt=at - AN_HOUR
+    ).count()
+    HostEvent.objects.bulk_create(events[: max(0, MOST_AN_HOUR - told)])
