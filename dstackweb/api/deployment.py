@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.http import HttpRequest, HttpResponse
-from ninja import P, Path, PathEx, Router, Status
+from ninja import P, Path, PathEx, Router, Schema, Status
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import caller, project_of
-from dstackweb.api.schemas import (
-    ArchiveOut,
-    ErrorOut,
-    LimitsOut,
-    ProjectOut,
-    ProjectsOut,
-    UserOut,
-)
+from dstackweb.api.schemas import ErrorOut
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import archives
 from dstackweb.runs.models import Archive
@@ -28,6 +21,31 @@ REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
 RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+class UserOut(Schema):
+    username: str
+    is_admin: bool
+
+
+class LimitsOut(Schema):
+    archive_bytes: int
+    config_bytes: int
+
+
+class ProjectOut(Schema):
+    name: str
+    role: str
+
+
+class ProjectsOut(Schema):
+    items: list[ProjectOut]
+    next: str | None = None
+
+
+class ArchiveOut(Schema):
+    sha256: str
+    size: int
 
 
 @router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")

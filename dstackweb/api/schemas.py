@@ -9,8 +9,10 @@ from typing import Any, Literal
 from django.utils import timezone
 from ninja import Field, Schema
 
+from dstackweb.api.policy_schemas import PolicyOut
 from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.backends.contract import Offer
+from dstackweb.gpus.standing import standing
 from dstackweb.runs import selectors
 from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.holds import WayIn, way_in
@@ -53,31 +55,6 @@ class StopIn(Schema):
     model_config = {"extra": "forbid"}
 
     abort: bool = False
-
-
-class UserOut(Schema):
-    username: str
-    is_admin: bool
-
-
-class LimitsOut(Schema):
-    archive_bytes: int
-    config_bytes: int
-
-
-class ProjectOut(Schema):
-    name: str
-    role: str
-
-
-class ProjectsOut(Schema):
-    items: list[ProjectOut]
-    next: str | None = None
-
-
-class ArchiveOut(Schema):
-    sha256: str
-    size: int
 
 
 class JobOut(Schema):
@@ -212,6 +189,7 @@ class RunOut(RunRow):
     max_duration_s: int | None = Field(description="Its limit, with what people have added")
     cost: float = Field(description="USD so far, of all its attempts; own hosts cost nothing")
     hold: HoldOut | None
+    policy: PolicyOut | None = Field(description="How it stands with its utilization policy; null unless it is placed")
     spec: dict[str, Any]
     provenance: dict[str, Any]
     jobs: list[JobOut]
@@ -235,6 +213,7 @@ class RunOut(RunRow):
             max_duration_s=run.limit_s,
             cost=float(cost_of([run], now).get(run.pk, 0)),
             hold=HoldOut.of(way_in(run, jobs)),
+            policy=PolicyOut.of(standing(run, now)),
             spec=run.spec,
             provenance=run.provenance,
             jobs=[JobOut.of(job) for job in jobs],

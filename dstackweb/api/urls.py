@@ -23,12 +23,15 @@ from dstackweb.api import (
     queues,
     runner,
     runs,
+    utilization,
 )
 from dstackweb.api.app import api
 
 api.add_router("/projects/{project}/runs", runs.router)
 api.add_router("/projects/{project}/runs", holds.of_runs)
 api.add_router("/projects/{project}/runs", decisions.router)
+api.add_router("/projects/{project}/runs", utilization.of_runs)
+api.add_router("/projects/{project}/utilization", utilization.router)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)
 api.add_router("/projects/{project}/queues", history.of_queues)
