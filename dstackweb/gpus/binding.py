@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from dstackweb.gpus.judging import interval_ms, to_ms
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy
-from dstackweb.gpus.window import NOTHING, Stretch, Window, replay
+from dstackweb.gpus.window import NOTHING, UNKNOWN, Stretch, Verdict, Window, judge, replay
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
 
@@ -84,11 +84,32 @@ def _replay(series: GpuSeries, minimum: int | None) -> None:
 
 
 def samples_of(series: GpuSeries, from_ms: int | None = None) -> list[tuple[int, int]]:
-    """The samples of a series that can be judged, in order: `(at_ms, utilization)`."""
+    """The samples of a series that can be judged, in order: `(at_ms, utilization)`; all, or those from a moment on."""
     found = GpuSample.objects.filter(series=series, utilization__isnull=False)
     if from_ms is not None:
         found = found.filter(at_ms__gte=from_ms)
     return [(at_ms, cast(int, used)) for at_ms, used in found.order_by("at_ms").values_list("at_ms", "utilization")]
+
+
+def confirmed(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSeries], now_ms: int) -> Verdict:
+    """The verdict on a job from its stored samples, of which as much is read as its stretches say is low.
+
+    Where a stretch is older than the samples that are kept, all of these must be low, and the rest is believed.
+    """
+    minimum, every = bound.min_gpu_utilization, interval_ms()
+    if minimum is None:
+        return UNKNOWN
+    found: dict[str, Stretch] = {}
+    for one in series:
+        if one.low_since_ms is None:
+            found[one.uuid] = Stretch(None, one.low_last_ms)
+            continue
+        samples = samples_of(one, one.low_since_ms)
+        seen = replay(samples, minimum, every)
+        if samples and seen.since_ms == samples[0][0] and samples[0][0] == one.first_ms:
+            seen = Stretch(one.low_since_ms, seen.last_ms)
+        found[one.uuid] = seen
+    return judge(window_of(bound), [found.get(uuid, NOTHING) for uuid in gpus], now_ms, every)
 
 
 def window_of(bound: JobPolicy) -> Window:

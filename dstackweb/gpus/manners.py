@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from dstackweb.gpus.window import Verdict
+from dstackweb.gpus.window import Kind, Verdict
 
 MINUTE = 60_000
 NO_NOTICE_BELOW = 4 * MINUTE
@@ -40,3 +41,39 @@ def warned(verdict: Verdict, window_ms: int, paused_until_ms: int | None, now_ms
         notice=before is not None and now_ms >= stops_ms - before,
         stops_ms=stops_ms,
     )
+
+
+class Act(StrEnum):
+    """What is to be done about a job now."""
+
+    NOTHING = "nothing"
+    NOTICE = "notice"
+    STOP = "stop"
+    WOULD_STOP = "would_stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How a job is judged and treated. `noticed_ms` and `acted_ms` are the beginnings of the low stretches that people
+    were told of, and that were told as one that would have stopped it; `only_tells`: nothing is stopped."""
+
+    window_ms: int
+    only_tells: bool
+    noticed_ms: int | None
+    acted_ms: int | None
+    paused_until_ms: int | None
+
+
+def due(case: Case, verdict: Verdict, now_ms: int) -> Act:
+    """What follows from a verdict: each notice and each "would have" once in a low stretch, and nothing that stops a
+    job while people keep it."""
+    if verdict.low_since_ms is None:
+        return Act.NOTHING
+    paused = case.paused_until_ms is not None and now_ms < case.paused_until_ms
+    if verdict.kind == Kind.STOP and not paused:
+        if not case.only_tells:
+            return Act.STOP
+        return Act.NOTHING if case.acted_ms == verdict.low_since_ms else Act.WOULD_STOP
+    if case.only_tells or case.noticed_ms == verdict.low_since_ms:
+        return Act.NOTHING
+    return Act.NOTICE if warned(verdict, case.window_ms, case.paused_until_ms, now_ms).notice else Act.NOTHING

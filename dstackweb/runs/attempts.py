@@ -233,6 +233,8 @@ def run_view(run: Run) -> RunView:
     return RunView(
         status=RunStatus(run.status),
         stop_reason=run.stop_reason,
+        # Of nothing else that stops a run there is more to say than the reason.
+        stop_message=run.status_message if run.stop_reason == Reason.UTILIZATION_POLICY else "",
         retry_on=frozenset(retry.on_events) if retry else frozenset(),
         retry_for=dt.timedelta(seconds=retry.duration_s) if retry and retry.duration_s else None,
         first_failed_at=run.first_failed_at,

@@ -25,10 +25,13 @@ class JobView:
 
 @dataclass(frozen=True)
 class RunView:
-    """What the decision needs of the run; `retry_on` is empty and `retry_for` None without `retry`."""
+    """What the decision needs of the run; `retry_on` is empty and `retry_for` None without `retry`.
+
+    `stop_message` is what was said when it was told to stop, beyond the reason."""
 
     status: RunStatus
     stop_reason: str = ""
+    stop_message: str = ""
     retry_on: frozenset[str] = frozenset()
     retry_for: dt.timedelta | None = None
     first_failed_at: dt.datetime | None = None
@@ -88,7 +91,8 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
     if all(job.status == JobStatus.DONE for job in jobs):
         return End(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:
-        return End(RunStatus.TERMINATED, run.stop_reason or Reason.SERVER_ERROR, exit_code=_exit_code(jobs))
+        reason = run.stop_reason or Reason.SERVER_ERROR
+        return End(RunStatus.TERMINATED, reason, run.stop_message, _exit_code(jobs))
     return _failed(run, culprit, now)
 
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.runs.models import Queue, Run, Verdict
-from dstackweb.scheduler import apply, loading, pass_claim, reserving
+from dstackweb.scheduler import apply, freed, loading, pass_claim, reserving
 from dstackweb.scheduler.apply import STALE, Placement
 from dstackweb.scheduler.fairness import Held, turn
 from dstackweb.scheduler.lines import Line
@@ -62,6 +62,8 @@ def _run_one(generation: int) -> int:
         done = Pass(generation).run()
     finally:
         pass_claim.give_back(generation, (time.monotonic() - began) * 1000, done)
+    if done:
+        freed.note_next(timezone.now())
     return done
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from dstackweb.gpus import wording as gpu_words
 from dstackweb.runs import wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.web.offer_lines import dollars
@@ -16,7 +17,7 @@ from dstackweb.web.offer_lines import dollars
 def told(event: RunEvent, nodes: int) -> str:
     """The sentence of one event of a run with so many nodes, without who did it."""
     data: dict[str, Any] = event.data
-    if (worded := _run_event(event.kind, data)) is not None:
+    if (worded := _run_event(event.kind, data) or gpu_words.told(event.kind, data)) is not None:
         return worded
     worded = _job_event(event.kind, data) or event.kind.replace("_", " ")
     return worded if nodes == 1 or event.node is None else _("node %d: ") % event.node + worded
