@@ -23,7 +23,7 @@ SETTLED_MS = 60_000
 """Five minutes are averaged so long after their end; what comes later has them averaged again."""
 SERIES_AT_ONCE = 100
 PRUNED_MS = 3_600_000
-"""At most so much of each series' samples goes at once."""
+"""At most so much of each series' samples goes at once, in whole five minutes."""
 ROWS_AT_ONCE = 2_000
 MOST_STEPS = 100
 """Steps of one kind in a turn, so that it ends within the time that a task has; the next turn goes on."""
@@ -81,7 +81,7 @@ def _prune_some(before_ms: int) -> bool:
         samples = GpuSample.objects.filter(series__in=series)
         oldest = samples.aggregate(at=Min("at_ms"))["at"]
         if oldest is not None:
-            samples.filter(at_ms__lt=min(before_ms, oldest + PRUNED_MS)).delete()
+            samples.filter(at_ms__lt=min(before_ms, bucket_of(oldest) + PRUNED_MS)).delete()
         left = GpuSample.objects.filter(series=OuterRef("pk")).order_by("at_ms").values("at_ms")[:1]
         GpuSeries.objects.filter(pk__in=series).update(first_ms=Subquery(left))
     return True
@@ -99,24 +99,24 @@ def _averages(series: Collection[int], until_ms: int) -> Iterator[GpuAverage]:
     samples = GpuSample.objects.filter(series__in=series, at_ms__gte=F("series__averaged_ms"), at_ms__lt=until_ms)
     buckets = samples.values("series_id", begins_ms=F("at_ms") - F("at_ms") % BUCKET_MS).order_by()
     for row in buckets.annotate(
-        samples=Count("pk"),
-        utilization=Avg("utilization"),
-        utilization_max=Max("utilization"),
+        number=Count("pk"),
+        used=Avg("utilization"),
+        most_used=Max("utilization"),
         memory=Avg("memory_used_mib"),
-        memory_max=Max("memory_used_mib"),
+        most_memory=Max("memory_used_mib"),
         power=Avg("power_w"),
-        temperature_max=Max("temperature_c"),
+        hottest=Max("temperature_c"),
     ):
         yield GpuAverage(
             series_id=row["series_id"],
             at_ms=row["begins_ms"],
-            samples=row["samples"],
-            utilization=None if row["utilization"] is None else round(float(row["utilization"]), 2),
-            utilization_max=row["utilization_max"],
+            samples=row["number"],
+            utilization=None if row["used"] is None else round(float(row["used"]), 2),
+            utilization_max=row["most_used"],
             memory_used_mib=_whole(row["memory"]),
-            memory_max_mib=row["memory_max"],
+            memory_max_mib=row["most_memory"],
             power_w=_whole(row["power"]),
-            temperature_max_c=row["temperature_max"],
+            temperature_max_c=row["hottest"],
         )
 
 
