@@ -186,7 +186,7 @@ class StopOut(Schema):
     scope: Scope
     gpu_hours: float | None
     usd: float | None
-    next_run: str | None = Field(description="The run that got the first of its GPUs, at `next_at`")
+    next_run: str | None = Field(description="The run of this project that got the first of its GPUs, at `next_at`")
     next_at: dt.datetime | None
 
     @classmethod
@@ -198,7 +198,7 @@ class StopOut(Schema):
             "gpus": len(stop.gpus),
             "gpu_hours": entry.gpu_hours,
             "usd": entry.usd,
-            "next_run": stop.next_run.name if stop.next_run else None,
+            "next_run": stop.next_run.name if stop.next_run and stop.next_run.project_id == stop.project_id else None,
         }
         return cls(**own, **{name: getattr(stop, name) for name in cls.model_fields if name not in own})
 

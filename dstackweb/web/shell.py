@@ -30,6 +30,7 @@ PAGES = (
     Page("offers", "web:offers", _("Offers"), "offers"),
     Page("machines", "web:machines", _("Machines"), "machines"),
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),
+    Page("utilization", "web:utilization", _("Utilization"), "gauge"),
     Page("profiles", "web:profiles", _("Profiles"), "profiles"),
     Page("members", "members", _("Members"), "members"),
     Page("secrets", "secrets", _("Secrets"), "secrets", "member"),

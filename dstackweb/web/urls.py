@@ -19,6 +19,7 @@ from dstackweb.web import (
     quota_views,
     run_views,
     submit_views,
+    utilization_views,
     why_views,
 )
 from dstackweb.web.home import favicon, home
@@ -55,6 +56,8 @@ pages = [
     path("offers/cache/", cache_views.cache_page, name="offers-cache"),
     path("machines/", machine_views.machines_page, name="machines"),
     path("machines/<uuid:machine>/stop/", machine_views.stop, name="machine-stop"),
+    path("utilization/", utilization_views.utilization_page, name="utilization"),
+    path("utilization/observe/", utilization_views.observe, name="utilization-observe"),
     path("profiles/", place_views.profiles_page, name="profiles"),
     path("health/", place_views.health_page, name="health"),
 ]
