@@ -1,0 +1,63 @@
+"""Hosts watched over an injected time: what a host's look at its GPUs does, one look after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus import intake
+from dstackweb.gpus.judging import to_moment
+from dstackweb.gpus.manners import Act
+from dstackweb.runs import attempts
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import Reason
+from dstackweb.scheduler import utilization
+from tests.factories import make_host, make_run, place_all, placed_job, start
+from tests.gpus.looks import EVERY_MS, START_MS, reading
+
+MINUTE = 60_000
+IDLE = {"min_gpu_utilization": 50, "time_window": "1m"}
+
+
+def begin(project: Project, member: User, name: str = "train", *, gpus: int = 1, **keys: Any) -> Job:
+    """The first job of a run with GPUs whose commands started at START_MS; hosts are there already, or one is made."""
+    if not Host.objects.exists():
+        make_host(gpus=4, cpus=16)
+    run = make_run(project, member, name, resources={"gpu": gpus}, **keys)
+    assert place_all() == 1
+    for job in Job.objects.filter(run=run):
+        start(job, nonce=str(job.node))
+    Job.objects.filter(run=run).update(started_at=to_moment(START_MS))
+    return placed_job(run)
+
+
+Load = Callable[[str, int], int | None]
+"""A GPU's utilization by its UUID, some milliseconds after START_MS; None: it doesn't answer."""
+
+
+def watch(until_ms: int, load: Load = lambda uuid, ms: 0, *, from_ms: int = EVERY_MS) -> list[tuple[int, Act]]:
+    """Look at all hosts every ten seconds until so long after START_MS; what was done when, apart from nothing."""
+    done = []
+    for ms in range(from_ms, until_ms + 1, EVERY_MS):
+        for host in Host.objects.order_by("pk"):
+            done += [(ms, found) for found in look_at(host, load, ms) if found != Act.NOTHING]
+    return done
+
+
+def look_at(host: Host, load: Load, ms: int) -> Sequence[Act]:
+    """One look at a host's GPUs, and what is done about the jobs that it makes worth a closer one."""
+    seen = [(gpu, load(gpu.uuid, ms)) for gpu in Gpu.objects.filter(host=host).order_by("index")]
+    readings = tuple(reading(gpu.uuid, used) for gpu, used in seen if used is not None)
+    worth = intake.of_host(host, Look(readings=readings), START_MS + ms)
+    return [utilization.act(job_id, to_moment(START_MS + ms)) for job_id in worth]
+
+
+def stopped(run: Run) -> Run:
+    """The run once its runners have obeyed and reported the end of their jobs."""
+    for job in Job.objects.filter(run=run, ended_at=None):
+        attempts.ended(job.pk, job.stop_reason or Reason.DONE_BY_RUNNER, exit_code=143)
+    run.refresh_from_db()
+    return run
