@@ -1,9 +1,10 @@
-"""The look at a host's GPUs, on it."""
+"""The look at a host's GPUs, on it: what they do is kept, and runs that don't use them are dealt with."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 from collections.abc import Iterator
 
 from django.conf import settings
@@ -13,17 +14,25 @@ from dstackweb.backends.hosts import nvml
 from dstackweb.backends.models import Host
 from dstackweb.gpus import intake
 from dstackweb.gpus.judging import to_ms
+from dstackweb.scheduler import utilization
+
+log = logging.getLogger(__name__)
 
 
 def sample_host(name: str) -> None:
-    """One sample of each GPU of this machine."""
+    """One sample of each GPU of this machine, and what its jobs' policies want then."""
     host = Host.joined.filter(name=name).first()
     if host is None:
         return
     with _alone(host) as mine:
         if not mine:
             return
-        intake.of_host(host, nvml.read(), to_ms(timezone.now()))
+        look, now = nvml.read(), timezone.now()
+        for job_id in intake.of_host(host, look, to_ms(now)):
+            try:
+                utilization.act(job_id, now)
+            except Exception:
+                log.exception("what its policy wants of job %s waits for the next sample", job_id)
 
 
 @contextlib.contextmanager

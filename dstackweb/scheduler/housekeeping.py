@@ -14,6 +14,7 @@ from django_q.models import OrmQ
 from dstackweb.backends import services
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host, HostEvent, HostInvite
+from dstackweb.gpus import averages
 from dstackweb.lib.models import Lease
 from dstackweb.offers import counts
 from dstackweb.runs import history
@@ -29,13 +30,14 @@ MOVES_AGE = dt.timedelta(hours=1)
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old moves and history, what has expired, tasks nobody took, secrets that
-    nothing needs."""
+    """Verdicts of shapes nobody waits with, old moves, history and GPUs' averages, what has expired, tasks nobody took,
+    secrets that nothing needs."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
     # The shape "" stands for the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
     Verdict.objects.filter(~Exists(waiting), shape="").delete()
     history.prune(timezone.now())
+    averages.forget(timezone.now())
     Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
+from dstackweb.gpus import averages
 from dstackweb.offers import sources
 from dstackweb.runs import spend
 from dstackweb.scheduler import cloud
@@ -64,6 +65,7 @@ def control_jobs() -> list[Periodic]:
             when=cloud.has_clouds,
         ),
         Periodic("budgets", f"{tasks}.mark_budgets", 30.0, control, when=spend.has_budgets),
+        Periodic("gpu-averages", f"{tasks}.average_gpu_samples", 60.0, control, when=averages.has_samples),
         Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
     ]
 

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from dstackweb.gpus import averages
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
 from dstackweb.scheduler import cloud_watch, gpu_watch, hosting, housekeeping, pass_claim, passes, periodic
@@ -94,6 +95,11 @@ def sample_gpus(host: str) -> None:
 def sample_queue_lengths() -> None:
     """Keep how many runs wait in each queue, for its history."""
     history.sample_lengths(timezone.now())
+
+
+def average_gpu_samples() -> None:
+    """Average samples of GPUs, and prune what is averaged and old."""
+    averages.roll(timezone.now())
 
 
 def refresh_offers() -> int:

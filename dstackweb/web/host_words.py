@@ -23,6 +23,8 @@ def told(event: HostEvent) -> str:
             if data.get("removed"):
                 texts.append(_("no longer labelled %s") % ", ".join(data["removed"]))
             return "; ".join(texts)
+        case "sampling_fails":
+            return _("its GPUs can't be read: %(error)s") % {"error": data.get("error", "")}
     return {
         "started": _("its process was started"),
         "drained": _("drained: takes no new jobs"),
@@ -31,4 +33,7 @@ def told(event: HostEvent) -> str:
         "left": _("left"),
         "offline": _("went offline"),
         "online": _("is back online"),
+        "nvml_missing": _("no NVML library: its GPUs, if it has any, are not seen"),
+        "nvml_found": _("NVML's library is there"),
+        "sampling_works": _("all its GPUs can be read again"),
     }.get(event.kind, event.kind.replace("_", " "))
