@@ -17,6 +17,7 @@ from dstackweb.api import (
     holds,
     hosts,
     instances,
+    metrics,
     moves,
     offers,
     ops,
@@ -31,6 +32,7 @@ api.add_router("/projects/{project}/runs", runs.router)
 api.add_router("/projects/{project}/runs", holds.of_runs)
 api.add_router("/projects/{project}/runs", decisions.router)
 api.add_router("/projects/{project}/runs", utilization.of_runs)
+api.add_router("/projects/{project}/runs", metrics.router)
 api.add_router("/projects/{project}/utilization", utilization.router)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)

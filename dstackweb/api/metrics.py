@@ -1,0 +1,174 @@
+"""What a run's GPUs did: samples per job and GPU over time, what was seen last, and the policy's state."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Field, P, Path, QueryEx, Router, Schema
+
+from dstackweb.api.app import project_of, ready
+from dstackweb.api.policy_schemas import PolicyOut
+from dstackweb.api.schemas import ErrorOut
+from dstackweb.gpus.judging import to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries
+from dstackweb.gpus.selectors import MEASURED, Columns, samples_of
+from dstackweb.gpus.standing import standing
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.whereabouts import where
+
+router = Router(tags=["utilization"])
+REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+RANGE = dt.timedelta(hours=1)
+"""How far back it goes where `from` isn't given."""
+LONGEST = dt.timedelta(days=30)
+MOST_POINTS = 2000
+MOST_NUMBERS = 100_000
+"""So many moments, of all GPUs together, are told at once."""
+
+From = QueryEx[dt.datetime | None, P(alias="from", description="An hour before `to` where it isn't given")]
+To = QueryEx[dt.datetime | None, P(alias="to", description="Now, or the run's end, where it isn't given")]
+Points = QueryEx[int, P(ge=2, le=MOST_POINTS, description="At most so many moments; fewer where there are many GPUs")]
+Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="The newest where it isn't given")]
+
+
+class SeenOut(Schema):
+    """The newest sample."""
+
+    at: dt.datetime
+    utilization: int | None = Field(description="Percent")
+    memory_used_mib: int | None
+    power_w: int | None
+    temperature_c: int | None
+    throttle: int | None = Field(description="NVML's bits of why its clocks are held down")
+    processes: list[dict[str, Any]] = Field(description="With `pid`, `user` and `memory_mib`")
+
+
+class GpuOut(Schema):
+    """One GPU, or one MIG device. The lists go with `times`; null is where nothing is known."""
+
+    uuid: str
+    index: int | None = Field(description="NVML's on its machine; null for a GPU that was not seen yet")
+    name: str
+    memory_mib: int | None
+    power_limit_w: int | None
+    last: SeenOut | None
+    low_since: dt.datetime | None = Field(description="Since when it has been below the policy's minimum")
+    utilization: list[float | None]
+    memory_used_mib: list[float | None]
+    power_w: list[float | None]
+    temperature_c: list[float | None]
+
+
+class NodeOut(Schema):
+    """One job."""
+
+    node: int
+    status: str
+    where: str = Field(description="A host, or a machine of a cloud")
+    gpus: list[GpuOut]
+
+
+class MetricsOut(Schema):
+    """One attempt of a run. `times` are the beginnings of spans of `step_s` seconds; null without a sample."""
+
+    run: str
+    id: str
+    status: str
+    attempt: int
+    step_s: float | None
+    times: list[dt.datetime]
+    policy: PolicyOut | None = Field(description="As in the run; of the newest attempt")
+    jobs: list[NodeOut]
+
+
+@router.get("/{name}/metrics", response={200: MetricsOut, **REFUSALS}, summary="What a run's GPUs did")
+def metrics(
+    request: HttpRequest,
+    project: Path[str],
+    name: str,
+    since: From = None,
+    until: To = None,
+    points: Points = 240,
+    attempt: Attempt = None,
+) -> HttpResponse:
+    """Per job and GPU, of 30 days at most: samples of the last 24 hours, averages of five minutes before that."""
+    found, _role = project_of(request, project)
+    run, now = selectors.find_run(found, name), timezone.now()
+    since, until = _range(run, since, until, now)
+    attempt = attempt or run.attempt
+    jobs = list(Job.objects.filter(run=run, attempt=attempt).select_related("host", "backend").order_by("node"))
+    gpus = sum(len(job.gpus) for job in jobs)
+    room = max(2, MOST_NUMBERS // max(1, gpus))
+    told = samples_of(jobs, to_ms(since), to_ms(until), min(points, room))
+    policy = PolicyOut.of(standing(run, now))
+    return ready(
+        request,
+        {
+            "run": run.name,
+            "id": str(run.uid),
+            "status": run.status,
+            "attempt": attempt,
+            "step_s": told[0].step_ms / 1000 if told else None,
+            "times": [to_moment(at_ms) for at_ms in told[0].at_ms] if told else [],
+            "policy": policy.dict() if policy else None,
+            "jobs": [_node(job, [one for one in told if one.series.job_id == job.pk]) for job in jobs],
+        },
+    )
+
+
+def _range(
+    run: Run, since: dt.datetime | None, until: dt.datetime | None, now: dt.datetime
+) -> tuple[dt.datetime, dt.datetime]:
+    """What is asked for. Raises Invalid for no span of time, or too long a one."""
+    until = _aware(until or min(run.ended_at or now, now))
+    try:
+        since = _aware(since or until - RANGE)
+        span = until - since
+        to_ms(since), to_ms(until)
+    except (OverflowError, ValueError, OSError):
+        raise Invalid.at("from", msg="there are no such moments") from None
+    if not dt.timedelta(0) < span <= LONGEST:
+        raise Invalid.at("from", msg=f"`from` is before `to`, by {LONGEST.days} days at most")
+    return since, until
+
+
+def _aware(moment: dt.datetime) -> dt.datetime:
+    """A moment without a zone is UTC."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
+def _node(job: Job, told: Sequence[Columns]) -> dict[str, Any]:
+    unseen = set(job.gpus) - {one.series.uuid for one in told}
+    gpus = [_gpu(one) for one in told] + [_unseen(uuid, told) for uuid in job.gpus if uuid in unseen]
+    return {"node": job.node, "status": job.status, "where": where(job), "gpus": gpus}
+
+
+def _gpu(one: Columns) -> dict[str, Any]:
+    series = one.series
+    own = ("uuid", "index", "name", "memory_mib", "power_limit_w")
+    return {
+        **{name: getattr(series, name) for name in own},
+        "last": _last(series),
+        "low_since": None if series.low_since_ms is None else to_moment(series.low_since_ms),
+        **{name: getattr(one, name) for name in MEASURED},
+    }
+
+
+def _last(series: GpuSeries) -> dict[str, Any] | None:
+    if series.last_ms is None:
+        return None
+    seen = ("throttle", "processes", *MEASURED)
+    return {"at": to_moment(series.last_ms), **{name: getattr(series, name) for name in seen}}
+
+
+def _unseen(uuid: str, told: Sequence[Columns]) -> dict[str, Any]:
+    """A GPU of the job without a sample."""
+    nothing = [None] * (len(told[0].at_ms) if told else 0)
+    empty = dict.fromkeys(("index", "memory_mib", "power_limit_w", "last", "low_since"))
+    return {"uuid": uuid, "name": "", **empty, **dict.fromkeys(MEASURED, nothing)}
