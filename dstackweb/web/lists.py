@@ -19,6 +19,7 @@ from dstackweb.runs.selectors import QueueRow
 from dstackweb.runs.states import ENDED
 from dstackweb.runs.whereabouts import Place
 from dstackweb.scheduler.models import Reservation
+from dstackweb.web.gpu_marks import Mark
 from dstackweb.web.pages import PageRequest
 from dstackweb.web.templatetags.dw import moments
 
@@ -149,13 +150,14 @@ class RunLine:
     needs: str
     told: str
     where: str
+    mark: Mark | None = None
 
     @classmethod
-    def of(cls, run: Run, place: Place | None = None) -> RunLine:
+    def of(cls, run: Run, place: Place | None = None, mark: Mark | None = None) -> RunLine:
         """The row with the reason it ended, if it did not end well; and where it is, if it is placed."""
         reason = wording.termination(run.termination_reason) if run.termination_reason else ""
         told = run.status_message or ("" if run.status == "done" else reason)
-        return cls(run, needs(run.spec), told or (place.message if place else ""), place.where if place else "")
+        return cls(run, needs(run.spec), told or (place.message if place else ""), place.where if place else "", mark)
 
     @property
     def ended(self) -> bool:

@@ -17,7 +17,7 @@ from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.loading import tally_of
 from dstackweb.scheduler.models import Reservation
-from dstackweb.web import budget, lists
+from dstackweb.web import budget, gpu_marks, lists
 from dstackweb.web.heard import heard
 from dstackweb.web.pages import PageRequest, polled, project_page, shown
 from dstackweb.web.queue_limits import usage
@@ -29,7 +29,7 @@ SHORT_LIST = 8
 @project_page()
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
     """The queue in its true order; also what polls of it get."""
-    version = selectors.list_version(request.project)
+    version = gpu_marks.list_version(request.project)
     return polled(
         request,
         "web/queue.html",
@@ -49,7 +49,7 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
     if not request.htmx:
         page = lists.number(request.GET.get("page"), least=1)
         return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
-    version = selectors.list_version(request.project)
+    version = gpu_marks.list_version(request.project)
     return shown(request, "web/queue_list.html", version, _context(request, queue.name, moved), status)
 
 
@@ -110,7 +110,9 @@ def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[lists
     """The newest runs in these statuses; what the counters say isn't there is not looked for."""
     there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
-    return [lists.RunLine.of(run) for run in selectors.newest(runs, SHORT_LIST, there)] if there else []
+    found = selectors.newest(runs, SHORT_LIST, there) if there else []
+    marks = gpu_marks.marks(found, timezone.now())
+    return [lists.RunLine.of(run, mark=marks.get(run.pk)) for run in found]
 
 
 def queue_url(queue: Queue) -> str:

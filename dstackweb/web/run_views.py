@@ -15,7 +15,7 @@ from dstackweb.runs import logs, selectors, services, whereabouts, why_words, wo
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
-from dstackweb.web import hold_views, lists, run_words
+from dstackweb.web import gpu_marks, gpu_panel, hold_views, lists, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
 from dstackweb.web.why_views import standing
 
@@ -32,7 +32,7 @@ SHOWN = {
 @project_page()
 def runs_page(request: PageRequest) -> HttpResponse:
     """Newest runs first, filtered by status and words of the name; also what polls of it get."""
-    version = selectors.list_version(request.project)
+    version = gpu_marks.list_version(request.project)
     return polled(request, "web/runs.html", "web/runs_list.html", version, lambda: _list(request))
 
 
@@ -51,8 +51,9 @@ def _list(request: PageRequest) -> dict[str, Any]:
     counts = selectors.counts(request.project)
     runs = selectors.runs_called(found)
     at = whereabouts.of_runs([str(run.uid) for run in runs if run.status in PLACED])
+    marks = gpu_marks.marks(runs, timezone.now())
     return {
-        "lines": [lists.RunLine.of(run, at.get(str(run.uid))) for run in runs],
+        "lines": [lists.RunLine.of(run, at.get(str(run.uid)), marks.get(run.pk)) for run in runs],
         "following": following,
         "before": before,
         "chosen": chosen,
@@ -83,9 +84,13 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
 def _run(request: PageRequest, run: Run) -> dict[str, Any]:
     jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
     reason, data = selectors.why(run)
-    stands = standing(run)
+    stands, now = standing(run), timezone.now()
+    may_change = lists.may_change(run, request.user, request.role)
+    panel = gpu_panel.Panel(run, jobs, gpu_panel.Asked.of(request), now) if gpu_panel.wanted(run) else None
     return {
         "run": run,
+        "gpus": panel is not None,
+        **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
         "jobs": [run_words.JobLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
@@ -101,10 +106,10 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
         "shown_at_once": SHOWN_AT_ONCE,
         "settings": run_words.settings(run),
         "cost": run_words.cost(run, jobs),
-        "now": timezone.now(),
+        "now": now,
         "over": run.status in ENDED,
         "waits": run.status in WAITING,
-        "may_change": lists.may_change(run, request.user, request.role),
+        "may_change": may_change,
         "may_submit": allows(request.role, "member"),
         "etag": services.etag(run),
         "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,

@@ -208,8 +208,8 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
             or (key not in ALWAYS and source.get("source", "default") == "default")
         ):
             continue
-        origin = _("changed since") if key in changed else _origin(source)
-        rows.append(Setting(key, text(values[key]), origin, code=key == "commands" or isinstance(values[key], dict)))
+        whence = _("changed since") if key in changed else origin(source)
+        rows.append(Setting(key, text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict)))
     return rows
 
 
@@ -237,10 +237,10 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def _origin(source: dict[str, Any]) -> str:
+def origin(source: dict[str, Any]) -> str:
     """Where a value came from, in words."""
     if source.get("notifies"):
-        return _("%s; a hold only notifies") % _origin({**source, "notifies": False})
+        return _("%s; a hold only notifies") % origin({**source, "notifies": False})
     match source.get("source"):
         case "hold":
             return _("the hold")

@@ -7,6 +7,7 @@ from django.urls import include, path
 from dstackweb.web import (
     account_urls,
     cache_views,
+    gpu_views,
     history_views,
     hold_views,
     host_actions,
@@ -38,6 +39,8 @@ pages = [
     path("runs/", run_views.runs_page, name="runs"),
     path("runs/<str:run>/", run_views.run_page, name="run"),
     path("runs/<str:run>/log/", run_views.log, name="log"),
+    path("runs/<str:run>/gpus/", gpu_views.run_gpus, name="run-gpus"),
+    path("runs/<str:run>/keep/", gpu_views.keep, name="keep"),
     path("runs/<str:run>/stop/", run_views.stop, name="stop"),
     path("runs/<str:run>/why/", why_views.why_page, name="why"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),

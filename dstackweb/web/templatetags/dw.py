@@ -14,9 +14,10 @@ from django.utils.html import conditional_escape, escape, format_html, format_ht
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
+from dstackweb.accounts.models import User
 from dstackweb.runs import wording
 from dstackweb.web import budget as budgets
-from dstackweb.web import offer_lines, shell
+from dstackweb.web import gpu_marks, offer_lines, shell
 
 register = template.Library()
 
@@ -66,6 +67,18 @@ def budget(context: RequestContext) -> dict[str, Any]:
     """The warning that most of the project's budget for clouds is spent, where it is."""
     project = getattr(context["request"], "project", None)
     return {"project": project, "warned": budgets.warned(project, timezone.now()) if project else None}
+
+
+@register.inclusion_tag("gpus/banners.html", takes_context=True)
+def idle_gpus(context: RequestContext) -> dict[str, Any]:
+    """The reader's own runs that their policies are about to stop, on every page but the run's own, which says more."""
+    request = context["request"]
+    project, user = getattr(request, "project", None), getattr(request, "user", None)
+    if project is None or not isinstance(user, User):
+        return {"marks": []}
+    here = getattr(context.get("run"), "pk", None)
+    found = gpu_marks.banners(user, project, timezone.now())
+    return {"project": project, "marks": [mark for mark in found if mark.run.pk != here]}
 
 
 @register.simple_tag

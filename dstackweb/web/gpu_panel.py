@@ -1,0 +1,304 @@
+"""The GPUs of one run: how they are used now, how they were over time, and how the run stands with its policy."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.urls import reverse
+
+from dstackweb.gpus import selectors, wording
+from dstackweb.gpus.binding import policy_of
+from dstackweb.gpus.judging import to_moment, to_ms
+from dstackweb.gpus.keeping import policies_of
+from dstackweb.gpus.models import GpuSeries, HostSampling, Keep, PolicyStop
+from dstackweb.gpus.selectors import Columns
+from dstackweb.gpus.standing import Standing, standing
+from dstackweb.gpus.window import MAX_GAP, Kind
+from dstackweb.profiles import selectors as profiles
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.web import gpu_marks, run_words
+from dstackweb.web.lists import number
+
+POINTS = 360
+"""Of a chart, for each GPU."""
+ROWS = 120
+"""Of the table that says the same."""
+KEEPS_SHOWN = 5
+COLOURS, DASHES = 8, 4
+"""As in static/run-gpus.css and static/js/gpu-charts.js."""
+POLL_S = 5
+RANGES = {
+    "1h": dt.timedelta(hours=1),
+    "6h": dt.timedelta(hours=6),
+    "24h": dt.timedelta(hours=24),
+    "30d": dt.timedelta(days=30),
+}
+
+
+def wanted(run: Run) -> bool:
+    """Whether a run's page has charts of GPUs: it asks for some."""
+    return bool(run.spec["requirements"]["gpu_count_min"])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the reader asked to see: how far back, of which node, and whether as a table."""
+
+    back: str
+    node: int | None
+    as_table: bool
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Asked:
+        """From the query string."""
+        node = number(request.GET["node"]) if "node" in request.GET else None
+        return cls(request.GET.get("range", ""), node, request.GET.get("as") == "table")
+
+    def query(self, **changed: Any) -> str:
+        """The same with something else, as a query string."""
+        values = {"range": self.back, "node": self.node, "as": "table" if self.as_table else ""} | changed
+        return "?" + "&".join(f"{key}={value}" for key, value in values.items() if value not in ("", None))
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """One GPU as it was seen last."""
+
+    series: GpuSeries
+    place: int
+    fresh: bool
+
+    @property
+    def at(self) -> dt.datetime | None:
+        """The moment of its newest sample."""
+        return None if self.series.last_ms is None else to_moment(self.series.last_ms)
+
+    @property
+    def colour(self) -> int:
+        """Which of the charts' colours it has."""
+        return self.place % COLOURS
+
+    @property
+    def dash(self) -> int:
+        """Which of their dashes."""
+        return self.place // 2 % DASHES
+
+    @property
+    def memory_percent(self) -> float | None:
+        """How much of its memory is used."""
+        used, size = self.series.memory_used_mib, self.series.memory_mib
+        return None if used is None or not size else min(100.0, 100 * used / size)
+
+
+class Cell(NamedTuple):
+    """One GPU at one moment of the table."""
+
+    utilization: float | None
+    memory_mib: float | None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is."""
+        return self.utilization is not None or self.memory_mib is not None
+
+
+class Row(NamedTuple):
+    """One moment of the table, with a cell for each GPU."""
+
+    at: dt.datetime
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a policy comes from, in words and, if there is such a place, its address."""
+
+    text: str
+    url: str
+
+
+class Panel:
+    """What the panel shows of one run; `version` changes with all of it."""
+
+    def __init__(self, run: Run, jobs: Sequence[Job], asked: Asked, now: dt.datetime) -> None:
+        self.run, self.asked, self.now = run, asked, now
+        self.jobs = [job for job in jobs if job.attempt == run.attempt and job.gpus]
+        self.standing: Standing | None = standing(run, now)
+        self.job = self._job()
+        found = GpuSeries.objects.filter(job=self.job).order_by("index", "uuid") if self.job else ()
+        self.series = list(found)
+
+    def _job(self) -> Job | None:
+        """The node asked for; else that which the policy speaks of, else the first."""
+        speaks = self.standing.node if self.standing and self.standing.low_since else 0
+        node = self.asked.node if self.asked.node is not None else speaks
+        return next((job for job in self.jobs if job.node == node), self.jobs[0] if self.jobs else None)
+
+    @property
+    def version(self) -> str:
+        """Read before the data."""
+        told = self.standing
+        parts: list[Any] = [self.run.version, self.asked, [(one.uuid, one.last_ms) for one in self.series]]
+        if told:
+            parts += [told.policy, told.verdict, told.badge, told.noticed, told.paused_until, told.keeps_left]
+            parts += [told.observe_only]
+        parts += [self._fresh(one) for one in self.series]
+        return f"{self.run.pk}.{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+    def _fresh(self, series: GpuSeries) -> bool:
+        most_s = MAX_GAP * settings.DSTACKWEB_SAMPLE_EVERY_S
+        return series.last_ms is not None and self.now.timestamp() - series.last_ms / 1000 <= most_s
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it changes any more."""
+        return self.run.status in ENDED
+
+    @property
+    def back(self) -> str:
+        """How far back it looks: what was asked for, else an hour, or as much more as the policy's window needs."""
+        if self.asked.back in RANGES:
+            return self.asked.back
+        policy = self.standing.policy if self.standing else None
+        least = dt.timedelta(seconds=policy.time_window_s * 1.2 if policy else 0)
+        return next((key for key, span in RANGES.items() if span >= least), "30d")
+
+    @property
+    def span(self) -> tuple[dt.datetime, dt.datetime]:
+        """From when to when; an ended run is shown as it was at its end."""
+        assert self.job is not None
+        until = self.job.ended_at or self.now
+        since = max(until - RANGES[self.back], self.job.started_at or self.job.placed_at)
+        return min(since, until - dt.timedelta(minutes=1)), until
+
+    @property
+    def minimum(self) -> int | None:
+        """What the policy asks for, percent; of an ended run, what it asked for."""
+        policy = policy_of(self.run)
+        return policy.min_gpu_utilization if policy else None
+
+    def _low(self) -> tuple[int, int] | None:
+        """The stretch that is shaded: what the node's GPUs are low for now, or what the run was stopped for."""
+        told, job = self.standing, self.job
+        if told and told.low_since and job and job.node == told.node:
+            return to_ms(told.low_since), to_ms(self.now)
+        stop = PolicyStop.objects.filter(run=self.run, attempt=self.run.attempt).first() if self.over and job else None
+        return (to_ms(stop.low_since), to_ms(stop.at)) if stop and job and stop.node == job.node else None
+
+    def _columns(self, points: int) -> list[Columns]:
+        """What was seen in the span, without the moments at its end of which nothing is known (yet)."""
+        since, until = self.span
+        return selectors.columns(self.series, to_ms(since), to_ms(until) + 1, points)
+
+    def chart(self) -> dict[str, Any]:
+        """What gpu-charts.js draws: `at_ms`, and per GPU a number or null for each of them."""
+        columns, (since, until), low = self._columns(POINTS), self.span, self._low()
+        known = _known(columns)
+        return {
+            "since_ms": to_ms(since),
+            "until_ms": to_ms(until),
+            "minimum": self.minimum,
+            "low_since_ms": low[0] if low else None,
+            "low_until_ms": low[1] if low else None,
+            "at_ms": columns[0].at_ms[:known] if columns else [],
+            "gpus": [
+                {
+                    "uuid": one.series.uuid,
+                    "index": one.series.index,
+                    "memory_mib": one.series.memory_mib,
+                    "utilization": one.utilization[:known],
+                    "memory_used_mib": one.memory_used_mib[:known],
+                }
+                for one in columns
+            ],
+        }
+
+    def rows(self) -> list[Row]:
+        """The same as rows, newest first; moments of which nothing is known are left out."""
+        columns = self._columns(ROWS)
+        if not columns:
+            return []
+        cells = [list(map(Cell, one.utilization, one.memory_used_mib)) for one in columns]
+        found = zip(columns[0].at_ms, zip(*cells, strict=True), strict=True)
+        return [Row(to_moment(at_ms), list(row)) for at_ms, row in found if any(cell.known for cell in row)][::-1]
+
+    def context(self, may_change: bool) -> dict[str, Any]:
+        """What its template shows."""
+        told = self.standing
+        lines = [GpuLine(one, place, self._fresh(one)) for place, one in enumerate(self.series)]
+        return {
+            "panel": self,
+            "gpus_version": self.version,
+            "gpus_url": reverse("web:run-gpus", args=[self.run.project.name, self.run.uid]) + self.asked.query(),
+            "gpus_poll_s": POLL_S,
+            "gpu_lines": lines,
+            "gpu_trouble": self._trouble(),
+            "ranges": [(key, self.asked.query(range=key), key == self.back) for key in RANGES],
+            "nodes": [(job.node, self.asked.query(node=job.node), job is self.job) for job in self.jobs],
+            "as_chart": self.asked.query(**{"as": ""}),
+            "as_table": self.asked.query(**{"as": "table"}),
+            "policy": self._policy(may_change) if told else None,
+        }
+
+    def _trouble(self) -> HostSampling | None:
+        """Why the host of the node can't be looked at, if it can't."""
+        if self.over or self.job is None or self.job.host_id is None:
+            return None
+        found = HostSampling.objects.filter(host=self.job.host_id).first()
+        return found if found and (found.error or not found.library) else None
+
+    def _policy(self, may_change: bool) -> dict[str, Any]:
+        told = self.standing
+        assert told is not None
+        rules = policies_of(self.run.project)
+        counts = gpu_marks.stops(told)
+        return {
+            "standing": told,
+            "mark": gpu_marks.Mark.of(self.run, told),
+            "rule": wording.rule(told.policy),
+            "source": source(told.source, self.run),
+            "low_s": self._low_s(),
+            "window_s": told.policy.time_window_s,
+            "unknown": told.verdict.kind == Kind.UNKNOWN,
+            "starting": self.run.status != RunStatus.RUNNING,
+            "stops": counts,
+            "may_keep": may_change and counts and told.keeps_left > 0 and not told.paused_until,
+            "keep_minutes": rules.keep_minutes,
+            "keeps_allowed": rules.keeps,
+            "keeps": list(Keep.objects.filter(run=self.run).select_related("by").order_by("-id")[:KEEPS_SHOWN]),
+        }
+
+    def _low_s(self) -> float:
+        """How much of the window has passed."""
+        told = self.standing
+        if told is None or told.verdict.stops_ms is None:
+            return 0
+        left_s = told.verdict.stops_ms / 1000 - self.now.timestamp()
+        return round(min(max(0.0, told.policy.time_window_s - left_s), told.policy.time_window_s), 1)
+
+
+def _known(columns: Sequence[Columns]) -> int:
+    """How many moments there are up to the last of which anything is known."""
+    known = 0
+    for one in columns:
+        for place, cell in enumerate(map(Cell, one.utilization, one.memory_used_mib), start=1):
+            if cell.known:
+                known = max(known, place)
+    return known
+
+
+def source(provenance: dict[str, Any], run: Run) -> Source:
+    """Where a policy comes from."""
+    text = run_words.origin(provenance)
+    named = provenance.get("profile") if provenance.get("source") == "profile" else None
+    profile = profiles.named(run.project, named) if named else None
+    if profile is None:
+        return Source(text, "#run-settings")
+    return Source(text, reverse("web:profiles", args=[run.project.name]) + f"#profile-{profile.pk}")
