@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import AwareDatetime, BeforeValidator
 
-from dstackweb.api.runner import storable
+from dstackweb.api.runner_schemas import storable
 from dstackweb.lib.errors import Forbidden
 from dstackweb.runner.pyz import pyz
 from dstackweb.scheduler import agents

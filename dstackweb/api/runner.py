@@ -13,11 +13,14 @@ from ninja import Field, P, QueryEx, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
+from dstackweb.api.runner_schemas import SamplesIn, storable
+from dstackweb.gpus import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import of_all_nodes, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import utilization
 from dstackweb.scheduler.hosting import job_of_token
 
 
@@ -29,16 +32,6 @@ class JobToken(HttpBearer):
 
 
 router = Router(auth=JobToken())
-
-
-MESSAGE_CHARS = 4000
-
-
-def storable(text: object) -> object:
-    """Whatever a runner quotes of files and commands, as text that every database holds."""
-    if not isinstance(text, str):
-        return text
-    return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MESSAGE_CHARS]
 
 
 class ClaimIn(Schema):
@@ -122,6 +115,21 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)
         return JsonResponse({"next": logs.append(job.pk, offset, request.body)})
     except logs.LogGap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
+
+
+@router.post("/{job_id}/samples", include_in_schema=False)
+def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, Any]:
+    """What the job's GPUs did, each sample so many seconds ago. Only of its own GPUs, and not of a host's."""
+    job = _wanted(request, job_id)
+    if job.host_id is not None:
+        raise Conflict("this job's host reads its GPUs itself")
+    strangers = {gpu.uuid for sample in body.samples for gpu in sample.gpus} - set(job.gpus)
+    if strangers:
+        raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
+    now = timezone.now()
+    for act_on in intake.of_job(job, body.taken(now)):
+        utilization.act(act_on, now)
+    return {}
 
 
 @router.post("/{job_id}/exit", include_in_schema=False)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import relay, tree
+from dstackweb.runner import gpus, relay, tree
 from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, spawn
 from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.log import say
+from dstackweb.runner.samples import Samples
 from dstackweb.runner.shipper import Shipper
 from dstackweb.runner.state import State
 from dstackweb.runner.user import acting_as
@@ -62,6 +62,7 @@ class Runner:
         self.contact = time.monotonic()
         """When a heartbeat was last answered: only these tell the API that somebody looks after the job."""
         self.has_child = False
+        self.samples: Samples | None = None
         self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -117,6 +118,8 @@ class Runner:
 
     def _start(self, job: Job) -> int:
         output = relay.start(self.spool, self.spec["log_limit"], job.account)
+        if every_s := self.spec.get("sample_every_s"):
+            self.samples = Samples(self.client, gpus.start(self.spec["gpus"], float(every_s)))
         try:
             tree.adopt_orphans()
             # From here on nobody may start the commands again, whatever happens to this process.
@@ -182,6 +185,8 @@ class Runner:
             self.pause(0.01)
         while self._insist(lambda: self.shipper.ship(final=True)):
             pass
+        if self.samples is not None:
+            self.samples.send_last()
         self._insist(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
@@ -304,6 +309,9 @@ class Watched:
             self.wanted = False
             self._stop("terminated_by_server", 0)
             self.next_ship = self.next_beat = now + BACKOFF_CAP_S
+        # Last, and only while all else arrives.
+        if self.runner.samples is not None and self.failures == 0:
+            self.runner.samples.send()
 
     def _tell_start(self) -> None:
         if not self.told_start:
@@ -330,10 +338,3 @@ def _worded(code: int) -> str:
         except ValueError:
             pass
     return f"a command failed with exit code {code}"
-
-
-def say(text: str) -> None:
-    """A line in runner.log, if there is room for it."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        sys.stderr.flush()

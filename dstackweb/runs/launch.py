@@ -67,6 +67,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "gpus": job.gpus,
         "nodes": spec.nodes,
         "gpus_per_node": len(job.gpus),
+        # A host reads its own GPUs.
+        "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S if job.gpus and job.host is None else None,
         **of_all_nodes(job),
         "archive": {"sha256": run.archive.sha256, "size": run.archive.size} if run.archive else None,
         "max_duration_s": run.limit_s,

@@ -52,6 +52,7 @@ class Api:
         self.claimed_by = ""
         self.log = bytearray()
         self.exits: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
         self.trouble: Callable[[str], int | bytes | None] = lambda what: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -120,6 +121,8 @@ class Api:
                 return self.archive
             case "heartbeat":
                 return {"heartbeat_s": self.heartbeat_s, **self.action}
+            case "samples":
+                self.samples += call.said["samples"]
             case "exit":
                 self.exits.append(call.said)
         return {}

@@ -38,6 +38,8 @@ class Box:
         self.api = api
         self.state = home / "jobs" / api.job
         self.run_dir: Path = home / "runs" / api.spec["run_uid"] / "node-0"
+        self.env: dict[str, str] = {}
+        """More of the environment that the runner is started in."""
         self.orders: dict[str, Any] = {
             "api": api.url, "job": api.job, "token": TOKEN, "state_dir": str(self.state), "run_dir": str(self.run_dir),
             "user": OTHER_USER, "path": "/usr/local/bin:/usr/bin:/bin",
@@ -59,7 +61,7 @@ class Box:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
-            env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(REPO), "SERVERS_OWN": "secret"},
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(REPO), "SERVERS_OWN": "secret"} | self.env,
             close_fds=close_fds,
         )
 

@@ -1,0 +1,217 @@
+"""What a runner tells of its job's GPUs, where no host of ours does: a real runner over a small C library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dstackweb.runner import gpus, samples
+from dstackweb.runner.client import Unreachable
+from tests.backends.nvml import FakeGpu, Nvml
+from tests.runner.conftest import Box, runs
+from tests.support import eventually
+
+MakeBox = Callable[..., Box]
+WORK = "while [ ! -e enough ]; do sleep 0.02; done"
+BUSY = FakeGpu(
+    "GPU-b", util=93, mem=30000, power=350, limit=400, temp=61, throttle=4, pids=[f"{os.getpid()}:2048", 2**22 + 1]
+)
+
+
+@pytest.fixture
+def nvml(open_home: Path) -> Nvml:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is needed to build a stand-in for NVML")
+    folder = open_home / "nvml"
+    folder.mkdir()
+    return Nvml(folder)
+
+
+@pytest.fixture
+def on_gpus(box: MakeBox, nvml: Nvml) -> Callable[..., Box]:
+    """Makes jobs on a machine with the stand-in."""
+
+    def make(*commands: str, **spec: object) -> Box:
+        job = box(*commands, **{"gpus": ["GPU-b"], "sample_every_s": 0.05} | spec)
+        job.env = {"LD_LIBRARY_PATH": str(nvml.folder), "NVML_STUB": str(nvml.file)}
+        return job
+
+    return make
+
+
+@pytest.fixture
+def command(open_home: Path) -> Callable[[str], Path]:
+    """Makes a folder with an `nvidia-smi` that does this."""
+
+    def make(does: str) -> Path:
+        folder = open_home / "bin"
+        folder.mkdir()
+        script = folder / "nvidia-smi"
+        script.write_text(f"#!/bin/sh\n{does}\n")
+        script.chmod(0o755)
+        return folder
+
+    return make
+
+
+def finish(job: Box) -> None:
+    (job.run_dir / "enough").touch()
+    assert job.end(nudged=True)["exit_code"] == 0
+
+
+def test_only_the_jobs_own_gpus_are_told_with_all_that_they_tell(on_gpus: MakeBox, nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", util=5), BUSY)
+    job = on_gpus("echo up", WORK)
+    job.launch()
+    eventually(lambda: len(job.api.samples) >= 2)
+    finish(job)
+    user = eventually(lambda: Path(f"/proc/{os.getpid()}").owner())
+    assert job.api.samples[0]["gpus"] == [
+        {
+            "uuid": "GPU-b", "index": 1, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960, "memory_used_mib": 30000,
+            "utilization": 93, "power_w": 350, "power_limit_w": 400, "temperature_c": 61, "throttle": 4,
+            "processes": [
+                {"pid": os.getpid(), "user": user, "memory_mib": 2048},
+                {"pid": 2**22 + 1, "user": None, "memory_mib": None},
+            ],
+        }
+    ]  # fmt: skip
+    assert all(0 <= sample["age_s"] < 10 for sample in job.api.samples)
+
+
+def test_a_job_that_its_host_watches_tells_nothing(on_gpus: MakeBox, nvml: Nvml) -> None:
+    nvml.show(BUSY)
+    job = on_gpus("sleep 0.3", sample_every_s=None)
+    job.launch()
+    job.end()
+    assert job.api.count("samples") == 0
+
+
+def test_samples_wait_while_the_api_is_away_and_keep_their_age(on_gpus: MakeBox, nvml: Nvml) -> None:
+    nvml.show(BUSY)
+    job = on_gpus("echo up", WORK)
+    job.launch()
+    job.wait_for("up")
+    job.api.go_down()
+    time.sleep(0.6)
+    job.api.come_back()
+    heard = len(job.api.samples)
+    eventually(lambda: job.nudge() and len(job.api.samples) > heard + 5)
+    assert max(sample["age_s"] for sample in job.api.samples[heard:]) > 0.4
+    finish(job)
+
+
+@pytest.mark.parametrize("answer", [404, 422, 500])
+def test_an_api_that_takes_no_samples_is_no_trouble_for_the_job(on_gpus: MakeBox, nvml: Nvml, answer: int) -> None:
+    nvml.show(BUSY)
+    job = on_gpus("echo up", WORK)
+    job.api.trouble = lambda what: answer if what == "samples" else None
+    job.launch()
+    job.wait_for("up")
+    beats = job.api.count("heartbeat")
+    eventually(lambda: job.api.count("heartbeat") > beats + 5)
+    finish(job)
+    assert ("does not take samples" in job.said()) == (answer != 500)
+
+
+def test_a_lost_gpu_is_missing_and_no_zero(on_gpus: MakeBox, nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", util=7), FakeGpu("GPU-b", status=15))
+    job = on_gpus("echo up", WORK, gpus=["GPU-a", "GPU-b"])
+    job.launch()
+    eventually(lambda: len(job.api.samples) >= 2)
+    finish(job)
+    assert {gpu["uuid"] for sample in job.api.samples for gpu in sample["gpus"]} == {"GPU-a"}
+
+
+def test_without_the_library_nvidia_smi_is_asked(box: MakeBox, command: Callable[[str], Path]) -> None:
+    rows = "GPU-a, 0, NVIDIA L4, 23034, 1, 5, 30, 72, 40\nGPU-b, 1, NVIDIA L4, 23034, 500, 88, 70.49, [N/A], 61"
+    folder = command(f"printf '%s\\n' '{rows}'")
+    job = box("echo up", WORK, gpus=["GPU-b"], sample_every_s=0.05)
+    job.env = {"PATH": f"{folder}:{os.defpath}"}
+    job.launch()
+    eventually(lambda: job.api.samples)
+    finish(job)
+    assert job.api.samples[0]["gpus"] == [
+        {
+            "uuid": "GPU-b", "index": 1, "name": "NVIDIA L4", "memory_mib": 23034, "memory_used_mib": 500,
+            "utilization": 88, "power_w": 70, "power_limit_w": None, "temperature_c": 61, "throttle": None,
+            "processes": [],
+        }
+    ]  # fmt: skip
+
+
+def test_a_driver_in_trouble_is_told_once_in_the_runners_log(box: MakeBox, command: Callable[[str], Path]) -> None:
+    folder = command("echo x >> {}/asked; exit 9".replace("{}", "${0%/*}"))
+    job = box("echo up", WORK, gpus=["GPU-b"], sample_every_s=0.05)
+    job.env = {"PATH": f"{folder}:{os.defpath}"}
+    job.launch()
+    eventually(lambda: (folder / "asked").read_text().count("x") > 3)
+    finish(job)
+    assert job.said().count("the GPUs can't be read") == 1
+    assert job.api.count("samples") == 0
+
+
+def test_a_broken_gpu_that_never_answers_holds_up_nothing(box: MakeBox, command: Callable[[str], Path]) -> None:
+    folder = command("echo $$ > ${0%/*}/pid; exec sleep 1000")
+    job = box("echo up", WORK, gpus=["GPU-b"], sample_every_s=0.05)
+    job.env = {"PATH": f"{folder}:{os.defpath}"}
+    job.launch()
+    hanging = eventually(lambda: int((folder / "pid").read_text()))
+    beats = job.api.count("heartbeat")
+    eventually(lambda: job.api.count("heartbeat") > beats + 5)
+    finish(job)
+    os.kill(hanging, signal.SIGKILL)
+
+
+def test_who_reads_the_gpus_ends_with_the_runner(on_gpus: MakeBox, nvml: Nvml) -> None:
+    nvml.show(BUSY)
+    job = on_gpus("echo up", WORK)
+    job.launch()
+    eventually(lambda: job.api.samples)
+    beside = set(_knowing(nvml)) - job.processes()
+    assert len(beside) == 3  # it, the runner, and the relay of the output
+    job.kill()
+    eventually(lambda: len(set(_knowing(nvml)) - job.processes()) == 1)
+
+
+def _knowing(nvml: Nvml) -> Iterator[int]:
+    """Processes with the stand-in in their environment."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if f"NVML_STUB={nvml.file}".encode() in Path(f"/proc/{name}/environ").read_bytes() and runs(int(name)):
+                yield int(name)
+        except OSError:
+            continue
+
+
+class Away:
+    """An API that is not there."""
+
+    def post(self, *_: object) -> None:
+        raise Unreachable("away")
+
+
+def test_the_newest_samples_are_kept_when_they_grow_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "KEPT", 3)
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    api = Away()
+    kept = samples.Samples(api, source)  # type: ignore[arg-type]
+    for at in range(5):
+        os.write(sink, b'{"at": %d, "gpus": [{}]}\n' % at)
+    kept.send()
+    told: list[float] = []
+    monkeypatch.setattr(api, "post", lambda _what, body: told.extend(one["age_s"] for one in body["samples"]))
+    kept.send_last()
+    assert len(told) == 3
+    os.close(sink)
+
+
+def test_what_nvidia_smi_cannot_tell_is_unknown() -> None:
+    assert [gpus._whole(text) for text in ("31.5", "[N/A]", "[Not Supported]", "nan")] == [32, None, None, None]
