@@ -16,6 +16,7 @@ from dstackweb.cli.errors import CliError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 BOLD, DIM, RED, YELLOW = "1", "2", "31;1", "33"
 
@@ -99,6 +100,11 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stre
 
 def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
     """A table that fits the console's width: the wide columns give way first, then long words are folded."""
+    console.print(rich_table(columns, cells))
+
+
+def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Table:
+    """A table as terminals show it."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +121,7 @@ def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequ
     for row in cells:
         styles = ("" if column.wide else WORD_STYLES.get(cell, "") for cell, column in zip(row, columns, strict=True))
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
-    console.print(table)
+    return table
 
 
 def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], stream: IO[str]) -> None:

@@ -1,0 +1,127 @@
+"""`dstackweb metrics`: what a run's GPUs do."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.cli.client import Api
+from dstackweb.cli.config import Settings
+from dstackweb.cli.metrics import fetch, policy_text, spark, watch
+from tests.cli.conftest import Cli
+from tests.factories import make_run
+from tests.gpus.past import past_run
+
+POLICY = {"min_gpu_utilization": 10, "time_window": "1h"}
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def test_each_gpu_is_a_line_with_what_was_seen_last(cli: Cli, project: Project, ada: User) -> None:
+    past_run(project, ada, "train", [[90] * 30, [5] * 30], utilization_policy=POLICY)
+    head, policy, titles, *lines = cli.ok("metrics", "train").splitlines()
+    assert head == "train: running, 2 GPUs"
+    assert policy.startswith("Minimum 10 % for 1h00; samples are missing")
+    assert titles.split()[:4] == ["GPU", "NAME", "UTIL", "MEMORY"]
+    assert [line.split()[:5] for line in lines] == [
+        ["0", "A100-SXM4-80GB", "90", "%", "█████████"],
+        ["1", "A100-SXM4-80GB", "5", "%", "▌"],
+    ]
+    assert "1.0/80 GB" in lines[0]
+    assert "70/400 W" in lines[0]
+
+
+def test_scripts_get_what_the_api_gives(cli: Cli, project: Project, ada: User) -> None:
+    past_run(project, ada, "train", [[90] * 3])
+    told = json.loads(cli.ok("metrics", "train", "--json"))
+    assert told["jobs"][0]["gpus"][0]["last"]["utilization"] == 90
+
+
+def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "train")
+    assert cli.ok("metrics", "train", "--once") == "train: submitted, it holds nothing yet\n"
+
+
+def test_a_run_without_a_policy_is_told_to_have_none(cli: Cli, project: Project, ada: User) -> None:
+    past_run(project, ada, "train", [[90] * 3])
+    assert "No utilization policy" in cli.ok("metrics", "train")
+
+
+def policy(**changes: Any) -> dict[str, Any]:
+    return {
+        "min_gpu_utilization": 50, "time_window_s": 3600, "scope": "any", "action": "terminate", "verdict": "keep",
+        "low_since": None, "stops_at": None, "gpu_index": None, "node": 0, "kept_until": None, "kept_by": None,
+        "kept_because": None, "observe_only": False, **changes,
+    }  # fmt: skip
+
+
+def at(**delta: float) -> str:
+    return (NOW + timedelta(**delta)).isoformat()
+
+
+LOW = {"low_since": at(minutes=-41), "stops_at": at(minutes=19), "gpu_index": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "said"),
+    [
+        (LOW, 1, "GPU 1 below 50 % for 41m, stops in 19m"),
+        (LOW, 2, "GPU 1 of node 0 below 50 % for 41m, stops in 19m"),
+        (LOW | {"gpu_index": None}, 1, "Every GPU below 50 % for 41m, stops in 19m"),
+        (LOW | {"observe_only": True}, 1, "GPU 1 below 50 % for 41m, would stop (only observed) in 19m"),
+        (LOW | {"action": "notify"}, 1, "GPU 1 below 50 % for 41m, people are told in 19m"),
+        (LOW | {"stops_at": at(seconds=-3)}, 1, "GPU 1 below 50 % for 41m, stops now"),
+        ({}, 1, "In use: minimum 50 % for 1h00"),
+        ({"time_window_s": 90}, 1, "In use: minimum 50 % for 90s"),
+        ({"verdict": "unknown"}, 1, "Minimum 50 % for 1h00; samples are missing, so it is not judged now"),
+    ],
+)
+def test_how_a_run_stands_is_told_with_its_countdown(changes: dict[str, Any], nodes: int, said: str) -> None:
+    assert policy_text(policy(**changes), NOW.timestamp(), nodes) == said
+
+
+def test_a_keep_is_told_with_its_reason_and_nothing_that_moves_the_cursor() -> None:
+    kept = policy(**LOW, kept_until=at(minutes=30), kept_by="ada", kept_because="look\x1b[2J")
+    told = policy_text(kept, NOW.timestamp())
+    assert "by ada: look�[2J" in told
+    assert "; kept until " in told
+
+
+def test_a_line_of_blocks_has_blanks_for_what_nobody_knows() -> None:
+    assert spark([0, 12.4, 50, None, 99, 100]) == "▁▁▅ ██"
+
+
+def test_it_goes_on_through_silence_until_the_run_has_ended() -> None:
+    running = {"run": "train", "id": "1", "status": "running", "policy": None, "jobs": []}
+    answers: list[httpx.Response | Exception] = [
+        httpx.ConnectError("refused"),
+        httpx.Response(200, json={**running, "status": "done"}),
+    ]
+    slept: list[float] = []
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
+    out = io.StringIO()
+    watch(api, "/m", running, 0.0, Console(file=out, force_terminal=True, width=100), slept.append)
+    assert len(slept) == 10
+    assert "train: done" in out.getvalue()
+    assert "Trying again" in out.getvalue()
+
+
+def test_ages_are_counted_by_the_servers_clock() -> None:
+    ahead = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    answer = httpx.Response(200, json={}, headers={"Date": ahead})
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(lambda _request: answer))
+    assert fetch(api, "/m")[1] == pytest.approx(3600, abs=5)
