@@ -1,0 +1,135 @@
+"""Utilization policies in the admin: how projects carry them out, and a changed profile's applied to active runs.
+
+The profile's own admin knows no runs; here it gets the page that does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from dstackweb.accounts.models import User
+from dstackweb.gpus import applying, wording
+from dstackweb.gpus.models import ProjectPolicies
+from dstackweb.lib.errors import DomainError
+from dstackweb.profiles.admin import ProfileAdmin
+from dstackweb.profiles.models import Profile
+
+admin.site.unregister(Profile)
+
+
+@admin.register(ProjectPolicies)
+class ProjectPoliciesAdmin(admin.ModelAdmin[ProjectPolicies]):
+    list_display = ("project", "observe_only", "keeps", "keep_minutes")
+    list_filter = ("observe_only",)
+    list_select_related = ("project",)
+    search_fields = ("project__name",)
+    autocomplete_fields = ("project",)
+
+
+@admin.register(Profile)
+class WithPolicyAdmin(ProfileAdmin):
+    """Profiles, whose changed policy can be given to runs that were submitted before."""
+
+    change_form_template = "admin/profiles/profile/change_form.html"
+
+    def save_model(self, request: HttpRequest, obj: Profile, form: Any, change: bool) -> None:
+        before = form.initial.get("settings") or {}
+        super().save_model(request, obj, form, change)
+        obj.policy_changed = before.get("utilization_policy") != obj.settings.get("utilization_policy")  # type: ignore[attr-defined]
+
+    def response_add(self, request: HttpRequest, obj: Profile, post_url_continue: str | None = None) -> HttpResponse:
+        return self._offered(request, obj, super().response_add(request, obj, post_url_continue))
+
+    def response_change(self, request: HttpRequest, obj: Profile) -> HttpResponse:
+        return self._offered(request, obj, super().response_change(request, obj))
+
+    def _offered(self, request: HttpRequest, profile: Profile, response: HttpResponse) -> HttpResponse:
+        """After a save that changed the policy: which runs would change, or a link to that where the form stays."""
+        if not getattr(profile, "policy_changed", False) or "_popup" in request.POST:
+            return response
+        total = applying.changes(profile, timezone.now()).total
+        if not total:
+            return response
+        url = reverse("admin:profiles_profile_apply", args=[profile.pk])
+        if "_save" in request.POST:
+            return HttpResponseRedirect(url)
+        text = ngettext(
+            "%d active run still has the policy from before.",
+            "%d active runs still have the policy from before.",
+            total,
+        )
+        told = format_html('{} <a href="{}">{}</a>', text % total, url, _("See which, and apply the new one"))
+        self.message_user(request, told, messages.WARNING)
+        return response
+
+    def get_urls(self) -> list[URLPattern]:
+        apply = self.admin_site.admin_view(self.apply_view)
+        return [path("<path:object_id>/apply/", apply, name="profiles_profile_apply"), *super().get_urls()]
+
+    def apply_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Which active runs would change with the profile's policy; sent, those that were chosen do."""
+        profile = self.get_object(request, unquote(object_id))
+        if profile is None:
+            raise Http404
+        if not self.has_change_permission(request, profile):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self._apply(request, profile)
+        try:
+            found = applying.changes(profile, timezone.now())
+            policy = applying.policy_set_by(profile)
+        except DomainError as error:
+            self.message_user(request, error.detail, messages.ERROR)
+            return redirect("admin:profiles_profile_change", profile.pk)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Utilization policy of %s for active runs") % profile.name,
+            "opts": self.opts,
+            "profile": profile,
+            "rule": wording.rule(policy) if policy else _("The profile sets no utilization policy."),
+            "found": found,
+            "rows": [_row(change) for change in found.listed],
+            "more": found.total - len(found.listed),
+        }
+        return TemplateResponse(request, "admin/profiles/profile/apply.html", context)
+
+    def _apply(self, request: HttpRequest, profile: Profile) -> HttpResponse:
+        assert isinstance(request.user, User), "the admin site lets nobody else in"
+        chosen = [int(pk) for pk in request.POST.getlist("run") if pk.isascii() and pk.isdigit() and len(pk) < 19]
+        here = redirect("admin:profiles_profile_apply", profile.pk)
+        if not chosen:
+            self.message_user(request, _("Choose at least one run."), messages.WARNING)
+            return here
+        try:
+            changed = applying.apply(profile, chosen, request.POST.get("mark", ""), request.user)
+        except DomainError as error:
+            self.message_user(request, error.detail, messages.ERROR)
+            return here
+        text = ngettext("%d run has the new policy now.", "%d runs have the new policy now.", changed) % changed
+        self.message_user(request, text, messages.SUCCESS)
+        left = applying.changes(profile, timezone.now()).total
+        return here if left else redirect("admin:profiles_profile_changelist")
+
+
+def _row(change: applying.Change) -> dict[str, Any]:
+    """A run of the list, in words."""
+    none = _("none")
+    return {
+        "run": change.run,
+        "before": wording.rule(change.before) if change.before else none,
+        "after": wording.rule(change.after) if change.after else none,
+        "stops_at": change.stops_at,
+        "at_once": change.stops_at is not None and change.stops_at <= timezone.now(),
+    }
