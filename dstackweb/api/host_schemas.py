@@ -8,6 +8,20 @@ from typing import Any
 from ninja import Field, Schema
 
 
+class GpuSampleOut(Schema):
+    """What a GPU was seen doing last. What it doesn't tell is null."""
+
+    at: dt.datetime
+    utilization: int | None = Field(description="Percent")
+    memory_used_mib: int | None
+    power_w: int | None
+    power_limit_w: int | None
+    temperature_c: int | None
+    held_back: list[str] = Field(
+        description="What holds its clocks down: `power_cap`, `power_brake`, `heat`, `hardware`"
+    )
+
+
 class GpuOut(Schema):
     uuid: str
     index: int
@@ -16,6 +30,16 @@ class GpuOut(Schema):
     present: bool
     run: str | None
     stranger: dict[str, Any] | None
+    sample: GpuSampleOut | None
+
+
+class SamplingOut(Schema):
+    """How the last look at a host's GPUs went. Without `library` the machine has no NVML, and so no GPU to look at."""
+
+    at: dt.datetime
+    took_ms: float
+    library: bool
+    error: str
 
 
 class ReservedOut(Schema):
@@ -46,6 +70,7 @@ class HostOut(Schema):
     labels: dict[str, Any]
     seen_at: dt.datetime | None
     error: str
+    sampling: SamplingOut | None
     gpus: list[GpuOut]
     reserved: ReservedOut | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from dstackweb.accounts.models import User
 from dstackweb.api.app import caller
 from dstackweb.api.host_schemas import (
     GpuOut,
+    GpuSampleOut,
     HostInviteOut,
     HostInvitesOut,
     HostOut,
@@ -25,10 +27,14 @@ from dstackweb.api.host_schemas import (
     PatchHostIn,
     ReachOut,
     ReservedOut,
+    SamplingOut,
 )
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.backends.hosts import care, joining
 from dstackweb.backends.models import HostInvite
+from dstackweb.gpus.judging import to_moment
+from dstackweb.gpus.models import GpuSeries, HostSampling
+from dstackweb.gpus.newest import held_back, newest
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.host_list import Kept, Listed, listed
@@ -40,6 +46,8 @@ HOST_FIELDS = (
     "name", "draining", "leaving", "isolation", "address", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
     "labels", "seen_at", "error",
 )  # fmt: skip
+SAMPLE_FIELDS = ("utilization", "memory_used_mib", "power_w", "power_limit_w", "temperature_c")
+SAMPLING_FIELDS = ("at", "took_ms", "library", "error")
 LISTED_FIELDS = ("online", "gpus_total", "gpus_used", "jobs")
 
 
@@ -62,9 +70,8 @@ class HostToken(HttpBearer):
 
 @router.get("", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
 def hosts(request: HttpRequest) -> HostsOut:
-    """CPUs, memory and GPUs with their holders. Runs of projects that the caller can't see stay nameless."""
-    seen = _seen(caller(request))
-    return HostsOut(items=[_host(found, seen) for found in listed()])
+    """CPUs, memory and GPUs with holder and last sample. Runs of projects that the caller can't see stay nameless."""
+    return HostsOut(items=_hosts(listed(), _seen(caller(request))))
 
 
 @router.post(
@@ -147,26 +154,44 @@ def _one(name: str, who: User) -> HostOut:
     found = next((found for found in listed() if found.host.name == name), None)
     if found is None:
         raise NotFound(f"no host is called {name}")
-    return _host(found, _seen(who))
+    return _hosts([found], _seen(who))[0]
 
 
 def _seen(who: User) -> set[int]:
     return {project.pk for project in visible_projects(who)}
 
 
-def _host(found: Listed, seen: set[int]) -> HostOut:
+def _hosts(found: Sequence[Listed], seen: set[int]) -> list[HostOut]:
+    series = newest([gpu for one in found for gpu, _run in one.gpus])
+    looks = HostSampling.objects.in_bulk([one.host.pk for one in found])
+    return [_host(one, seen, series, looks.get(one.host.pk)) for one in found]
+
+
+def _host(found: Listed, seen: set[int], series: Mapping[str, GpuSeries], look: HostSampling | None) -> HostOut:
     def name_of(run: Run) -> str:
         return run.name if run.project_id in seen else "a run of another project"
 
     return HostOut(
         gpus=[
-            GpuOut(run=name_of(run) if run else None, **{name: getattr(gpu, name) for name in GPU_FIELDS})
+            GpuOut(
+                run=name_of(run) if run else None,
+                sample=_sample(series.get(gpu.uuid)),
+                **{name: getattr(gpu, name) for name in GPU_FIELDS},
+            )
             for gpu, run in found.gpus
         ],
+        sampling=SamplingOut(**{name: getattr(look, name) for name in SAMPLING_FIELDS}) if look else None,
         reserved=_reserved(found.kept, name_of(found.kept.run)) if found.kept else None,
         **{name: getattr(found.host, name) for name in HOST_FIELDS},
         **{name: getattr(found, name) for name in LISTED_FIELDS},
     )
+
+
+def _sample(series: GpuSeries | None) -> GpuSampleOut | None:
+    if series is None or series.last_ms is None:
+        return None
+    seen = {name: getattr(series, name) for name in SAMPLE_FIELDS}
+    return GpuSampleOut(at=to_moment(series.last_ms), held_back=held_back(series.throttle), **seen)
 
 
 def _reserved(kept: Kept, name: str) -> ReservedOut:

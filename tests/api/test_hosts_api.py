@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.hosts import joining
+from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Host, HostEvent, HostInvite
-from tests.factories import make_host, make_run, make_user, place_all
+from dstackweb.gpus import intake
+from dstackweb.gpus.judging import to_ms
+from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
+from tests.gpus.looks import reading
 
 pytestmark = pytest.mark.django_db
 Call = Callable[..., Any]
@@ -214,3 +219,37 @@ def test_an_open_token_is_listed_and_withdrawn_without_being_shown(root: Call, i
 def test_hello_tells_whether_the_keys_are_the_same() -> None:
     assert caller(joining.host_token("far"))("GET", "/hello").json() == {"host": "far"}
     assert caller("far:wrong")("GET", "/hello").status_code == 403
+
+
+def test_a_gpu_tells_what_it_was_seen_doing_last(project: Project, member: User) -> None:
+    host = make_host("box-1", gpus=3)
+    run = make_run(project, member, resources={"gpu": 1})
+    place_all()
+    job = start(placed_job(run))
+    (held,) = job.gpus
+    now_ms = to_ms(timezone.now())
+    seen = [reading(f"GPU-box-1-{n}", 10 * n, throttle=1) for n in range(2)]
+    intake.of_host(host, Look(tuple(seen), took_ms=4.5), now_ms - 10_000)
+    busy = [reading(one.uuid, 90, throttle=0x61) if one.uuid == held else one for one in seen]
+    intake.of_host(host, Look(tuple(busy), took_ms=5.5, error="GPU 2: fallen off the bus"), now_ms)
+    (found,) = of(member)("GET").json()["items"]
+    samples = {gpu["uuid"]: gpu["sample"] for gpu in found["gpus"]}
+    assert samples[held]["utilization"] == 90
+    assert samples[held]["held_back"] == ["heat"]
+    assert samples["GPU-box-1-2"] is None
+    assert (found["sampling"]["took_ms"], found["sampling"]["error"]) == (5.5, "GPU 2: fallen off the bus")
+    assert found["sampling"]["library"]
+
+
+def test_how_many_hosts_there_are_costs_no_further_queries(project: Project, member: User) -> None:
+    make_host("box-1", gpus=2)
+    call = of(member)
+    with CaptureQueriesContext(connection) as one:
+        call("GET")
+    for number in range(2, 6):
+        intake.of_host(
+            make_host(f"box-{number}", gpus=4), Look((reading(f"GPU-box-{number}-1", 3),)), 1_800_000_000_000
+        )
+    with CaptureQueriesContext(connection) as many:
+        assert len(call("GET").json()["items"]) == 5
+    assert len(many) <= len(one)
