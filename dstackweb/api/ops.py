@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from dstackweb.api.gpu_metrics import Gpus
 from dstackweb.api.offer_metrics import Clouds
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Host
@@ -50,4 +51,5 @@ def metrics(request: HttpRequest) -> HttpResponse:
     if state is not None:
         Gauge("dstackweb_pass_duration_ms", "Time of the last placement pass", registry=registry).set(state.duration_ms)
     registry.register(Clouds(now))
+    registry.register(Gpus(now))
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

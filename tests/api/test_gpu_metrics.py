@@ -1,0 +1,76 @@
+"""/metrics tells of GPUs, of how their hosts read them, and of what policies stopped."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyStop
+from tests.factories import make_host
+from tests.gpus.past import past_run
+
+pytestmark = pytest.mark.django_db
+
+
+def scrape() -> dict[str, float]:
+    text = Client().get("/metrics").content.decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def test_each_gpu_has_what_was_seen_last_under_a_job_or_under_none(project: Project, member: User) -> None:
+    past_run(project, member, "train", [[90] * 3])
+    free = Gpu.objects.get(index=1)
+    GpuSeries.objects.create(gpu=free, uuid=free.uuid, utilization=0, power_w=60, last_ms=to_ms(timezone.now()))
+    told = scrape()
+    first, second = '{gpu="0",host="box-1",uuid="GPU-box-1-0"}', '{gpu="1",host="box-1",uuid="GPU-box-1-1"}'
+    assert told[f"dstackweb_gpu_utilization_percent{first}"] == 90
+    assert told[f"dstackweb_gpu_memory_used_bytes{first}"] == 1 << 30
+    assert told[f"dstackweb_gpu_utilization_percent{second}"] == 0
+    assert f"dstackweb_gpu_memory_used_bytes{second}" not in told
+
+
+def test_a_stale_sample_is_none(project: Project, member: User) -> None:
+    past_run(project, member, "train", [[90] * 3], ended_ago_s=60)
+    assert not any(name.startswith("dstackweb_gpu_") for name in scrape())
+
+
+def test_how_a_host_reads_its_gpus_is_told() -> None:
+    host = make_host()
+    at = timezone.now() - dt.timedelta(seconds=30)
+    HostSampling.objects.create(host=host, at=at, took_ms=12.5, error="GPU 3 is lost")
+    told = scrape()
+    assert told['dstackweb_host_sampling_ok{host="box-1"}'] == 0
+    assert told['dstackweb_host_nvml{host="box-1"}'] == 1
+    assert told['dstackweb_host_sample_duration_ms{host="box-1"}'] == 12.5
+    assert told['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(30, abs=5)
+
+
+def test_stops_are_counted_by_project(project: Project) -> None:
+    for observed in (False, False, True):
+        PolicyStop.objects.create(
+            project=project, run_name="idle", observed=observed, min_gpu_utilization=10, time_window_s=60, scope="any",
+            low_since=timezone.now(),
+        )  # fmt: skip
+    told = scrape()
+    assert told['dstackweb_policy_stops_total{observed="false",project="main"}'] == 2
+    assert told['dstackweb_policy_stops_total{observed="true",project="main"}'] == 1
+
+
+def test_a_scrape_costs_the_same_queries_with_more_gpus(project: Project, member: User) -> None:
+    counted = []
+    for number in range(3):
+        past_run(project, member, f"train-{number}", [[90] * 3])
+        HostSampling.objects.get_or_create(host=Host.objects.get())
+        with CaptureQueriesContext(connection) as queries:
+            scrape()
+        counted.append(len(queries))
+    assert len(set(counted)) == 1
