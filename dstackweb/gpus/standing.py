@@ -68,7 +68,7 @@ class _Node:
 
 
 def standings(runs: Collection[Run], now: dt.datetime) -> dict[int, Standing]:
-    """By run id, how those of the runs stand that are placed, have GPUs and have a policy. Six queries, for any number.
+    """By run id, how those of the runs stand that are placed, have GPUs and have a policy. Five queries, for any number.
 
     The runs may come without their specs and provenance.
     """
