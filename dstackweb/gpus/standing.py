@@ -68,9 +68,9 @@ class _Node:
 
 
 def standings(runs: Collection[Run], now: dt.datetime) -> dict[int, Standing]:
-    """By run id, how those of the runs stand that are placed, have GPUs and have a policy. Five queries, for any number.
+    """By run id, how those of the runs stand that are placed, have GPUs and have a policy.
 
-    The runs may come without their specs and provenance.
+    Five queries for any number of runs, which may come without their specs and provenance.
     """
     placed = {run.pk: run for run in runs if run.status in PLACED}
     policies = _policies(placed)
