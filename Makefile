@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud login test test-slow lint fmt bench clean
+.PHONY: help run demo-cloud login test test-slow test-gpu lint fmt bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,12 +26,15 @@ login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
 test: $(VENV)/.dev ## the test suite: all on SQLite, then what uses SQL, cache or broker on PostgreSQL with Redis
-	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -n $(WORKERS) -m "not slow"
+	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -n $(WORKERS) -m "not slow and not gpu"
 	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -n $(WORKERS) -m "db_sides and not slow"
 
 test-slow: $(VENV)/.dev ## faults, load and browser journeys that take longer, on both sides
 	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -m slow
 	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -m "slow and db_sides"
+
+test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs
+	@$(PYTEST) -m gpu tests/gpu
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

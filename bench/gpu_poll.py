@@ -1,0 +1,111 @@
+"""What one look at 8 GPUs costs: by the host's own reading and the runner's, beside `nvidia-smi` where it is there.
+
+    python bench/gpu_poll.py [POLLS]
+
+On the stand-in for NVML that the tests have, and on this machine's own GPUs if it has any. The stand-in answers at
+once, but reads its file at every call, which NVML does not: its share is measured apart, by empty calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import sides
+
+POLLS = 200
+GPUS = 8
+MEASURED = "BENCH_GPU_POLL"
+
+
+def measure(polls: int) -> None:
+    """Says in JSON what polls of this process's library cost, milliseconds."""
+    import pynvml
+
+    from dstackweb.backends.hosts import nvml
+    from dstackweb.runner import gpus
+
+    first = nvml.read()
+    uuids = [one.uuid for one in first.readings]
+    said = {"gpus": len(uuids), "names": sorted({one.name for one in first.readings}), "first": first.took_ms}
+    if uuids:
+        said |= {"host": _times(nvml.read, polls), "runner": _times(lambda: gpus.read(uuids), polls)}
+        pynvml.nvmlInit()
+        said["empty"] = _times(pynvml.nvmlDeviceGetCount, polls)
+    print(json.dumps(said))
+
+
+def _times(call: Callable[[], object], polls: int) -> dict[str, float]:
+    walls = []
+    cpu = time.process_time()
+    for _ in range(polls):
+        began = time.perf_counter()
+        call()
+        walls.append((time.perf_counter() - began) * 1000)
+    return {
+        "wall": statistics.median(walls),
+        "p95": sorted(walls)[int(polls * 0.95)],
+        "cpu": (time.process_time() - cpu) / polls * 1000,
+    }
+
+
+def _in_process(env: dict[str, str], polls: int) -> dict[str, object]:
+    command = [sys.executable, __file__, str(polls)]
+    done = subprocess.run(command, env=env | {MEASURED: "1"}, check=True, stdout=subprocess.PIPE, text=True)
+    said: dict[str, object] = json.loads(done.stdout)
+    return said
+
+
+def _smi() -> float:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run(["nvidia-smi", "--query-gpu=uuid,utilization.gpu,memory.used,power.draw,temperature.gpu",
+                        "--format=csv"], capture_output=True, check=True)  # fmt: skip
+        times.append((time.perf_counter() - began) * 1000)
+    return statistics.median(times)
+
+
+def _show(title: str, said: dict[str, object]) -> None:
+    print(f"\n{title}: {said['gpus']} GPUs, {', '.join(said['names'])}")  # type: ignore[arg-type]
+    print(f"  first look of a process        {said['first']:8.2f} ms")
+    for name, what in (("host", "a host's look"), ("runner", "a runner's look"), ("empty", "one call of the library")):
+        one: dict[str, float] = said[name]  # type: ignore[assignment]
+        print(f"  {what:<30} {one['wall']:8.3f} ms, 95 % within {one['p95']:.3f} ms, CPU {one['cpu']:.3f} ms")
+
+
+def main(polls: int) -> None:
+    from tests.backends.nvml import FakeGpu, Nvml
+
+    print(f"{sides.cpu()}, {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f} at the start; {polls} polls")
+    with tempfile.TemporaryDirectory(prefix="dw-bench-") as folder:
+        stub = Nvml(Path(folder))
+        busy = [f"{os.getpid()}:30000"]
+        stub.show(*(FakeGpu(f"GPU-{n}", pids=busy, util=90, mem=30000, power=350, limit=400, temp=60, throttle=0)
+                    for n in range(GPUS)))  # fmt: skip
+        _show("stand-in for NVML", _in_process(stub.env(), polls))
+    real = _in_process(dict(os.environ), polls)
+    if real["gpus"]:
+        _show("this machine", real)
+    else:
+        print("\nthis machine: no GPU")
+    if real["gpus"] and shutil.which("nvidia-smi"):
+        print(f"  nvidia-smi for the same        {_smi():8.2f} ms")
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else POLLS
+    if MEASURED in os.environ:
+        measure(count)
+    else:
+        main(count)

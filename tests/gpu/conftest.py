@@ -1,0 +1,68 @@
+"""A real GPU that nobody uses, for tests of what NVML truly says. Without one they are left out, and say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dstackweb.backends.hosts.nvml import Reading, read
+
+IDLE = 5
+"""Percent that an idle GPU may show."""
+LOAD = Path(__file__).with_name("load.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("gpu")
+
+
+@pytest.fixture
+def gpu() -> Reading:
+    """A whole GPU without any process, as it is read first."""
+    look = read()
+    if not look.readings:
+        why = look.error or ("NVML finds none" if look.library else "no NVML library")
+        pytest.skip(f"needs a machine with an NVIDIA GPU; here: {why}")
+    for one in look.readings:
+        if not one.processes and one.uuid.startswith("GPU-") and (one.utilization or 0) <= IDLE:
+            return one
+    pytest.skip("needs an NVIDIA GPU that nobody uses; all of this machine's are in use")
+
+
+@pytest.fixture
+def load(gpu: Reading) -> Callable[..., object]:
+    """A context in which the GPU works."""
+
+    @contextmanager
+    def working(percent: int = 100) -> Iterator[int]:
+        command = [sys.executable, str(LOAD), gpu.uuid, "120", str(percent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert said == "busy\n", said
+            try:
+                time.sleep(2)  # NVML looks back over up to a second
+                yield process.pid
+            finally:
+                process.terminate()
+        time.sleep(2)
+
+    return working
+
+
+@pytest.fixture
+def look(gpu: Reading) -> Callable[[], Reading]:
+    """Reads that GPU again."""
+
+    def again() -> Reading:
+        return next(one for one in read().readings if one.uuid == gpu.uuid)
+
+    return again

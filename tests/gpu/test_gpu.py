@@ -1,0 +1,100 @@
+"""What NVML says of a real GPU: `make test-gpu`. Prints what a poll costs."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from dstackweb.backends.hosts.nvml import Reading, read
+from dstackweb.runner import gpus
+from tests.gpu.conftest import IDLE
+from tests.gpu.load import MEMORY_MIB
+
+Load = Callable[..., AbstractContextManager[int]]
+Look = Callable[[], Reading]
+POLLS = 20
+
+
+def several(look: Look) -> list[int]:
+    """Utilization, five times within two seconds."""
+    seen = []
+    for _ in range(5):
+        seen.append(look().utilization)
+        time.sleep(0.4)
+    assert None not in seen, "this GPU doesn't tell its utilization"
+    return [one for one in seen if one is not None]
+
+
+def test_a_gpu_tells_what_it_is_and_does(gpu: Reading) -> None:
+    assert gpu.uuid.startswith("GPU-")
+    assert gpu.name
+    assert gpu.memory_mib > 0
+    assert gpu.utilization is not None
+    assert gpu.temperature_c is None or 0 < gpu.temperature_c < 120
+
+
+def test_real_load_is_seen_as_load_and_idle_as_idle(look: Look, load: Load) -> None:
+    assert max(several(look)) <= IDLE
+    with load():
+        assert min(several(look)) >= 90
+    assert max(several(look)) <= IDLE
+
+
+def test_half_the_time_is_seen_as_about_half(look: Look, load: Load) -> None:
+    with load(50):
+        assert 25 <= statistics.mean(several(look)) <= 75
+
+
+def test_memory_that_is_held_is_seen(gpu: Reading, look: Look, load: Load) -> None:
+    with load():
+        used = look().memory_used_mib
+    assert used is not None
+    assert gpu.memory_used_mib is not None
+    assert used - gpu.memory_used_mib >= MEMORY_MIB
+
+
+def test_who_computes_is_seen(look: Look, load: Load) -> None:
+    with load() as pid:
+        processes = look().processes
+    if pid not in [one["pid"] for one in processes]:
+        pytest.skip(f"NVML numbers processes otherwise than this container: {processes}")
+    (mine,) = [one for one in processes if one["pid"] == pid]
+    assert mine["user"]
+    assert mine["memory_mib"] is None or mine["memory_mib"] >= MEMORY_MIB
+
+
+def test_a_runner_reads_what_a_host_reads(gpu: Reading, look: Look, load: Load) -> None:
+    steady = ("uuid", "index", "name", "memory_mib", "power_limit_w")
+    with load():
+        (by_nvml,) = gpus.read([gpu.uuid])
+        by_command = gpus._by_command([gpu.uuid], "") if shutil.which("nvidia-smi") else [by_nvml]
+        host = look()
+    for told in (by_nvml, *by_command):
+        assert [told[name] for name in steady] == [getattr(host, name) for name in steady]
+        assert told["utilization"] >= 90
+
+
+def test_what_a_poll_costs(gpu: Reading, capsys: pytest.CaptureFixture[str]) -> None:
+    count = len(read().readings)
+    cpu = time.process_time()
+    polls = [read().took_ms for _ in range(POLLS)]
+    cpu = (time.process_time() - cpu) / POLLS * 1000
+    lines = [f"{gpu.name}, {count} GPUs: a poll takes {statistics.median(polls):.1f} ms, {cpu:.1f} ms of CPU"]
+    if shutil.which("nvidia-smi"):
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run(
+                ["nvidia-smi", f"--query-gpu={gpus.FIELDS}", "--format=csv"], capture_output=True, check=True
+            )
+            times.append((time.perf_counter() - began) * 1000)
+        lines.append(f"nvidia-smi for the same: {statistics.median(times):.1f} ms")
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+    assert statistics.median(polls) < 5000
