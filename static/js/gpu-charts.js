@@ -88,16 +88,17 @@ function shade(u) {
 function minimum(u) {
   if (data.minimum === null) return;
   const { ctx, bbox } = u;
-  const y = u.valToPos(data.minimum, "y", true);
+  const y = Math.round(u.valToPos(data.minimum, "y", true));
   ctx.save();
   ctx.strokeStyle = ctx.fillStyle = mixed("--dw-gpu-low");
-  ctx.lineWidth = 1.5 * devicePixelRatio;
+  ctx.lineWidth = 2 * devicePixelRatio;
   ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
   ctx.beginPath();
   ctx.moveTo(bbox.left, y);
   ctx.lineTo(bbox.left + bbox.width, y);
   ctx.stroke();
   ctx.font = `${12 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
+  ctx.textAlign = "left";
   ctx.textBaseline = data.minimum > 85 ? "top" : "bottom";
   ctx.fillText(root().dataset.minimum.replace("%(min)s", data.minimum), bbox.left + 6 * devicePixelRatio, y + (data.minimum > 85 ? 3 : -3) * devicePixelRatio);
   ctx.restore();

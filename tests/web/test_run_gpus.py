@@ -11,11 +11,14 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
+from dstackweb.gpus import intake
 from dstackweb.gpus.models import HostSampling, JobPolicy, Keep, PolicyStop, ProjectPolicies
+from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.web import gpu_marks
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
+from tests.gpus.looks import reading
 from tests.web.conftest import HTMX
 from tests.web.watched import POLICY, watched
 
@@ -63,8 +66,6 @@ def test_a_low_gpu_is_told_with_since_when_and_when_it_stops(project: Project, a
 
 
 def test_a_policy_of_a_profile_is_linked_to_it(project: Project, ann: User, as_user: SignIn) -> None:
-    from dstackweb.profiles.models import Profile
-
     profile = Profile.objects.create(project=project, name="frugal", settings={"utilization_policy": POLICY})
     run = watched(project, ann, "train", 5, busy, policy=None, profile="frugal")
     page = page_of(as_user(ann), run)
@@ -116,9 +117,6 @@ def test_each_node_has_its_own_and_the_one_that_is_low_is_shown(project: Project
 
 
 def test_a_poll_gets_nothing_until_there_is_a_sample(project: Project, ann: User, as_user: SignIn) -> None:
-    from dstackweb.gpus import intake
-    from tests.gpus.looks import reading
-
     run = watched(project, ann, "train", 5, busy, silent_s=15)
     client, url = as_user(ann), f"/p/main/runs/{run.uid}/gpus/"
     version = client.get(url, headers=HTMX)["HX-PTag"]

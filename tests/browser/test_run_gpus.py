@@ -1,0 +1,163 @@
+"""A run's GPUs in a real browser: drawn and read in both themes, counted down, kept by a click."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from dstackweb.gpus import intake
+from dstackweb.gpus.models import JobPolicy, Keep
+from dstackweb.runs import attempts, services
+from dstackweb.runs.models import Run
+from dstackweb.web import gpu_marks
+from tests.browser import demo
+from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.test_history import COLOURS, colour
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.gpus.looks import reading
+from tests.web.watched import POLICY, watched
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def idles(place: int, ago_s: int) -> int:
+    """The second GPU has done nothing for 48 minutes; the others work in waves."""
+    if place == 1 and ago_s <= 48 * 60:
+        return (ago_s // 10) % 4
+    return 80 + (ago_s // 10 * (place + 3)) % 17
+
+
+@pytest.fixture
+def run(db: None) -> Run:
+    gpu_marks._stamps.clear()
+    project = make_project("main")
+    ann = join(project, make_user("ann", password=demo.PASSWORD), "member")
+    make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=8)
+    made = watched(project, ann, "train-llama-sft", 75, idles, gpus=4)
+    low = max(filter(None, placed_job(made).gpu_series.values_list("low_since_ms", flat=True)))
+    JobPolicy.objects.update(noticed_ms=low)
+    return made
+
+
+@pytest.fixture
+def page(live_server, new_page: Callable[..., Page], run: Run) -> Page:
+    page = new_page(timezone_id="Europe/Berlin")
+    sign_in(page, live_server.url, "ann", demo.PASSWORD)
+    page.goto(f"{live_server.url}/p/main/runs/train-llama-sft/")
+    return page
+
+
+def readout(page: Page, kind: str) -> list[str]:
+    return page.locator(f'[data-read="{kind}"] li').all_inner_texts()
+
+
+def test_lines_minimum_and_the_low_stretch_are_drawn_in_both_themes(page: Page) -> None:
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_timeout(100)
+        lines = [colour(page, f"--dw-gpu-{place}") for place in range(4)]
+        drawn = {kind: page.evaluate(COLOURS, kind) for kind in ("utilization", "memory")}
+        assert [line for line in lines if line not in drawn["memory"]] == [], theme
+        assert colour(page, "--dw-gpu-low") in drawn["utilization"], theme
+        assert len(set(lines)) == 4
+    assert accessibility_faults(page) == []
+
+
+def test_pointer_and_keyboard_read_the_numbers_of_one_moment(page: Page) -> None:
+    chart = page.locator('[data-chart="utilization"]')
+    assert readout(page, "utilization")[1].startswith("GPU 1")
+    assert re.search(r"GPU 1\s*[0-3] %", readout(page, "utilization")[1])
+    assert "28.3 of 80 GB" in readout(page, "memory")[1]
+    now = page.locator('[data-at="memory"]').inner_text()
+    chart.hover(position={"x": 90, "y": 60})
+    expect(page.locator('[data-at="memory"]')).not_to_have_text(now)
+    assert re.search(r"GPU 1\s*(8|9)\d %", readout(page, "utilization")[1])
+    chart.focus()
+    page.keyboard.press("End")
+    last = int(chart.get_attribute("aria-valuemax") or 0)
+    page.keyboard.press("ArrowLeft")
+    expect(chart).to_have_attribute("aria-valuenow", str(last - 1))
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"^\d\d:\d\d:\d\d\. GPU 0: \d+ %; GPU 1: \d %"))
+
+
+def test_a_gpu_that_is_switched_off_is_in_neither_chart(page: Page) -> None:
+    page.get_by_role("button", name="GPU 1").click()
+    assert [line.split()[1] for line in readout(page, "memory")] == ["0", "2", "3"]
+    page.wait_for_timeout(100)
+    assert colour(page, "--dw-gpu-1") not in page.evaluate(COLOURS, "memory")
+
+
+def test_a_poll_brings_new_samples_and_keeps_what_the_reader_chose(page: Page, run: Run) -> None:
+    page.get_by_role("button", name="GPU 3").click()
+    reason = page.get_by_label("Keep it for 30 min, because")
+    reason.fill("half a sen")
+    job = placed_job(run)
+    newest = max(job.gpu_series.values_list("last_ms", flat=True))
+    intake.of_job(
+        job, [(newest + 2_000, [reading(uuid, 41, memory_used_mib=51_200, index=int(uuid[-1])) for uuid in job.gpus])]
+    )
+    page.evaluate("document.getElementById('run-gpus').dispatchEvent(new CustomEvent('poll'))")
+    expect(page.locator("#run-gpus-now tbody tr").first).to_contain_text("41 %")
+    assert len(readout(page, "memory")) == 3
+    expect(reason).to_have_value("half a sen")
+
+
+def test_the_countdown_counts_and_keeping_ends_it(page: Page) -> None:
+    verdict = page.locator("#run-policy-verdict")
+    expect(verdict).to_have_text(re.compile(r"GPU 1 below 50 % for 4\d min, stops in 1\d:\d\d"))
+    left = verdict.locator("time").last.inner_text()
+    expect(verdict.locator("time").last).not_to_have_text(left)
+    page.get_by_label("Keep it for 30 min, because").fill("it waits for its data")
+    page.get_by_role("button", name="Keep 30 min").click()
+    expect(page.get_by_text("train-llama-sft is kept for 30 min")).to_be_visible()
+    expect(page.locator("#run-policy")).to_contain_text("by ann: “it waits for its data”")
+    expect(page.get_by_role("button", name="Keep 30 min")).to_have_count(0)
+    assert Keep.objects.get().reason == "it waits for its data"
+
+
+def test_lists_and_other_pages_tell_of_it(page: Page, live_server) -> None:
+    for path in ("runs/", "queue/"):
+        page.goto(f"{live_server.url}/p/main/{path}")
+        expect(page.locator(".dw-gpu-mark")).to_have_text(
+            re.compile(r"GPU 1 below 50 % for 4\d min, stops in 1\d:\d\d")
+        )
+        expect(page.get_by_text("On its page you can keep it")).to_be_visible()
+        assert accessibility_faults(page) == []
+
+
+def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, live_server, run: Run) -> None:
+    waits = make_run(run.project, run.user, "later", resources={"gpu": 5}, utilization_policy=POLICY)
+    page.goto(f"{live_server.url}/p/main/runs/later/")
+    expect(page.locator("#run-gpus")).to_have_count(0)
+    services.stop(run, run.user, "member", abort=True)
+    attempts.ended(placed_job(run).pk, "aborted_by_user")
+    place_all()
+    page.evaluate("document.getElementById('run').dispatchEvent(new CustomEvent('poll'))")
+    expect(page.locator("#run-gpus")).to_contain_text("They are sampled as soon as its commands run.")
+    job = start(placed_job(waits))
+    at_ms = round(job.started_at.timestamp() * 1000) + 500
+    intake.of_job(job, [(at_ms, [reading(uuid, 77) for uuid in job.gpus])])
+    page.evaluate("document.getElementById('run-gpus').dispatchEvent(new CustomEvent('poll'))")
+    expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_pictures(live_server, new_page: Callable[..., Page], run: Run, tmp_path: Path, theme: str, size: str) -> None:
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    width, height = {"desktop": (1360, 900), "phone": (390, 844)}[size]
+    page = new_page(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
+    sign_in(page, live_server.url, "ann", demo.PASSWORD)
+    run_path = "runs/train-llama-sft/"
+    for name, path in {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}.items():
+        page.goto(f"{live_server.url}/p/main/{path}")
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
+        page.screenshot(path=folder / f"gpus-{name}-{size}-{theme}.png", full_page=True)
