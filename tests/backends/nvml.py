@@ -20,7 +20,8 @@ Steps = int | str | None
 @dataclass(frozen=True)
 class FakeGpu:
     """`status` is what NVML answers for it: 0 in order, 15 lost. A UUID that begins with MIG- is of a MIG device of the
-    GPU before it. `pids` are of processes that compute, each with its MiB ("41:1024") or without."""
+    GPU before it. `pids` are of processes that compute, each with its MiB ("41:1024") or without. `mig=1` splits it
+    even without devices; `gpm=1` has its devices tell their utilization."""
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-40GB"
@@ -33,14 +34,13 @@ class FakeGpu:
     limit: Steps = None
     temp: Steps = None
     throttle: Steps = None
-    mig: bool = False
-    gpm: bool = False
+    mig: Steps = None
+    gpm: Steps = None
 
     def line(self) -> str:
         head = f"{self.uuid};{self.name};{self.memory_mib};{' '.join(map(str, self.pids))};{self.status}"
-        told = {name: getattr(self, name) for name in ("util", "mem", "power", "limit", "temp", "throttle")}
-        flags = {"mig": 1 if self.mig else None, "gpm": 1 if self.gpm else None}
-        return ";".join([head, *(f"{key}={steps}" for key, steps in (told | flags).items() if steps is not None)])
+        keys = ("util", "mem", "power", "limit", "temp", "throttle", "mig", "gpm")
+        return ";".join([head, *(f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) is not None)])
 
 
 class Nvml:

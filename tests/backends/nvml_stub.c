@@ -139,9 +139,10 @@ static status_t tell_times(void *device, const char *name, unsigned int times, u
     return status;
 }
 
-static int is_split(const gpu_t *gpu) {
-    long mode = 0;
-    return gpu->parts || (key(gpu->keys, KEYS, "mig") && !step(key(gpu->keys, KEYS, "mig"), &mode) && mode);
+static status_t split(const gpu_t *gpu, long *mode) {
+    const char *steps = key(gpu->keys, KEYS, "mig");
+    *mode = gpu->parts > 0;
+    return steps ? step(steps, mode) : OK;
 }
 
 status_t nvmlInitWithFlags(unsigned int flags) { return look(); }
@@ -214,7 +215,9 @@ status_t nvmlDeviceGetMemoryInfo(void *device, memory_t *into) {
 status_t nvmlDeviceGetUtilizationRates(void *device, utilization_t *into) {
     gpu_t *gpu;
     status_t status = at(device, &gpu);
-    if (status || gpu->is_part || is_split(gpu)) return status ? status : NOT_SUPPORTED;
+    long is_split = 0;
+    if (status || (status = split(gpu, &is_split))) return status;
+    if (gpu->is_part || is_split) return NOT_SUPPORTED;
     into->memory = 0;
     return tell_times(device, "util", 1, &into->gpu);
 }
@@ -258,8 +261,9 @@ status_t nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *cou
 
 status_t nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
     gpu_t *gpu;
+    long mode;
     status_t status = at(device, &gpu);
-    if (!status) *current = *pending = is_split(gpu);
+    if (!status && !(status = split(gpu, &mode))) *current = *pending = mode;
     return status;
 }
 

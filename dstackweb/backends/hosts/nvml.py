@@ -5,6 +5,7 @@ NVML is opened for each look and closed after it: a driver that is held open can
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +75,8 @@ def read() -> Look:
         library = False
     except pynvml.NVMLError as error:
         errors.append(f"NVML: {error}")
+        if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            _unload()
     else:
         try:
             readings = tuple(_read_all(errors))
@@ -83,6 +86,14 @@ def read() -> Look:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
     return Look(readings, library, "; ".join(errors), (time.perf_counter() - began) * 1000)
+
+
+def _unload() -> None:
+    """The driver is another than when this process loaded the library: the next look loads what is there then."""
+    if pynvml.nvmlLib is not None:
+        _ctypes.dlclose(pynvml.nvmlLib._handle)
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
 def _read_all(errors: list[str]) -> Iterator[Reading]:
@@ -106,7 +117,8 @@ class _Asked:
         self.parts: list[Any] = []
         try:
             device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            self.is_split = self._try("MIG", lambda: pynvml.nvmlDeviceGetMigMode(device)[0]) == 1
+            with contextlib.suppress(*ABSENT):
+                self.is_split = pynvml.nvmlDeviceGetMigMode(device)[0] == 1
             if self.is_split:
                 self.parts = list(_parts_of(device))
             self.device = device

@@ -18,7 +18,7 @@ import pytest
 from dstackweb.backends.hosts import nvml as looking
 from dstackweb.backends.hosts.nvml import Look, Reading, read
 from dstackweb.backends.hosts.probe import probe_gpus
-from tests.backends.nvml import FakeGpu, Nvml
+from tests.backends.nvml import FakeGpu, Nvml, build
 
 BUSY = FakeGpu("GPU-a", util=93, mem=30000, power=350, limit=400, temp=61, throttle=4)
 READ = """
@@ -99,6 +99,38 @@ def test_a_driver_that_is_replaced_is_an_error_until_it_is_there_again(nvml: Nvm
     assert read().readings[0].utilization == 93
 
 
+def test_after_a_new_driver_has_come_its_own_library_is_used(tmp_path: Path) -> None:
+    stub = Nvml(tmp_path, old=True)
+    stub.show(BUSY, driver=18)
+    twice = f"""
+import sys
+{READ}
+sys.stdout.flush()
+sys.stdin.readline()
+print(json.dumps(asdict(read())))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", twice], env=stub.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert "version mismatch" in json.loads(process.stdout.readline())["error"]
+        stub.library.unlink()
+        build(stub.library)
+        stub.show(BUSY)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        (reading,) = json.loads(process.stdout.readline())["readings"]
+    assert reading["throttle"] == 4  # the older one doesn't tell
+
+
+def test_a_gpu_that_cannot_say_whether_it_is_split_is_an_error(nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", util=1, mig="!999"), FakeGpu("GPU-b", util=2))
+    seen = read()
+    assert [one.uuid for one in seen.readings] == ["GPU-b"]
+    assert seen.error == "GPU 0: Unknown Error"
+
+
 def test_load_goes_with_time(nvml: Nvml) -> None:
     gpu = FakeGpu("GPU-a", util="0:95,30:0,40:-")
     seen = []
@@ -110,7 +142,7 @@ def test_load_goes_with_time(nvml: Nvml) -> None:
 
 def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvml: Nvml) -> None:
     nvml.show(
-        FakeGpu("GPU-a", power=300, temp=50, throttle=1, gpm=True, util=99),
+        FakeGpu("GPU-a", power=300, temp=50, throttle=1, gpm=1, util=99),
         FakeGpu("MIG-1", name="NVIDIA H100 MIG 3g.40gb", memory_mib=40000, util=80, mem=1000, pids=["7:900"]),
         FakeGpu("MIG-2", name="NVIDIA H100 MIG 1g.10gb", memory_mib=10000, util=0),
         FakeGpu("GPU-b", util=12),
@@ -132,12 +164,12 @@ def test_without_performance_counters_a_mig_devices_utilization_is_unknown(nvml:
 
 
 def test_a_counter_that_fails_leaves_the_utilization_unknown(nvml: Nvml) -> None:
-    nvml.show(FakeGpu("GPU-a", gpm=True), FakeGpu("MIG-1", util="!999"), FakeGpu("MIG-2", util=7))
+    nvml.show(FakeGpu("GPU-a", gpm=1), FakeGpu("MIG-1", util="!999"), FakeGpu("MIG-2", util=7))
     assert [one.utilization for one in read().readings] == [None, 7]
 
 
 def test_a_split_gpu_without_devices_is_none(nvml: Nvml) -> None:
-    nvml.show(FakeGpu("GPU-a", util=99, mig=True), BUSY)
+    nvml.show(FakeGpu("GPU-a", util=99, mig=1), BUSY)
     assert [one.uuid for one in read().readings] == ["GPU-a"]
     assert read().readings[0].index == 1
 
