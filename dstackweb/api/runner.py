@@ -20,7 +20,7 @@ from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import of_all_nodes, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler import utilization
+from dstackweb.scheduler import gpu_watch
 from dstackweb.scheduler.hosting import job_of_token
 
 
@@ -127,8 +127,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    for act_on in intake.of_job(job, body.taken(now)):
-        utilization.act(act_on, now)
+    gpu_watch.act_on(intake.of_job(job, body.taken(now)), now)
     return {}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import fcntl
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
@@ -28,11 +30,16 @@ def sample_host(name: str) -> None:
         if not mine:
             return
         look, now = nvml.read(), timezone.now()
-        for job_id in intake.of_host(host, look, to_ms(now)):
-            try:
-                utilization.act(job_id, now)
-            except Exception:
-                log.exception("what its policy wants of job %s waits for the next sample", job_id)
+        act_on(intake.of_host(host, look, to_ms(now)), now)
+
+
+def act_on(job_ids: Iterable[UUID], now: dt.datetime) -> None:
+    """Do what the jobs' policies want after a sample. One that fails holds up neither the others nor the sample."""
+    for job_id in job_ids:
+        try:
+            utilization.act(job_id, now)
+        except Exception:
+            log.exception("what its policy wants of job %s waits for the next sample", job_id)
 
 
 @contextlib.contextmanager

@@ -118,3 +118,20 @@ def test_elsewhere_the_runner_is_told_how_often_to_read(job: Job, settings: Any)
     assert Runner(job).get("spec").json()["sample_every_s"] == 7
     Job.objects.filter(pk=job.pk).update(gpus=[])
     assert Runner(job).get("spec").json()["sample_every_s"] is None
+
+
+def test_trouble_with_a_policy_does_not_lose_the_samples(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fails(job_id: object, _now: object) -> None:
+        tried.append(job_id)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("dstackweb.scheduler.utilization.act", fails)
+    job = on_a_cloud(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "1m"})
+    samples = [sample(age, utilization=0) for age in range(70, -1, -10)]
+    assert Runner(job).post("samples", {"samples": samples}).status_code == 200
+    assert tried == [job.pk]
+    assert GpuSample.objects.count() == len(samples)
