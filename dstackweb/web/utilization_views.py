@@ -46,7 +46,7 @@ class WhatIfForm(Styled):
     )
     scope = forms.ChoiceField(
         label=gettext_lazy("Scope"),
-        choices=[("any", gettext_lazy("any: one unused GPU is enough")), ("all", gettext_lazy("all GPUs of a node"))],
+        choices=[("any", gettext_lazy("any: one unused GPU")), ("all", gettext_lazy("all: every GPU of a node"))],
     )
     warmup = forms.CharField(
         label=gettext_lazy("Warm-up"),

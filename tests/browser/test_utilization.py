@@ -1,0 +1,92 @@
+"""The page of utilization policies in a real browser: a policy tried, the switch, both themes, on a phone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from dstackweb.accounts.models import Project
+from dstackweb.gpus.keeping import policies_of
+from dstackweb.gpus.models import PolicyStop
+from tests.browser import demo
+from tests.browser.conftest import Complaints
+from tests.browser.support import accessibility_faults, sign_in
+from tests.factories import join, make_project, make_run, make_user
+from tests.gpus.past import past_run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    now = timezone.now()
+    project = make_project("main")
+    mia = join(project, make_user("mia", password=demo.PASSWORD), "manager")
+    ann = join(project, make_user("ann"))
+    past_run(project, ann, "notebook-left-open", [[0] * 720, [3] * 720])
+    past_run(project, mia, "train-llama-sft", [[95] * 720] * 2)
+    past_run(project, ann, "evaluate-checkpoint-of-the-long-named-experiment", [[80] * 100 + [0] * 400])
+    following = make_run(project, ann, "pretrain-ablation")
+    stop = {"project": project, "user": ann, "min_gpu_utilization": 10, "time_window_s": 1800, "scope": "any"}
+    for name, hours, more in (
+        ("debug-shell", 30, {"until": now - dt.timedelta(hours=8), "price": Decimal("12.24"), "gpu_index": 1}),
+        ("sweep-lr-003", 5, {"until": now + dt.timedelta(hours=2), "next_run": following, "next_at": now}),
+        ("no-limit", 3, {"gpu_index": 0}),
+        ("looked-at", 60, {"observed": True, "scope": "all"}),
+    ):
+        at = now - dt.timedelta(hours=hours)
+        low = {"at": at, "low_since": at - dt.timedelta(minutes=30), "gpus": ["GPU-a", "GPU-b"]}
+        PolicyStop.objects.create(run_name=name, **{**stop, **low, **more})
+    return project
+
+
+@pytest.fixture
+def page(live_server, new_page: Callable[..., Page], project: Project) -> Page:
+    page = new_page()
+    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    page.goto(f"{live_server.url}/p/main/utilization/")
+    return page
+
+
+def test_a_policy_is_tried_by_filling_the_form(page: Page) -> None:
+    page.get_by_label("Minimum GPU utilization, percent").fill("10")
+    page.get_by_label("Time window").fill("30s")
+    page.get_by_role("button", name="Try it").click()
+    expect(page.locator("#id_time_window_error")).to_contain_text("at least 1m")
+    page.get_by_label("Time window").fill("30m")
+    page.get_by_role("button", name="Try it").click()
+    result = page.locator("#what-if-result")
+    expect(result).to_contain_text("It would have stopped 2 runs of 3")
+    page.get_by_role("link", name="notebook-left-open").click()
+    expect(page).to_have_url(re.compile("/p/main/runs/"))
+
+
+def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(page: Page, project: Project) -> None:
+    page.get_by_role("button", name="Only observe").click()
+    expect(page.get_by_text("Policies only observe now")).to_be_visible()
+    assert policies_of(project).observe_only is True
+    page.get_by_role("button", name="Put in force").click()
+    page.get_by_role("dialog").get_by_role("button", name="Put in force").click()
+    expect(page.get_by_text("Policies are in force: unused runs are stopped")).to_be_visible()
+    assert policies_of(project).observe_only is False
+
+
+def test_it_is_readable_by_everybody_in_both_themes_and_fits_a_phone(
+    page: Page, complaints: Complaints, tmp_path: Path
+) -> None:
+    pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
+    page.goto(f"{page.url}?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s")
+    for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert accessibility_faults(page) == []
+        page.screenshot(path=pictures / f"utilization-{theme}-{width}.png", full_page=True)
