@@ -267,9 +267,14 @@ class Panel:
             "low_s": self._low_s(),
             "window_s": told.policy.time_window_s,
             "unknown": told.verdict.kind == Kind.UNKNOWN,
-            "starting": self.run.status != RunStatus.RUNNING,
+            "starting": self.run.status == RunStatus.PROVISIONING,
+            "ending": self.run.status == RunStatus.TERMINATING,
             "stops": counts,
-            "may_keep": may_change and counts and told.keeps_left > 0 and not told.paused_until,
+            "may_keep": may_change
+            and counts
+            and self.run.status != RunStatus.TERMINATING
+            and told.keeps_left > 0
+            and not told.paused_until,
             "keep_minutes": rules.keep_minutes,
             "keeps_allowed": rules.keeps,
             "keeps": list(Keep.objects.filter(run=self.run).select_related("by").order_by("-id")[:KEEPS_SHOWN]),

@@ -13,7 +13,12 @@ HEADER = "DW-Heard"
 AT_MOST = 5
 LOOK_BACK = 5000
 """So many events are looked through at most: whoever comes back after a day is told the newest."""
-KINDS = (*(status.value for status in RunStatus if status != RunStatus.SUBMITTED), "retry", "requeued")
+KINDS = (
+    *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
+    "retry",
+    "requeued",
+    "utilization_notice",
+)
 
 
 class Heard(NamedTuple):
@@ -24,7 +29,7 @@ class Heard(NamedTuple):
 
 
 def heard(request: PageRequest) -> Heard:
-    """Changes of status that somebody else or the scheduler made to the reader's runs of this project."""
+    """What somebody else or the scheduler did to the reader's runs of this project, and what these are warned of."""
     last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     since = request.headers.get(HEADER, "")
     if not request.htmx or not since.isdigit() or int(since) >= last:

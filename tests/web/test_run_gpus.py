@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
 from dstackweb.gpus import intake
 from dstackweb.gpus.models import HostSampling, JobPolicy, Keep, PolicyStop, ProjectPolicies
 from dstackweb.profiles.models import Profile
-from dstackweb.runs import attempts
+from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler.utilization import Act, act
 from dstackweb.web import gpu_marks
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
 from tests.gpus.looks import reading
@@ -274,6 +276,30 @@ def test_whoever_was_told_reads_it_on_every_page_and_others_do_not(
     own = page_of(as_user(ann), run)
     assert "On its page you can keep it" not in own
     assert 'role="alert"' in own
+
+
+def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: User, as_user: SignIn) -> None:
+    run = watched(project, ann, "idler", 58, lambda place, ago_s: 3 if place == 1 and ago_s <= 54 * 60 else 93)
+    client = as_user(ann)
+    first = {path: client.get(f"/p/main/{path}") for path in ("runs/", "queue/")}
+    event = re.search(r'data-event="(\d+)"', first["queue/"].content.decode())
+    assert event
+    assert act(placed_job(run).pk, timezone.now()) == Act.NOTICE
+    for path, shown in first.items():
+        headers = {**HTMX, "HX-PTag": shown["HX-PTag"], "DW-Heard": event[1]}
+        poll = client.get(f"/p/main/{path}", headers=headers).content.decode()
+        assert 'id="idle-gpus" hx-swap-oob' in poll
+        assert re.search(r"idler: GPU 1 below 50 % for 5\d min, stops in", plain(poll)), path
+    assert re.search(r'id="heard".*idler: GPU 1 has been below 50 % since', poll, re.S)
+    assert "has been below 50 % since" in plain(page_of(client, run))  # its timeline
+
+
+def test_a_run_that_is_ending_is_not_judged(project: Project, ann: User, as_user: SignIn) -> None:
+    run = watched(project, ann, "train", 50, second_idles)
+    services.stop(run, ann, "member")
+    text = plain(page_of(as_user(ann), run))
+    assert "The run is ending: it is not judged any more." in text
+    assert "Keep 30 min" not in text
 
 
 def test_eight_gpus_and_a_long_run_cost_a_page_of_bounded_size(

@@ -70,15 +70,18 @@ def budget(context: RequestContext) -> dict[str, Any]:
 
 
 @register.inclusion_tag("gpus/banners.html", takes_context=True)
-def idle_gpus(context: RequestContext) -> dict[str, Any]:
-    """The reader's own runs that their policies are about to stop, on every page but the run's own, which says more."""
+def idle_gpus(context: RequestContext, oob: bool = False) -> dict[str, Any]:
+    """The reader's own runs that their policies are about to stop, on every page but the run's own, which says more.
+
+    With `oob` it comes beside a fragment, and takes the place of what the page has.
+    """
     request = context["request"]
     project, user = getattr(request, "project", None), getattr(request, "user", None)
     if project is None or not isinstance(user, User):
-        return {"marks": []}
+        return {"marks": [], "oob": oob}
     here = getattr(context.get("run"), "pk", None)
     found = gpu_marks.banners(user, project, timezone.now())
-    return {"project": project, "marks": [mark for mark in found if mark.run.pk != here]}
+    return {"oob": oob, "project": project, "marks": [mark for mark in found if mark.run.pk != here]}
 
 
 @register.simple_tag
