@@ -380,7 +380,7 @@ def hosts_with_holders() -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
     holders = {
         allocation.gpu_id: allocation.job.run
         for allocation in Allocation.objects.exclude(gpu=None)
-        .select_related("job__run__project")
+        .select_related("job__run__project", "job__run__user")
         .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
     }
     hosts = Host.joined.prefetch_related("gpus").order_by("name")

@@ -35,11 +35,13 @@ def _admins_alone(
 @require_POST
 @_admins_alone
 def drain(request: PageRequest, host: str) -> HttpResponse:
-    """Take no new jobs, or (`on=no`) take them again, which also calls off that it leaves."""
+    """Take no new jobs, or (`on=no`) take them again, which also calls off that it leaves. Then back where it was
+    asked for: to the list, or (`back=host`) to the host's own page."""
     found, on = care.find(host), request.POST.get("on") != "no"
     care.set_draining(found, request.user, on)
     text = _("%s takes no new jobs; those that run go on.") if on else _("%s takes jobs again.")
-    return _back(request, text % found.name)
+    to = reverse("web:host", args=[request.project.name, found.name]) if request.POST.get("back") == "host" else None
+    return _back(request, text % found.name, to)
 
 
 @project_page()
@@ -75,5 +77,5 @@ def withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
     return _back(request, _("The join token is withdrawn."))
 
 
-def _back(request: PageRequest, text: str) -> HttpResponse:
-    return done(request, text, reverse("web:hosts", args=[request.project.name]))
+def _back(request: PageRequest, text: str, to: str | None = None) -> HttpResponse:
+    return done(request, text, to or reverse("web:hosts", args=[request.project.name]))

@@ -92,7 +92,8 @@ class HostLine:
                 [event.pk for event, _text in self.events])  # fmt: skip
 
 
-def _host_line(found: Listed, known: Known) -> HostLine:
+def host_line(found: Listed, known: Known) -> HostLine:
+    """A host as this reader sees it."""
     return HostLine(
         of=found,
         isolation=wording.isolation(found.host.isolation),
@@ -116,7 +117,7 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
         {project.pk for project in visible_projects(request.user)},
         holds.held(run.pk for one in found for _gpu, run in one.gpus if run),
     )
-    lines = [_host_line(one, known) for one in found]
+    lines = [host_line(one, known) for one in found]
     version = hashlib.sha256(repr([line.stamp for line in lines]).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Page(NamedTuple):
 PAGES = (
     Page("queue", "web:queue", _("Queue"), "queue"),
     Page("runs", "web:runs", _("Runs"), "runs"),
+    Page("gpus", "web:gpus", _("GPUs"), "gpu"),
     Page("offers", "web:offers", _("Offers"), "offers"),
     Page("machines", "web:machines", _("Machines"), "machines"),
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),

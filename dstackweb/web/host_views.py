@@ -1,0 +1,86 @@
+"""The page of one host: its GPUs, the jobs that run there or did lately, what happened to it, and its drain switch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from dstackweb.accounts.access import visible_projects
+from dstackweb.backends.models import Host, HostEvent
+from dstackweb.gpus.models import HostSampling
+from dstackweb.lib.errors import NotFound
+from dstackweb.runs import holds, selectors
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE
+from dstackweb.scheduler.host_list import Listed, listed
+from dstackweb.web import gpu_map, place_views
+from dstackweb.web.pages import PageRequest, polled, project_page
+
+POLL_S = 5
+JOBS_SHOWN = 30
+"""Jobs that have ended; of those that go on, all."""
+EVENTS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """A job on the host; that of a run in a project which the reader doesn't see is nameless."""
+
+    of: Job
+    hidden: bool
+
+
+@project_page()
+def host_page(request: PageRequest, host: str) -> HttpResponse:
+    """One host; also what polls of its page get."""
+    now, found = timezone.now(), _found(host)
+    seen = {project.pk for project in visible_projects(request.user)}
+    known = place_views.Known(seen, holds.held(run.pk for _gpu, run in found.gpus if run))
+    line = place_views.host_line(found, known)
+    gpus = gpu_map.everything(request.project, request.user, now, found.host.name).lines
+    look = HostSampling.objects.filter(host=found.host).first()
+    running, ended = _jobs(found.host)
+    stamp = (
+        line.stamp, [gpu.stamp for gpu in gpus], (look.at, look.library, look.error) if look else None,
+        [(job.pk, job.status) for job in [*running, *ended]],
+    )  # fmt: skip
+    version = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
+
+    def context() -> dict[str, Any]:
+        return {
+            "line": line,
+            "host": found.host,
+            "listed": found,
+            "gpus": gpus,
+            "look": look,
+            "running": [JobLine(job, job.run.project_id not in seen) for job in running],
+            "ended": [JobLine(job, job.run.project_id not in seen) for job in ended],
+            "may_care": request.user.is_superuser,
+            "can_edit": request.user.is_staff,
+            "here": True,
+            "poll_s": POLL_S,
+            "waiting": selectors.counts(request.project)["submitted"],
+        }
+
+    return polled(request, "gpus/host.html", "gpus/host_body.html", version, context)
+
+
+def _found(name: str) -> Listed:
+    found = next((one for one in listed() if one.host.name == name), None)
+    if found is None:
+        raise NotFound(_("no host is called %s") % name)
+    events = HostEvent.objects.filter(host=found.host).select_related("actor")[:EVENTS_SHOWN]
+    return Listed(found.host, found.online, found.gpus, found.jobs, found.kept, list(events))
+
+
+def _jobs(host: Host) -> tuple[list[Job], list[Job]]:
+    """Those that go on, and those that ended last."""
+    jobs = Job.objects.filter(host=host).select_related("run__project", "run__user")
+    running = jobs.filter(status__in=JOB_ACTIVE).order_by("placed_at", "pk")
+    ended = jobs.exclude(status__in=JOB_ACTIVE).order_by("-ended_at", "pk")[:JOBS_SHOWN]
+    return list(running), list(ended)
