@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer
-from dstackweb.backends.hosts.gpu_match import gpu_matches
+from dstackweb.backends.hosts.gpu_match import gpu_matches, is_part
 from dstackweb.spec.requirements import Requirements
 
 
@@ -195,7 +195,10 @@ def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: st
 
 
 def gpus_matching(host: HostView, needs: Requirements) -> list[GpuView]:
-    """The host's GPUs that are of the kind asked for, free or not; none where no GPU is needed."""
+    """The host's GPUs that are of the kind asked for, free or not; none where no GPU is needed.
+
+    MIG devices are for jobs that want one GPU: no process can use two of them.
+    """
     if needs.gpu_count_min == 0:
         return []
     return [
@@ -208,6 +211,7 @@ def gpus_matching(host: HostView, needs: Requirements) -> list[GpuView]:
             memory_min_mib=needs.gpu_memory_min_mib,
             memory_max_mib=needs.gpu_memory_max_mib,
         )
+        and (needs.gpu_count_min == 1 or not is_part(gpu.name))
     ]
 
 

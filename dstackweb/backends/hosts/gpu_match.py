@@ -13,6 +13,9 @@ smaller card (11 GB for 12 GB) stays below this part of the nominal size."""
 OTHER_MODEL = frozenset({"ti", "super", "ada", "d"})
 """Words after a model's name that make it another model: an RTX 3080 Ti is no RTX 3080."""
 
+PART = "mig"
+"""The word in the name of a MIG device, as in "NVIDIA A100-SXM4-40GB MIG 1g.5gb"."""
+
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -21,10 +24,13 @@ def name_matches(asked: str, name: str) -> bool:
     """Whether a card named `name` by NVML is an `asked`, whatever the case, spaces and dashes.
 
     Whole words only: "A100" and "A100-SXM4" are in "NVIDIA A100-SXM4-80GB", "RTX4090" is in "NVIDIA GeForce RTX 4090",
-    "H100" is not in "NVIDIA GH100", "L40" not in "NVIDIA L40S".
+    "H100" is not in "NVIDIA GH100", "L40" not in "NVIDIA L40S". Part of a card is not the card: a MIG device is found
+    by its profile, "MIG 1g.5gb".
     """
     wanted = "".join(_WORD.findall(asked.lower()))
     words = _WORD.findall(name.lower())
+    if is_part(name) and PART not in wanted:
+        return False
     for start in range(len(words)):
         joined = ""
         for end in range(start, len(words)):
@@ -33,6 +39,11 @@ def name_matches(asked: str, name: str) -> bool:
             if joined == wanted and following not in OTHER_MODEL:
                 return True
     return False
+
+
+def is_part(name: str) -> bool:
+    """Whether this is a MIG device's name."""
+    return PART in _WORD.findall(name.lower())
 
 
 def gpu_matches(

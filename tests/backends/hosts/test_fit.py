@@ -235,3 +235,14 @@ def test_a_container_image_is_refused_where_there_are_no_containers() -> None:
     (offer,) = host_offers([host()], needs(), image="pytorch/pytorch")
     assert offer.availability == Availability.NOT_AVAILABLE
     assert offer.detail == {"code": "image_not_supported", "image": "pytorch/pytorch"}
+
+
+def test_parts_of_a_card_are_for_jobs_that_want_one_gpu() -> None:
+    parts = [replace(gpu(n, A100), uuid=f"MIG-{n}", name=f"{A100} MIG 1g.5gb", memory_mib=4864) for n in range(2)]
+    one = fit(host(*parts), needs(gpus=1))
+    assert isinstance(one, Fit)
+    assert one.gpu_uuids == ("MIG-0",)
+    assert isinstance(fit(host(*parts), needs(gpus=2)), Miss)
+    two = fit(host(*parts, gpu(2), gpu(3)), needs(gpus=2))
+    assert isinstance(two, Fit)
+    assert set(two.gpu_uuids) == {"GPU-2", "GPU-3"}

@@ -45,6 +45,19 @@ def test_another_model_is_no_match(asked: str, name: str) -> None:
     assert not name_matches(asked, name)
 
 
+MIG = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize("asked", ["MIG 1g.5gb", "mig-1g.5gb", "MIG"])
+def test_part_of_a_card_is_found_by_its_profile(asked: str) -> None:
+    assert name_matches(asked, MIG)
+
+
+@pytest.mark.parametrize("asked", ["A100", "A100-SXM4-40GB", "MIG 2g.10gb"])
+def test_part_of_a_card_is_not_the_card_nor_another_part(asked: str) -> None:
+    assert not name_matches(asked, MIG)
+
+
 @pytest.mark.parametrize(
     ("nominal_gb", "shown_mib"), [(80, 81559), (40, 40960), (24, 22731), (24, 24564), (16, 15360), (141, 143771)]
 )
