@@ -71,9 +71,12 @@ def rebind(job: Job) -> JobPolicy:
             "min_gpu_utilization", "time_window_s", "scope", "action", "from_ms", "bound_at", "noticed_ms", "acted_ms",
         ],
     )  # fmt: skip
-    if before is None or before.min_gpu_utilization != bound.min_gpu_utilization:
-        for one in series:
-            _replay(one, bound.min_gpu_utilization)
+    # A first sample that bound the job at this very moment has made series that weren't there to be locked: whoever
+    # waited for its row of the policy sees them now.
+    late = GpuSeries.objects.filter(job=job).exclude(pk__in=[one.pk for one in series]).order_by("pk")
+    is_other = before is None or before.min_gpu_utilization != bound.min_gpu_utilization
+    for one in [*(series if is_other else ()), *late]:
+        _replay(one, bound.min_gpu_utilization)
     return bound
 
 
