@@ -57,6 +57,16 @@ def test_a_stop_by_a_person_ends_as_terminated_and_is_never_retried() -> None:
     assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, Reason.STOPPED_BY_USER)
 
 
+def test_a_stop_that_said_why_ends_with_that_message() -> None:
+    said = "GPU 1 was below 50 % for 30 min."
+    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.UTILIZATION_POLICY, stop_message=said)
+    outcome = decide(run, [failed(0, Reason.UTILIZATION_POLICY)], NOW)
+    assert isinstance(outcome, End)
+    assert (outcome.status, outcome.reason, outcome.message) == (
+        RunStatus.TERMINATED, Reason.UTILIZATION_POLICY, said,
+    )  # fmt: skip
+
+
 def test_a_run_that_finished_before_the_stop_reached_it_is_done() -> None:
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
     assert decide(run, [done()], NOW) == End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
