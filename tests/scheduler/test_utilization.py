@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -18,9 +19,9 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
-from dstackweb.scheduler import utilization
+from dstackweb.scheduler import freed, utilization
 from dstackweb.web.event_words import told
-from tests.factories import make_host, make_project, make_run, place_all, placed_job
+from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
 from tests.gpus.looks import EVERY_MS, START_MS
 from tests.gpus.watching import IDLE, MINUTE, begin, look_at, stopped, watch
 
@@ -350,6 +351,22 @@ def test_another_projects_run_is_not_named(project: Project, member: User) -> No
     place_all()
     event = job.run.events.get(kind="utilization_next")
     assert (event.data, told(event, 1)) == ({}, "its GPUs went to a run of another project")
+
+
+def test_the_next_run_on_a_clouds_machine_is_told_of(project: Project, member: User) -> None:
+    first, second = (make_run(project, member, name, resources={"gpu": 1}) for name in ("first", "second"))
+    job = cloud_job(first)
+    stop = PolicyStop.objects.create(
+        project=project, run=first, run_name="first", at=job.placed_at, low_since=job.placed_at, gpus=["GPU-1"],
+        min_gpu_utilization=50, time_window_s=60, scope="any",
+    )  # fmt: skip
+    assert freed.note_next(job.placed_at) == 0
+    after = cloud_job(second)
+    Job.objects.filter(pk=after.pk).update(instance=job.instance)
+    assert freed.note_next(job.placed_at) == 1
+    stop.refresh_from_db()
+    assert (stop.next_run, stop.next_at) == (second, after.placed_at)
+    assert freed.note_next(job.placed_at + dt.timedelta(days=2)) == 0
 
 
 def test_keeping_it_before_the_stop_wins(project: Project, member: User) -> None:
