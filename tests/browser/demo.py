@@ -12,8 +12,9 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs import attempts, holds, logs, ordering, queues, reorder, services
 from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
-from dstackweb.runs.models import QueueHour, Run
+from dstackweb.runs.models import Job, QueueHour, Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.web.watched import see
 
 PASSWORD = "correct horse battery"
 
@@ -38,6 +39,13 @@ def _log(run: Run) -> None:
         ]
     )
     logs.append(placed_job(run).pk, 0, f"{text}\n".encode())
+
+
+def _seen(job: Job, began: dt.datetime) -> None:
+    """As if it had begun then; its second GPU has done next to nothing for a quarter of an hour."""
+    Job.objects.filter(pk=job.pk).update(placed_at=began, started_at=began)
+    Run.objects.filter(pk=job.run_id).update(started_at=began)
+    see(placed_job(job.run), began, lambda place, ago_s: 2 if place == 1 and ago_s < 880 else 84 + ago_s // 10 % 13)
 
 
 def build() -> tuple[Project, User]:
@@ -69,9 +77,10 @@ def build() -> tuple[Project, User]:
         project, mia, "train-llama-sft", role="admin", priority=70,
         resources={"cpu": 8, "memory": "64GB", "gpu": "A100:80GB:2"},
         env={"LR": "1e-4"}, retry={"on_events": ["interruption"], "duration": "4h"}, max_duration="12h",
+        utilization_policy={"min_gpu_utilization": 30, "time_window": "20m"},
     )  # fmt: skip
     place_all()
-    start(placed_job(llama))
+    _seen(start(placed_job(llama)), now - dt.timedelta(minutes=32))
     _log(llama)
     held = holds.hold(project, mia, "admin", holds.Wanted("3h", gpu="A100:1", name="hold-swift-otter"))
     place_all()
