@@ -61,6 +61,12 @@ class GpuLine:
     host: Host | None = None
 
     @property
+    def label(self) -> str:
+        """Which of its machine's it is; devices of one that is split by MIG have its number, and their own kind."""
+        text = _("GPU %d") % self.index
+        return f"{text} · {self.name.rpartition('MIG ')[2]}" if "MIG " in self.name else text
+
+    @property
     def at(self) -> dt.datetime | None:
         """The moment of its newest sample."""
         return to_moment(self.series.last_ms) if self.series and self.series.last_ms is not None else None

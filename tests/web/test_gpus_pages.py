@@ -242,3 +242,22 @@ def test_hosts_and_gpus_lead_to_their_pages(project: Project, client: Client) ->
     assert 'href="/p/main/hosts/box-1/"' in text
     assert 'href="/p/main/gpus/GPU-box-1-0/"' in text
     assert 'href="/p/main/gpus/"' in text  # the navigation
+
+
+def test_a_run_leads_to_the_host_that_it_is_on_unless_that_left(project: Project, ann: User, client: Client) -> None:
+    make_host("box-1", gpus=1)
+    running(project, ann, "train")
+    link = 'href="/p/main/hosts/box-1/"'
+    assert link in page(client, "runs/train/")
+    Host.objects.update(left_at=timezone.now(), draining=True)
+    assert link not in page(client, "runs/train/")
+
+
+def test_devices_of_a_split_gpu_are_told_apart(project: Project, client: Client) -> None:
+    host = make_host("box-1")
+    for number, kind in enumerate(("1g.5gb", "2g.10gb")):
+        Gpu.objects.create(
+            host=host, uuid=f"MIG-{number}", index=0, name=f"NVIDIA A100-SXM4-40GB MIG {kind}", memory_mib=4864
+        )
+    assert "GPU 0 · 1g.5gb" in cell(page(client), "MIG-0")
+    assert "GPU 0 · 2g.10gb" in page(client, "gpus/MIG-1/")

@@ -1,0 +1,75 @@
+"""The pages of GPUs and hosts in a browser: readable by everybody, live, and with charts that the keyboard reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import gpu_demo
+from tests.browser.demo import PASSWORD
+from tests.browser.support import accessibility_faults, sign_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+PAGES = {
+    "gpus": "gpus/",
+    "gpus-hot": "gpus/?colour=temperature&sort=temperature",
+    "gpus-none": "gpus/?q=nothing",
+    "gpus-table": "gpus/?as=table&sort=utilization",
+    "gpu": "gpus/GPU-box-1-2/",
+    "gpu-table": "gpus/GPU-box-1-2/?as=table",
+    "host": "hosts/box-1/",
+    "host-trouble": "hosts/box-2/",
+    "host-cpu": "hosts/cpu-box-3/",
+}
+
+
+def test_they_are_accessible_in_both_themes_and_fit_a_phone(
+    live_server, new_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    gpu_demo.build()
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    page = new_page(reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia", PASSWORD)
+    faults = {}
+    for name, path in PAGES.items():
+        for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
+            page.emulate_media(color_scheme=theme)
+            page.set_viewport_size({"width": width, "height": 844})
+            page.goto(f"{live_server.url}/p/main/{path}")
+            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
+            faults[f"{path} {theme} {width}"] = accessibility_faults(page)
+    assert {path: found for path, found in faults.items() if found} == {}
+
+
+def test_the_map_follows_what_gpus_do(live_server, new_page: Callable[..., Page]) -> None:
+    gpu_demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "mia", PASSWORD)
+    page.goto(f"{live_server.url}/p/main/gpus/")
+    cell = page.locator("#heat-GPU-box-1-3")
+    expect(cell).to_contain_text("41 %")
+    gpu_demo.seen("box-1", g3=99)
+    expect(cell).to_contain_text("99 %", timeout=15_000)
+    page.get_by_label("Sort by").select_option("utilization")
+    expect(page.locator(".heat").first).to_contain_text("99 %")
+    assert "sort=utilization" in page.url
+    page.locator(".heat").first.click()
+    page.wait_for_url("**/gpus/GPU-box-1-3/")
+
+
+def test_a_gpus_chart_tells_each_moment_to_the_keyboard(live_server, new_page: Callable[..., Page]) -> None:
+    gpu_demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "mia", PASSWORD)
+    page.goto(f"{live_server.url}/p/main/gpus/GPU-box-1-0/")
+    chart = page.get_by_role("slider", name="Utilization")
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert "GPU 0: 9" in (chart.get_attribute("aria-valuetext") or "")
+    expect(page.locator('[data-read="utilization"]')).to_contain_text("GPU 0")
