@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 
+from django.db import connection
+
 from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Host, HostEvent
 from dstackweb.gpus.judging import to_moment
@@ -18,8 +20,7 @@ NO_LIBRARY, LIBRARY, FAILS, WORKS = "nvml_missing", "nvml_found", "sampling_fail
 def note(host: Host, look: Look, at_ms: int) -> None:
     """Keep how a look went. Call inside a transaction."""
     at = to_moment(at_ms)
-    unchanged = HostSampling.objects.filter(host=host, library=look.library, error=look.error)
-    if unchanged.update(at=at, took_ms=look.took_ms):
+    if _went_as_before(host, look, at):
         return
     before = HostSampling.objects.filter(host=host).first() or HostSampling(host=host)
     HostSampling.objects.update_or_create(
@@ -35,3 +36,13 @@ def note(host: Host, look: Look, at_ms: int) -> None:
         host=host, kind__in=(NO_LIBRARY, LIBRARY, FAILS, WORKS), at__gt=at - AN_HOUR
     ).count()
     HostEvent.objects.bulk_create(events[: max(0, MOST_AN_HOUR - told)])
+
+
+def _went_as_before(host: Host, look: Look, at: dt.datetime) -> bool:
+    """Whether it is kept by this already; by SQL of its own since it is asked all the time (lib.sql)."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE gpus_hostsampling SET at = %s, took_ms = %s WHERE host_id = %s AND library = %s AND error = %s",
+            [connection.ops.adapt_datetimefield_value(at), look.took_ms, host.pk, look.library, look.error],
+        )
+        return bool(cursor.rowcount)

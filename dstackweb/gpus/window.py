@@ -30,16 +30,6 @@ class Stretch:
 NOTHING = Stretch()
 
 
-NOTICE_MS = (120_000, 600_000)
-"""At least and at most so long before the stop people are told of it, once."""
-
-
-def notice_ms(window_ms: int) -> int | None:
-    """How long before a stop people are told: a quarter of the window, within bounds. None: the window is too short."""
-    least, most = NOTICE_MS
-    return None if window_ms < 2 * least else min(max(window_ms // 4, least), most)
-
-
 def fold(stretch: Stretch, at_ms: int, utilization: int, minimum: int, interval_ms: int) -> Stretch:
     """The stretch after one more sample. Late or doubled ones count where they show use, and extend nothing else."""
     low, last_ms = utilization < minimum, stretch.last_ms

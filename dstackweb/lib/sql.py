@@ -1,4 +1,4 @@
-"""Reading by SQL of one's own, alike on both databases.
+"""Reading and writing by SQL of one's own, alike on both databases.
 
 For what programs ask many times a second: the ORM takes longer to write such a statement than a database to answer it.
 """
@@ -6,14 +6,15 @@ For what programs ask many times a second: the ORM takes longer to write such a 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from django.db import connection
 
 
-def rows(statement: str, parameters: Sequence[int | str]) -> list[Sequence[Any]]:
+def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequence[Any]]:
     """What a SELECT finds. Times are in UTC; of JSON it is the text, and of a UUID what `uid` reads."""
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
@@ -21,6 +22,22 @@ def rows(statement: str, parameters: Sequence[int | str]) -> list[Sequence[Any]]
     if connection.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
+
+
+def write(statement: str, given: Sequence[Mapping[str, Any]]) -> None:
+    """Execute a statement about rows that `rows_of` names: one parameter, however many they are."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [json.dumps(given)])
+
+
+def rows_of(columns: Mapping[str, str]) -> str:
+    """What stands in a FROM for rows given as JSON, called `given`: columns with PostgreSQL's types."""
+    quoted = {name: connection.ops.quote_name(name) for name in columns}
+    if connection.vendor == "sqlite":
+        values = ", ".join(f"json_extract(value, '$.{name}') AS {quoted[name]}" for name in columns)
+        return f"(SELECT {values} FROM json_each(%s)) AS given"
+    typed = ", ".join(f"{quoted[name]} {kind}" for name, kind in columns.items())
+    return f"jsonb_to_recordset(CAST(%s AS jsonb)) AS given({typed})"
 
 
 def places(values: Collection[object]) -> str:

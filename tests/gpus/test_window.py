@@ -17,7 +17,6 @@ from dstackweb.gpus.window import (
     Window,
     fold,
     judge,
-    notice_ms,
     replay,
 )
 
@@ -243,10 +242,3 @@ def test_of_two_samples_of_one_moment_the_one_that_shows_use_counts(used: tuple[
 def test_which_gpu_is_low_and_since_when() -> None:
     verdict = judge(MINUTE, [of(*[90] * 10), of(90, 90, *[0] * 8), of(*[90] * 5, *[0] * 5)], 90, EVERY)
     assert (verdict.gpu, verdict.low_since_ms, verdict.stops_ms) == (1, 20, 70)
-
-
-@pytest.mark.parametrize(
-    ("minutes", "before"), [(1, None), (3, None), (4, 2), (8, 2), (12, 3), (40, 10), (60, 10), (600, 10)]
-)
-def test_how_long_before_a_stop_people_are_told(minutes: int, before: int | None) -> None:
-    assert notice_ms(minutes * 60_000) == (before and before * 60_000)
