@@ -103,12 +103,12 @@ def _bare(text: str) -> str:
 def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> WhatIf:
     """Apply a policy to what the project's runs did in the last 24 hours."""
     since = now - LOOKS_BACK
-    by_run = _jobs(project, since)
+    by_run = _jobs(project, policy, since, now)
     runs = Run.objects.filter(pk__in=by_run).select_related("user").order_by("-pk")
     chosen = _choose(runs, by_run, since)
     stops, read = [], 0
     for batch in chosen.batches:
-        of_series = _samples([one for run in batch for job in by_run[run.pk] for one in job.series], since, now)
+        of_series = _samples([one for run in batch for job in by_run[run.pk] for one in job.judged], since, now)
         read += sum(map(len, of_series.values()))
         stops += [stop for run in batch if (stop := _stop_of(run, by_run[run.pk], of_series, policy, now))]
     everything = [job for batch in chosen.batches for run in batch for job in by_run[run.pk]]
@@ -128,11 +128,14 @@ def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> Wh
 
 @dataclass(frozen=True)
 class _Job:
+    """A job with the series of its GPUs, and those that are worth reading: none where it did not last long enough."""
+
     job: Job
     series: list[GpuSeries]
+    judged: list[GpuSeries]
 
 
-def _jobs(project: Project, since: dt.datetime) -> dict[int, list[_Job]]:
+def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> dict[int, list[_Job]]:
     """By run, the jobs that have samples in that time, oldest first."""
     series = GpuSeries.objects.filter(
         Q(job__ended_at=None) | Q(job__ended_at__gt=since),
@@ -147,7 +150,7 @@ def _jobs(project: Project, since: dt.datetime) -> dict[int, list[_Job]]:
     for of_job in by_job.values():
         job = of_job[0].job
         assert job is not None
-        by_run[job.run_id].append(_Job(job, of_job))
+        by_run[job.run_id].append(_Job(job, of_job, of_job if _lasted(job, policy, since, now) else []))
     for jobs in by_run.values():
         jobs.sort(key=lambda one: (one.job.attempt, one.job.node))
     return by_run
@@ -169,18 +172,26 @@ def _choose(runs: Iterable[Run], by_run: Mapping[int, list[_Job]], since: dt.dat
         if run.is_hold:
             chosen.holds += 1
             continue
-        series = [one for job in by_run[run.pk] for one in job.series]
+        series = [one for job in by_run[run.pk] for one in job.judged]
         samples = sum(_samples_between(one, since) for one in series)
         if samples > samples_left or not runs_left:
             chosen.left_out += 1
             continue
         runs_left, samples_left = runs_left - 1, samples_left - samples
-        if samples > room or len(series) > places:
+        if not chosen.batches or samples > room or len(series) > places:
             chosen.batches.append([])
             room, places = _AT_ONCE, _SERIES_AT_ONCE
         chosen.batches[-1].append(run)
         room, places = room - samples, places - len(series)
     return chosen
+
+
+def _lasted(job: Job, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> bool:
+    """Whether the policy's window fits into the time for which the job would have been judged."""
+    assert job.started_at is not None
+    judged_from = max(job.started_at + dt.timedelta(seconds=policy.warmup_s), since)
+    interval = dt.timedelta(milliseconds=interval_ms())  # for which the first sample stands
+    return (job.ended_at or now) - judged_from + interval >= dt.timedelta(seconds=policy.time_window_s)
 
 
 def _samples_between(series: GpuSeries, since: dt.datetime) -> int:

@@ -112,6 +112,15 @@ def test_the_work_is_bounded_and_says_what_was_left_out(
     assert sorted(stop.run.name for stop in told.stops) == ["idle-1", "idle-2"]
 
 
+def test_samples_of_what_was_too_short_are_not_read(project: Project, member: User, now: dt.datetime) -> None:
+    past_run(project, member, "short", [[0] * 50], now=now)
+    told = what_if(project, POLICY, now)
+    assert (told.runs, told.gpus, told.samples, told.stops) == (1, 1, 0, [])
+    assert told.gpu_hours == pytest.approx(50 / 360, abs=0.01)
+    (stop,) = what_if(project, POLICY.model_copy(update={"time_window_s": 480}), now).stops
+    assert stop.run.name == "short"
+
+
 def test_many_runs_are_read_in_batches(
     project: Project, member: User, now: dt.datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
