@@ -33,6 +33,7 @@ PAGES = (
     "/p/main/submit/",
     "/p/main/hold/",
     "/p/main/hosts/",
+    "/p/main/utilization/",
     "/p/main/profiles/",
     "/p/main/health/",
     "/p/main/members/",

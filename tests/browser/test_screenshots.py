@@ -37,6 +37,7 @@ PAGES = {
     "hold": "/p/main/hold/",
     "submit": "/p/main/submit/",
     "hosts": "/p/main/hosts/",
+    "utilization": "/p/main/utilization/?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s",
     "profiles": "/p/main/profiles/",
     "members": "/p/main/members/",
     "secrets": "/p/main/secrets/",
