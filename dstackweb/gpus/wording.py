@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -11,10 +12,12 @@ from dstackweb.spec.effective import UtilizationPolicy
 
 
 def span(seconds: int) -> str:
-    """A window or a time of grace in the unit that says it exactly: `90 s`, `30 min`, `1 h 30`."""
+    """A window or a time of grace in the unit that says it exactly: `90 s`, `30 min`, `1 h`, `1 h 30`."""
     if seconds % 60 or not seconds:
         return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds >= 86_400 and seconds % 3600 else wording.duration(seconds)
+    if seconds >= 86_400 and seconds % 3600:
+        return f"{seconds // 60} min"
+    return wording.duration(seconds).removesuffix(" 00")
 
 
 def subject(gpu: int | None, node: int, nodes: int) -> str:
@@ -35,6 +38,17 @@ def rule(policy: UtilizationPolicy) -> str:
     if policy.warmup_s:
         text += _("; not counted in the first %s") % span(policy.warmup_s)
     return text + "."
+
+
+def held_back(codes: Iterable[str]) -> list[str]:
+    """What holds a GPU's clocks down, from `newest.held_back`."""
+    words = {
+        "power_cap": _("at its power limit"),
+        "power_brake": _("slowed down by its power supply"),
+        "heat": _("slowed down by heat"),
+        "hardware": _("slowed down by its hardware"),
+    }
+    return [words[code] for code in codes]
 
 
 def was_low(data: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +16,7 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus import newest
+from dstackweb.gpus import wording as gpu_words
 from dstackweb.gpus.judging import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.runs import whereabouts, wording
@@ -112,7 +113,7 @@ class GpuLine:
     @property
     def held_back(self) -> list[str]:
         """What holds its clocks down now, in words."""
-        return [_HELD_BACK[code]() for code in newest.held_back(self.seen.throttle)] if self.seen else []
+        return gpu_words.held_back(newest.held_back(self.seen.throttle)) if self.seen else []
 
     @property
     def who(self) -> str:
@@ -141,14 +142,6 @@ class GpuLine:
         holder = self.run.pk if self.run else None
         return self.uuid, self.place, self.index, self.state, holder, self.fresh, self.stranger, (
             self.series.pk, self.series.last_ms) if self.series else None  # fmt: skip
-
-
-_HELD_BACK: dict[str, Callable[[], str]] = {
-    "power_cap": lambda: _("at its power limit"),
-    "power_brake": lambda: _("slowed down by its power supply"),
-    "heat": lambda: _("slowed down by heat"),
-    "hardware": lambda: _("slowed down by its hardware"),
-}
 
 
 def _part(value: float | None, of: float | None) -> float | None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
 
@@ -17,9 +16,10 @@ from dstackweb.gpus.binding import policy_of
 from dstackweb.gpus.judging import to_moment, to_ms
 from dstackweb.gpus.keeping import policies_of
 from dstackweb.gpus.models import GpuSeries, HostSampling, Keep, PolicyStop
+from dstackweb.gpus.newest import held_back, is_fresh
 from dstackweb.gpus.selectors import Columns
 from dstackweb.gpus.standing import Standing, standing
-from dstackweb.gpus.window import MAX_GAP, Kind
+from dstackweb.gpus.window import Kind
 from dstackweb.profiles import selectors as profiles
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
@@ -79,6 +79,11 @@ class GpuLine:
     def at(self) -> dt.datetime | None:
         """The moment of its newest sample."""
         return None if self.series.last_ms is None else to_moment(self.series.last_ms)
+
+    @property
+    def held_back(self) -> list[str]:
+        """What holds its clocks down now, in words."""
+        return wording.held_back(held_back(self.series.throttle)) if self.fresh else []
 
     @property
     def colour(self) -> int:
@@ -153,8 +158,7 @@ class Panel:
         return f"{self.run.pk}.{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
     def _fresh(self, series: GpuSeries) -> bool:
-        most_s = MAX_GAP * settings.DSTACKWEB_SAMPLE_EVERY_S
-        return series.last_ms is not None and self.now.timestamp() - series.last_ms / 1000 <= most_s
+        return is_fresh(series, to_ms(self.now))
 
     @property
     def over(self) -> bool:

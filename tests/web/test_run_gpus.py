@@ -294,6 +294,15 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     assert "has been below 50 % since" in plain(page_of(client, run))  # its timeline
 
 
+def test_a_gpu_says_what_holds_it_down_and_leads_to_its_own_page(project: Project, ann: User, as_user: SignIn) -> None:
+    run = watched(project, ann, "train", 5, busy, gpus=1)
+    job = placed_job(run)
+    job.gpu_series.update(throttle=0x20)
+    page = page_of(as_user(ann), run)
+    assert "slowed down by heat" in page
+    assert f'href="/p/main/gpus/{job.gpus[0]}/"' in page
+
+
 def test_a_run_that_is_ending_is_not_judged(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     services.stop(run, ann, "member")
