@@ -80,7 +80,7 @@ def utilization_page(request: PageRequest) -> HttpResponse:
         "hours": LOOKS_BACK.total_seconds() / 3600,
         "ledger": told,
         "entries": [(entry, _low(entry)) for entry in told.entries],
-        "observe_only": policies_of(request.project).observe_only,
+        "policies": policies_of(request.project),
         "manages": allows(request.role, "manager"),
     }
     return render(request, "gpus/utilization.html", context, status=422 if asked and result is None else 200)

@@ -42,6 +42,8 @@ def test_without_a_stop_the_page_says_how_to_set_a_policy(project: Project, ann:
     told = page(as_user(ann))
     assert "No policy has stopped a run yet." in told
     assert "In force" in told
+    assert "A run may be kept 3 times, for 30 min each." in told
+    assert "/admin/" not in told
     assert 'href="/p/main/utilization/" aria-current="page"' in told
 
 
