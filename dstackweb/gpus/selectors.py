@@ -57,10 +57,10 @@ def columns(series: Iterable[GpuSeries], since_ms: int, until_ms: int, points: i
 
 
 def _step_ms(span_ms: int, points: int) -> int:
-    """Between two moments: whole intervals, and whole five minutes as soon as it is that long."""
+    """Between two moments: whole intervals, or whole five minutes where that is near: these are averaged already."""
     least_ms = span_ms / max(1, points - 1)
     unit_ms = interval_ms()
-    if least_ms > BUCKET_MS - unit_ms:
+    if least_ms > BUCKET_MS // 2:
         unit_ms = BUCKET_MS
     return unit_ms * max(1, int(-(-least_ms // unit_ms)))
 

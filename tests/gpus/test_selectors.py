@@ -119,3 +119,12 @@ def test_averages_count_by_how_many_samples_they_are_of(job: Job) -> None:
 
 def test_nothing_is_shown_of_a_job_that_was_never_seen(job: Job) -> None:
     assert samples_of([job], START_MS, START_MS + HOUR_MS, 100) == []
+
+
+def test_a_day_of_samples_is_shown_by_its_averages(job: Job) -> None:
+    sampled(job, utilization=[20, 40] * 360)
+    averages.roll(to_moment(START_MS + 2 * HOUR_MS + 120_000))
+    GpuSample.objects.all().delete()
+    shown = only(samples_of([job], START_MS - 22 * HOUR_MS, START_MS + 2 * HOUR_MS, 360))
+    assert (shown.step_ms, len(shown.at_ms)) == (300_000, 288)
+    assert shown.utilization == [None] * 264 + [30] * 24
