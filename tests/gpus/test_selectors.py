@@ -59,7 +59,7 @@ def test_never_more_moments_than_asked_for(job: Job) -> None:
         assert len(shown.at_ms) == len(shown.utilization) <= points
         known = [value for value in shown.utilization if value is not None]
         assert 10 <= min(known) <= max(known) <= 40
-    assert only(samples_of([job], START_MS, START_MS + HOUR_MS, 16)).utilization[:3] == [25, 25, 25]
+    assert only(samples_of([job], START_MS, START_MS + HOUR_MS, 91)).utilization[:3] == [25, 25, 25]
 
 
 def test_a_gap_is_a_gap_and_a_late_tick_is_none(job: Job) -> None:
