@@ -187,7 +187,7 @@ def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_butto
     page = admin_client.get(apply_url).content.decode()
     assert "main/train-llama" in page
     assert "own-policy" not in page
-    assert "below 20 % for 1 h 00" in page
+    assert "below 20 % for 1 h," in page
     assert "below 50 % for 2 min" in page
     mark = applying.changes(Profile.objects.get(pk=profile.pk), timezone.now()).mark
     assert "Choose at least one run" in admin_client.post(apply_url, {"mark": mark}, follow=True).content.decode()

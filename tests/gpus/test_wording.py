@@ -17,7 +17,15 @@ LOW = {
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(60, "1 min"), (90, "90 s"), (1800, "30 min"), (5400, "1 h 30"), (86_400, "1 d"), (88_200, "1470 min")],
+    [
+        (60, "1 min"),
+        (90, "90 s"),
+        (1800, "30 min"),
+        (3600, "1 h"),
+        (5400, "1 h 30"),
+        (86_400, "1 d"),
+        (88_200, "1470 min"),
+    ],
 )
 def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
     assert wording.span(seconds) == text
