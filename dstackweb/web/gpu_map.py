@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
@@ -72,12 +73,12 @@ class GpuLine:
         """The moment of its newest sample."""
         return to_moment(self.series.last_ms) if self.series and self.series.last_ms is not None else None
 
-    @property
+    @cached_property
     def seen(self) -> GpuSeries | None:
         """Its newest sample, if that still tells of now."""
         return self.series if self.fresh and self.state != "gone" else None
 
-    @property
+    @cached_property
     def share(self) -> dict[str, float | None]:
         """By measure, from 0 to 100, how much of what there is; None is not known."""
         seen = self.seen
@@ -105,12 +106,12 @@ class GpuLine:
         units = {"utilization": f"{value} %", "power": f"{value} W", "temperature": f"{value} °C"}
         return units.get(measure) or wording.mebibytes(value)
 
-    @property
+    @cached_property
     def texts(self) -> dict[str, str]:
         """All measures with their units."""
         return {measure: self.text(measure) for measure in MEASURES}
 
-    @property
+    @cached_property
     def held_back(self) -> list[str]:
         """What holds its clocks down now, in words."""
         return gpu_words.held_back(newest.held_back(self.seen.throttle)) if self.seen else []

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
+from dstackweb.backends.models import Gpu
 from dstackweb.gpus.judging import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.selectors import Columns, columns
@@ -77,6 +79,7 @@ def gpus_page(request: PageRequest) -> HttpResponse:
             "heads": {key: _head(asked, key) for key in ("place", "who", *MEASURES)},
             "troubles": troubles,
             "poll_s": POLL_S,
+            "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "shades": range(gpu_map.SHADES + 1),
             "waiting": selectors.counts(request.project)["submitted"],
         }
@@ -127,7 +130,8 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
 
 
 def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuLine:
-    every = gpu_map.everything(request.project, request.user, now)
+    host = Gpu.objects.filter(uuid=uuid, host__left_at=None).values_list("host__name", flat=True).first()
+    every = gpu_map.everything(request.project, request.user, now, host or "")
     found = next((line for line in every.lines if line.uuid == uuid), None)
     if found is None:
         raise NotFound(_("no GPU of a host, nor of a run that goes on, is called %s") % uuid)

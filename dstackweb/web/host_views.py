@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -63,6 +64,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "may_care": request.user.is_superuser,
             "can_edit": request.user.is_staff,
             "here": True,
+            "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "poll_s": POLL_S,
             "waiting": selectors.counts(request.project)["submitted"],
         }

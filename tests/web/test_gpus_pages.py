@@ -255,9 +255,8 @@ def test_a_run_leads_to_the_host_that_it_is_on_unless_that_left(project: Project
 
 def test_devices_of_a_split_gpu_are_told_apart(project: Project, client: Client) -> None:
     host = make_host("box-1")
-    for number, kind in enumerate(("1g.5gb", "2g.10gb")):
-        Gpu.objects.create(
-            host=host, uuid=f"MIG-{number}", index=0, name=f"NVIDIA A100-SXM4-40GB MIG {kind}", memory_mib=4864
-        )
+    for uuid, kind in (("MIG-0", "1g.5gb"), ("MIG-GPU-1/2/0", "2g.10gb")):  # of a newer and of an older driver
+        Gpu.objects.create(host=host, uuid=uuid, index=0, name=f"NVIDIA A100-SXM4-40GB MIG {kind}", memory_mib=4864)
     assert "GPU 0 · 1g.5gb" in cell(page(client), "MIG-0")
-    assert "GPU 0 · 2g.10gb" in page(client, "gpus/MIG-1/")
+    assert "GPU 0 · 2g.10gb" in page(client, "gpus/MIG-GPU-1/2/0/")
+    assert 'href="/p/main/gpus/MIG-GPU-1/2/0/"' in page(client, "hosts/")
