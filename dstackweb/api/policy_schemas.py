@@ -93,7 +93,7 @@ class WhatIfIn(Schema):
 
     model_config = {"extra": "forbid"}
 
-    min_gpu_utilization: int = Field(strict=True, examples=[10])
+    min_gpu_utilization: int = Field(strict=True, ge=0, le=100, examples=[10])
     time_window: str | int = Field(description="At least 1m", examples=["30m"])
     scope: Scope = "any"
     warmup: str | int = Field("0s", examples=["10m"])

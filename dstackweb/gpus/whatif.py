@@ -104,7 +104,7 @@ def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> Wh
     """Apply a policy to what the project's runs did in the last 24 hours."""
     since = now - LOOKS_BACK
     by_run = _jobs(project, policy, since, now)
-    runs = Run.objects.filter(pk__in=by_run).select_related("user").order_by("-pk")
+    runs = Run.objects.filter(pk__in=by_run).select_related("user").defer("provenance", "config_text").order_by("-pk")
     chosen = _choose(runs, by_run, since)
     stops, read = [], 0
     for batch in chosen.batches:
@@ -144,7 +144,7 @@ def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: 
         last_ms__gte=to_ms(since),
     )
     by_job: dict[Any, list[GpuSeries]] = defaultdict(list)
-    for one in series.select_related("job").order_by("job_id", "index", "id"):
+    for one in series.select_related("job").defer("processes").order_by("job_id", "index", "id"):
         by_job[one.job_id].append(one)
     by_run: dict[int, list[_Job]] = defaultdict(list)
     for of_job in by_job.values():
