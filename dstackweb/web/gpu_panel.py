@@ -33,13 +33,14 @@ ROWS = 120
 KEEPS_SHOWN = 5
 COLOURS, DASHES = 8, 4
 """As in static/run-gpus.css and static/js/gpu-charts.js."""
-POLL_S = 5
 RANGES = {
     "1h": dt.timedelta(hours=1),
     "6h": dt.timedelta(hours=6),
     "24h": dt.timedelta(hours=24),
     "30d": dt.timedelta(days=30),
 }
+POLL_S = {"1h": 5, "6h": 15, "24h": 30, "30d": 30}
+"""How often it is asked for: the longer the chart, the more it costs, and the less a sample changes of it."""
 
 
 def wanted(run: Run) -> bool:
@@ -241,7 +242,7 @@ class Panel:
             "panel": self,
             "gpus_version": self.version,
             "gpus_url": reverse("web:run-gpus", args=[self.run.project.name, self.run.uid]) + self.asked.query(),
-            "gpus_poll_s": POLL_S,
+            "gpus_poll_s": POLL_S[self.back],
             "gpu_lines": lines,
             "gpu_trouble": self._trouble(),
             "ranges": [(key, self.asked.query(range=key), key == self.back) for key in RANGES],

@@ -62,7 +62,7 @@ def chart_of(page: str) -> dict:
 def test_a_low_gpu_is_told_with_since_when_and_when_it_stops(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
-    assert "When a GPU is below 50 % for 1 h 00, the run is stopped." in text
+    assert "When a GPU is below 50 % for 1 h, the run is stopped." in text
     assert "GPU 1 below 50 % for 40 min, stops in 18 min" in text or "for 41 min, stops in 18 min" in text
     assert "run file" in text
 
@@ -98,6 +98,8 @@ def test_how_far_back_it_looks_can_be_chosen_and_covers_the_window_at_first(
         return round((chart["until_ms"] - chart["since_ms"]) / 60_000)
 
     assert minutes("?range=1h") == 60
+    assert 'data-poll="5"' in page_of(client, run, "?range=1h")
+    assert 'data-poll="30"' in page_of(client, run, "?range=24h")
     assert minutes("?range=24h") == 120  # no longer than it has run
     assert minutes("") == 120  # a window of an hour asks for more than the last hour
 
