@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Collection, Iterator
 
 from django.db import transaction
-from django.db.models import Avg, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 
 from dstackweb.gpus.judging import to_ms
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
@@ -22,8 +22,8 @@ AVERAGES_KEPT = dt.timedelta(days=30)
 SETTLED_MS = 60_000
 """Five minutes are averaged so long after their end; what comes later has them averaged again."""
 SERIES_AT_ONCE = 100
-PRUNED_MS = 3_600_000
-"""At most so much of each series' samples goes at once, in whole five minutes."""
+AT_ONCE_MS = 3_600_000
+"""At most so much of each series is averaged, or goes, at once: whole five minutes."""
 ROWS_AT_ONCE = 2_000
 MOST_STEPS = 100
 """Steps of one kind in a turn, so that it ends within the time that a task has; the next turn goes on."""
@@ -61,43 +61,46 @@ def _average_some(until_ms: int) -> bool:
         series = _lock(due.filter(first_ms__lt=until_ms))
         if not series:
             return False
+        since_ms = min(max(one.averaged_ms, bucket_of(one.first_ms or 0)) for one in series)
+        until_ms = min(until_ms, since_ms + AT_ONCE_MS)
+        ids = [one.pk for one in series]
         GpuAverage.objects.bulk_create(
-            _averages(series, until_ms),
+            _averages(ids, since_ms, until_ms),
             update_conflicts=True,
             unique_fields=["series", "at_ms"],
             update_fields=AVERAGED,
         )
-        GpuSeries.objects.filter(pk__in=series).update(averaged_ms=until_ms)
+        GpuSeries.objects.filter(pk__in=ids, averaged_ms__lt=until_ms).update(averaged_ms=until_ms)
     return True
 
 
 def _prune_some(before_ms: int) -> bool:
     """Prune samples of a few series, oldest first, where they are averaged; returns whether there were any."""
+    averaged = Q(averaged_ms__gte=before_ms) | Q(averaged_ms__gt=F("last_ms"))
     with transaction.atomic():
-        old = GpuSeries.objects.filter(first_ms__lt=before_ms, averaged_ms__gte=before_ms)
-        series = _lock(old)
+        series = _lock(GpuSeries.objects.filter(averaged, first_ms__lt=before_ms))
         if not series:
             return False
-        samples = GpuSample.objects.filter(series__in=series)
-        oldest = samples.aggregate(at=Min("at_ms"))["at"]
-        if oldest is not None:
-            samples.filter(at_ms__lt=min(before_ms, bucket_of(oldest) + PRUNED_MS)).delete()
+        ids = [one.pk for one in series]
+        until_ms = min(bucket_of(one.first_ms or 0) for one in series) + AT_ONCE_MS
+        GpuSample.objects.filter(series__in=ids, at_ms__lt=min(before_ms, until_ms)).delete()
         left = GpuSample.objects.filter(series=OuterRef("pk")).order_by("at_ms").values("at_ms")[:1]
-        GpuSeries.objects.filter(pk__in=series).update(first_ms=Subquery(left))
+        GpuSeries.objects.filter(pk__in=ids).update(first_ms=Subquery(left))
     return True
 
 
-def _lock(due: QuerySet[GpuSeries]) -> list[int]:
+def _lock(due: QuerySet[GpuSeries]) -> list[GpuSeries]:
     """A few series, the oldest samples first, behind their locks; no sample of theirs comes in between."""
     chosen = list(due.order_by("first_ms").values_list("pk", flat=True)[:SERIES_AT_ONCE])
-    locked = due.filter(pk__in=chosen).select_for_update().order_by("pk")
-    return list(locked.values_list("pk", flat=True))
+    locked = due.filter(pk__in=chosen).select_for_update(no_key=True).order_by("pk")
+    return list(locked.only("first_ms", "averaged_ms"))
 
 
-def _averages(series: Collection[int], until_ms: int) -> Iterator[GpuAverage]:
-    """The whole five minutes of some series up to a moment, of what is not in averages yet."""
-    samples = GpuSample.objects.filter(series__in=series, at_ms__gte=F("series__averaged_ms"), at_ms__lt=until_ms)
-    buckets = samples.values("series_id", begins_ms=F("at_ms") - F("at_ms") % BUCKET_MS).order_by()
+def _averages(series: Collection[int], since_ms: int, until_ms: int) -> Iterator[GpuAverage]:
+    """The whole five minutes of some series between two moments, of what is not in averages yet."""
+    samples = GpuSample.objects.filter(series__in=series, at_ms__gte=since_ms, at_ms__lt=until_ms)
+    fresh = samples.filter(at_ms__gte=F("series__averaged_ms"))
+    buckets = fresh.values("series_id", begins_ms=F("at_ms") - F("at_ms") % BUCKET_MS).order_by()
     for row in buckets.annotate(
         number=Count("pk"),
         used=Avg("utilization"),

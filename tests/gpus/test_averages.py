@@ -93,6 +93,13 @@ def test_samples_go_after_a_day_and_averages_stay(job: Job) -> None:
     assert not averages.has_samples()
 
 
+def test_samples_of_what_ended_long_ago_go_too(job: Job) -> None:
+    sampled(job, range(0, HOUR_MS, EVERY_MS))
+    averages.roll(at(HOUR_MS + 60_000))
+    averages.roll(at(9 * DAY_MS))
+    assert (GpuSample.objects.count(), GpuAverage.objects.count()) == (0, 12)
+
+
 def test_no_sample_goes_that_is_not_averaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(job, range(0, HOUR_MS, EVERY_MS))
     monkeypatch.setattr(averages, "_average_some", lambda until_ms: False)
@@ -103,11 +110,17 @@ def test_no_sample_goes_that_is_not_averaged(job: Job, monkeypatch: pytest.Monke
 def test_a_turn_ends_however_much_there_is(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(job, range(0, 10 * HOUR_MS, EVERY_MS * 30))
     monkeypatch.setattr(averages, "MOST_STEPS", 2)
+    averages.roll(at(10 * HOUR_MS + 60_000))
+    assert GpuAverage.objects.count() == 24
+    for _ in range(4):
+        averages.roll(at(10 * HOUR_MS + 60_000))
+    assert GpuAverage.objects.count() == 120
     averages.roll(at(3 * DAY_MS))
     assert GpuSample.objects.count() == 8 * 12
     for _ in range(4):
         averages.roll(at(3 * DAY_MS))
     assert not GpuSample.objects.exists()
+    assert GpuAverage.objects.count() == 120
 
 
 def test_after_a_month_averages_go_and_then_the_series_of_jobs(project: Project, job: Job) -> None:
