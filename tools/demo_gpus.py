@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 NAME, SIZE_MIB, LOOP_S = "Demo GPU (not real)", 40960, 600
 RUNS: list[dict[str, Any]] = [
-    {"name": "demo-train", "gpu": 3},
+    {"name": "demo-train", "gpu": 4},
     {"name": "demo-notebook", "gpu": 1, "policy": {"min_gpu_utilization": 10, "time_window": "10m"}},
-    {"name": "demo-finetune", "gpu": 1},
+    {"name": "demo-next", "gpu": 1, "policy": {"min_gpu_utilization": 10, "time_window": "10m", "action": "notify"}},
 ]
-"""They get GPUs in this order: the notebook comes to the one that idles. With two cores the last waits for its end."""
+"""They get GPUs in this order: the notebook comes to one that idles. With two cores the last waits for its end."""
 
 
 def waves(least: int, most: int, period_s: int, step_s: int = 30) -> str:
@@ -55,11 +55,11 @@ def gpus(stranger_pid: int) -> list[Any]:
         gpu(0, util=waves(86, 99, 150), **busy),
         gpu(1, util=waves(84, 98, 120), **busy),
         gpu(2, util=waves(70, 97, 150), **{**busy, "temp": "0:72,240:88,360:76", "throttle": "0:0,240:64,360:0"}),
-        gpu(3, util="0:2", mem=9_000, power=74, temp=38, throttle=1),
-        gpu(4, util=waves(20, 75, 300), mem=18_000, power=waves(140, 290, 300), temp=waves(48, 63, 300), throttle=0),
-        gpu(5, util=waves(30, 55, 200), mem=12_000, power=180, temp=55, throttle=0, pids=[f"{stranger_pid}:12000"]),
-        gpu(6, util=0, mem=4, power=58, temp=33, throttle=1),
-        gpu(7, util=0, mem=4, power=57, temp=32, throttle=1, status="0:0,420:15,480:0"),
+        gpu(3, util=waves(20, 75, 300), mem=18_000, power=waves(140, 290, 300), temp=waves(48, 63, 300), throttle=0),
+        gpu(4, util="0:2", mem=9_000, power=74, temp=38, throttle=1),
+        gpu(5, util=0, mem=4, power=58, temp=33, throttle=1),
+        gpu(6, util=0, mem=4, power=57, temp=32, throttle=1, status="0:0,420:15,480:0"),
+        gpu(7, util=waves(30, 55, 200), mem=12_000, power=180, temp=55, throttle=0, pids=[f"{stranger_pid}:12000"]),
     ]
 
 
