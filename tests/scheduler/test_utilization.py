@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus import keeping
+from dstackweb.gpus import intake, keeping
 from dstackweb.gpus.judging import to_moment
 from dstackweb.gpus.manners import Act
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, Keep, PolicyStop, ProjectPolicies
@@ -21,8 +22,8 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler import freed, utilization
 from dstackweb.web.event_words import told
-from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
-from tests.gpus.looks import EVERY_MS, START_MS
+from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job, start
+from tests.gpus.looks import EVERY_MS, START_MS, reading
 from tests.gpus.watching import IDLE, MINUTE, begin, look_at, stopped, watch
 
 pytestmark = pytest.mark.django_db
@@ -117,6 +118,69 @@ def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project,
     assert (run.status, run.attempt) == ("terminated", 1)
     assert run.status_message == "GPU 0 of node 1 was below 50 % for 1 min."
     assert PolicyStop.objects.get().node == 1
+
+
+def test_a_job_on_a_clouds_machine_is_stopped_by_what_its_runner_saw(project: Project, member: User) -> None:
+    run = make_run(project, member, "cloudy", resources={"gpu": 1}, utilization_policy=IDLE)
+    job = cloud_job(run)
+    Job.objects.filter(pk=job.pk).update(gpus=["GPU-cloud-0"])
+    start(job)
+    Job.objects.filter(pk=job.pk).update(started_at=to_moment(START_MS))
+    done = []
+    for ms in range(EVERY_MS, MINUTE + 1, EVERY_MS):
+        samples = [(START_MS + ms, [reading("GPU-cloud-0", 3)])]
+        fresh = Job.objects.get(pk=job.pk)
+        done += [
+            (ms, utilization.act(job_id, to_moment(START_MS + ms)))
+            for job_id in intake.of_job(fresh, samples, START_MS + ms)
+        ]
+    assert done == [(MINUTE, Act.STOP)]
+    assert stopped(run).termination_reason == "terminated_due_to_utilization_policy"
+
+
+@pytest.mark.parametrize("scope", ["any", "all"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_moment_is_that_of_a_plain_reading_of_the_samples(
+    project: Project, member: User, seed: int, scope: str
+) -> None:
+    """Random loads with gaps, on two GPUs: stopped at the first moment of the definition's, or never."""
+    rnd = random.Random(seed)
+    used: dict[int, list[int | None]] = {
+        place: [rnd.choices([None, 0, 49, 50, 99], [3, 10, 10, 2, 2])[0] for _ in range(30)] for place in range(2)
+    }
+    policy = {"min_gpu_utilization": 50, "time_window": "1m", "scope": scope}
+    job = begin(project, member, gpus=2, utilization_policy=policy)
+    done = watch(
+        30 * EVERY_MS, lambda uuid, ms: used[job.gpus.index(uuid)][ms // EVERY_MS - 1] if uuid in job.gpus else None
+    )
+    seen = [[(ms, value) for ms, value in enumerate(values, start=1) if value is not None] for values in used.values()]
+    assert done[:1] == [(step * EVERY_MS, Act.STOP) for step in _first_stop(seen, scope)]
+
+
+def _first_stop(seen: list[list[tuple[int, int]]], scope: str) -> list[int]:
+    """The first step (ten seconds each, the job began at 0) at which the rule says stop, by a plain reading."""
+    for now in range(6, 31):
+        low = [_is_low(samples, now) for samples in seen]
+        is_looked_at = any(at == now for samples in seen for at, _value in samples)
+        if is_looked_at and (any(low) if scope == "any" else all(low)):
+            return [now]
+    return []
+
+
+def _is_low(samples: list[tuple[int, int]], now: int) -> bool:
+    """Whether a GPU was below 50 % in each sample of the six steps before now, without a gap over three."""
+    last = [at for at, _value in samples if at <= now]
+    if not last or now - last[-1] > 3:
+        return False
+    stretch: list[int] = []
+    for at, value in samples:
+        if at > now:
+            break
+        if value >= 50:
+            stretch = []
+        else:
+            stretch = [*stretch, at] if stretch and at - stretch[-1] <= 3 else [at]
+    return bool(stretch) and stretch[-1] == last[-1] and stretch[0] <= max(now - 6, 0) + 1
 
 
 def test_people_are_told_once_before_the_stop(project: Project, member: User) -> None:
