@@ -92,7 +92,7 @@ def locked(jobs: Sequence[Stored], gpus: Sequence[int]) -> dict[tuple[Stored | N
     """All series of these jobs, and of these GPUs without a job, locked in the order of their ids."""
     parts = [f"job_id IN ({sql.places(jobs)})"] if jobs else []
     parts += [f"job_id IS NULL AND gpu_id IN ({sql.places(gpus)})"] if gpus else []
-    lock = " FOR UPDATE" if connection.features.has_select_for_update else ""
+    lock = " FOR NO KEY UPDATE" if connection.features.has_select_for_update else ""
     names = ", ".join(map(connection.ops.quote_name, STATE))
     found = sql.rows(
         f"SELECT id, job_id, uuid, {names} FROM gpus_gpuseries WHERE {' OR '.join(parts)} ORDER BY id{lock}",
