@@ -194,8 +194,10 @@ class Panel:
         told, job = self.standing, self.job
         if told and told.low_since and job and job.node == told.node:
             return to_ms(told.low_since), to_ms(self.now)
-        stop = PolicyStop.objects.filter(run=self.run, attempt=self.run.attempt).first() if self.over and job else None
-        return (to_ms(stop.low_since), to_ms(stop.at)) if stop and job and stop.node == job.node else None
+        if job is None or not self.over:
+            return None
+        stop = PolicyStop.objects.filter(run=self.run, attempt=job.attempt, node=job.node, observed=False).first()
+        return (to_ms(stop.low_since), to_ms(stop.at)) if stop else None
 
     def _columns(self, points: int) -> list[Columns]:
         """What was seen in the span, without the moments at its end of which nothing is known (yet)."""
