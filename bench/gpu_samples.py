@@ -61,6 +61,8 @@ def measure(sizes: list[int]) -> None:
 
     series = list(GpuSeries.objects.order_by("id")[:8])
     last = watched.at_ms
+    averages.roll(to_moment(last + 60_000))
+    sides.settle()
     runs = list(Run.objects.order_by("id")[:50])
 
     def chart(span_ms: int) -> Callable[[], Callable[[], object]]:
