@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-NAME, SIZE_MIB, LOOP_S = "Demo GPU (not real)", 40960, 600
+NAME, SIZE_MIB, LOOP_S, STOP_S = "Demo GPU (not real)", 40960, 600, 15
 RUNS: list[dict[str, Any]] = [
     {"name": "demo-train", "gpu": 4},
     {"name": "demo-notebook", "gpu": 1, "policy": {"min_gpu_utilization": 10, "time_window": "10m"}},
@@ -81,11 +82,20 @@ def main() -> int:
     token = os.environ.get("DSTACKWEB_ADMIN_TOKEN") or secrets.token_urlsafe(24)
     url = f"http://127.0.0.1:{port}"
     own = {"DSTACKWEB_HOME": str(home), "DSTACKWEB_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+    # In a session of its own Ctrl-C doesn't reach it: the demo's runs end before it does, since others outlive it.
     server = subprocess.Popen(
-        [sys.executable, "manage.py", "up"], cwd=ROOT, env=nvml.env(**own), stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "manage.py", "up"],
+        cwd=ROOT, env=nvml.env(**own), stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+    def end(signum: int, _frame: object) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(other, lambda signum, _frame: server.send_signal(signum))
+        stop_runs(url, token)
+        server.send_signal(signum)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _frame: server.send_signal(signum))
+        signal.signal(number, end)
     threading.Thread(target=relay, args=(server, url, token), daemon=True).start()
     try:
         return server.wait()
@@ -121,6 +131,19 @@ def set_up(url: str, token: str) -> None:
         f"             a run that its policy stops after 10 idle minutes: {url}/p/main/runs/demo-notebook/\n",
         flush=True,
     )
+
+
+def stop_runs(url: str, token: str) -> None:
+    """End the demo's runs, as far as the server can be asked."""
+    ends = time.monotonic() + STOP_S
+    try:
+        for run in RUNS:
+            if goes_on(url, token, run["name"]):
+                ask(url, token, "POST", f"/api/v1/projects/main/runs/{run['name']}/stop", {"abort": True})
+        while time.monotonic() < ends and any(goes_on(url, token, run["name"]) for run in RUNS):
+            time.sleep(0.2)
+    except OSError as error:
+        print(f"the demo's runs can't be stopped: {error}", file=sys.stderr, flush=True)
 
 
 def goes_on(url: str, token: str, name: str) -> bool:

@@ -15,7 +15,7 @@ from tests.support import REPO, deployment_env, eventually
 pytestmark = pytest.mark.slow
 
 
-def test_the_demo_shows_gpus_that_work_for_runs(tmp_path: Path) -> None:
+def test_the_demo_shows_gpus_that_work_for_runs_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
     env = deployment_env(
         tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_of-the-demo", HOME=str(tmp_path), DSTACKWEB_SHARED_UID="1",
         DSTACKWEB_SAMPLE_EVERY_S="1",
@@ -39,8 +39,20 @@ def test_the_demo_shows_gpus_that_work_for_runs(tmp_path: Path) -> None:
             )
 
         eventually(works, deadline=60)
-        asked.post("/projects/main/runs/demo-train/stop", json={"abort": True})
-        eventually(lambda: asked.get("/projects/main/runs/demo-train").json()["status"] == "terminated", deadline=30)
     finally:
         demo.send_signal(signal.SIGINT)
         assert demo.wait(60) == 0, output.read_text()
+    mark = str(tmp_path / "home").encode()
+    eventually(lambda: not [pid for pid in _processes() if mark in _command(pid)], deadline=30)
+
+
+def _processes() -> list[str]:
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _command(pid: str) -> bytes:
+    """Its command line and environment."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
