@@ -7,6 +7,7 @@ needs the stored samples to say so too. So each step may be lost, doubled or kil
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, record, touch
+
+log = logging.getLogger(__name__)
 
 LOOKED_AT = 50
 """So many of a queue's first runs are searched for one that wants GPUs."""
@@ -58,10 +61,18 @@ def act(job_id: UUID, now: dt.datetime) -> Act:
     if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
         return Act.NOTHING
     # Most looks find nothing to do: they take no lock and wake no page.
-    if not any(_is_outdated(node) or _due(node, job.run, now) != Act.NOTHING for node in _nodes([job], now)):
+    nodes = _nodes([job], now)
+    if not any(_is_outdated(node) or _due(node, job.run, now) != Act.NOTHING for node in nodes):
         return Act.NOTHING
     with transaction.atomic():
-        return _act(lock_run(job.run_id), job_id, now)
+        done = _act(lock_run(job.run_id), job_id, now)
+    if done != Act.NOTHING:
+        bound = nodes[0].bound
+        log.info(
+            "%s of %s: %s by its policy of %s %% over %s s",
+            job, job.run.project, done.value, bound.min_gpu_utilization, bound.time_window_s,
+        )  # fmt: skip
+    return done
 
 
 def _act(run: Run, job_id: UUID, now: dt.datetime) -> Act:

@@ -58,6 +58,14 @@ def test_the_default_profiles_policy_stops_a_run_that_does_not_use_its_gpu_after
     assert list(differences()) == []
 
 
+def test_what_policies_do_is_in_the_log(project: Project, member: User, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", utilization.log.name)
+    begin(project, member, utilization_policy=SLOW)
+    watch(8 * MINUTE)
+    said = f"train attempt 1 node 0 of {project}: %s by its policy of 50 %% over 480 s"
+    assert caplog.messages == [said % "notice", said % "stop"]
+
+
 def test_a_run_that_uses_its_gpu_stays(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     assert watch(10 * MINUTE, lambda uuid, ms: 50) == []
