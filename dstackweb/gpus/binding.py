@@ -86,9 +86,11 @@ def _replay(series: GpuSeries, minimum: int | None) -> None:
     GpuSeries.objects.filter(pk=series.pk).update(low_since_ms=found.since_ms, low_last_ms=found.last_ms)
 
 
-def samples_of(series: GpuSeries, from_ms: int | None = None) -> list[tuple[int, int]]:
-    """The samples of a series that can be judged, in order: `(at_ms, utilization)`; all, or those from a moment on."""
+def samples_of(series: GpuSeries, from_ms: int | None = None, last_ms: int | None = None) -> list[tuple[int, int]]:
+    """The samples of a series that can be judged, in order: `(at_ms, utilization)`; all, or those of some time."""
     found = GpuSample.objects.filter(series=series, utilization__isnull=False)
+    if last_ms is not None:
+        found = found.filter(at_ms__lte=last_ms)
     if from_ms is not None:
         found = found.filter(at_ms__gte=from_ms)
     return [(at_ms, cast(int, used)) for at_ms, used in found.order_by("at_ms").values_list("at_ms", "utilization")]
@@ -107,7 +109,8 @@ def confirmed(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSerie
         if one.low_since_ms is None:
             found[one.uuid] = Stretch(None, one.low_last_ms)
             continue
-        samples = samples_of(one, one.low_since_ms)
+        # Its newest is as the verdict has it: later ones are of a clock that was ahead.
+        samples = samples_of(one, one.low_since_ms, one.low_last_ms)
         seen = replay(samples, minimum, every)
         if samples and seen.since_ms == samples[0][0] and samples[0][0] == one.first_ms:
             seen = Stretch(one.low_since_ms, seen.last_ms)

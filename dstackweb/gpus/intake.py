@@ -104,6 +104,7 @@ def _keep(seen: Sequence[Seen], holders: Mapping[Stored, Holder], now_ms: int) -
     step_ms = interval_ms()
     for one in seen:
         policy = policies.get(one.key[0]) if one.key[0] else None
+        _forget_what_is_to_come(series[one.key], now_ms, step_ms)
         _fold(series[one.key], one, policy.minimum if policy else None, step_ms)
     samples = [
         {
@@ -149,6 +150,15 @@ def _policies(jobs: Sequence[Stored]) -> dict[Stored, Terms]:
             job = Job.objects.select_related("run").get(pk=sql.uid(job_id))
             policies[job_id] = Terms.of(binding.bind(job))
     return policies
+
+
+def _forget_what_is_to_come(series: State, now_ms: int, step_ms: int) -> None:
+    """A clock that was ahead has been put right: beside what it stamped nothing would be new for as long."""
+    latest_ms = now_ms + window.MAX_GAP * step_ms
+    if series.last_ms is not None and series.last_ms > latest_ms:
+        series.last_ms = None
+    if series.low_last_ms is not None and series.low_last_ms > latest_ms:
+        series.low_since_ms = series.low_last_ms = None
 
 
 def _fold(series: State, one: Seen, minimum: int | None, step_ms: int) -> None:

@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Gpu, HostEvent
-from dstackweb.gpus import binding, intake
+from dstackweb.gpus import binding, intake, window
 from dstackweb.gpus.judging import to_moment
 from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy
 from dstackweb.runs.models import Job, Run
@@ -117,6 +117,34 @@ def test_a_look_again_at_the_same_moment_is_kept_once(project: Project, member: 
     for _ in range(2):
         intake.of_host(host, look(g0=10), START_MS)
     assert GpuSample.objects.count() == 1
+
+
+def test_a_clock_that_was_ahead_and_is_put_right_lets_no_idle_run_escape(project: Project, member: User) -> None:
+    host = make_host(gpus=1)
+    job = running(project, member, utilization_policy=LOW)
+    a_year = 365 * 24 * 3_600_000
+    for at in (START_MS, START_MS + a_year, START_MS + a_year + EVERY_MS):
+        assert intake.of_host(host, look(g0=10), at) == []
+    worth = {at: intake.of_host(host, look(g0=20), START_MS + at) for at in range(20_000, 90_000, EVERY_MS)}
+    series = GpuSeries.objects.get()
+    assert (series.utilization, series.low_since_ms, series.last_ms) == (20, START_MS + 20_000, START_MS + 80_000)
+    assert [at for at, jobs in worth.items() if jobs] == [70_000, 80_000], "what was seen before is no cover"
+    assert confirmed_at(job, START_MS + 80_000) == window.Kind.STOP
+
+
+def test_use_at_moments_that_come_again_since_a_clock_went_back_stops_nothing(project: Project, member: User) -> None:
+    host = make_host(gpus=1)
+    job = running(project, member, utilization_policy=LOW)
+    for at in range(0, 130_000, EVERY_MS):
+        intake.of_host(host, look(g0=10 if at < 60_000 else 90), START_MS + at)
+    for at in range(55_000, 115_000, EVERY_MS):
+        intake.of_host(host, look(g0=10), START_MS + at)
+    assert confirmed_at(job, START_MS + 105_000) != window.Kind.STOP
+
+
+def confirmed_at(job: Job, now_ms: int) -> window.Kind:
+    bound = JobPolicy.objects.get(job=job)
+    return binding.confirmed(bound, job.gpus, GpuSeries.objects.filter(job=job), now_ms).kind
 
 
 def test_a_gpu_that_is_not_registered_is_left_out(project: Project) -> None:
