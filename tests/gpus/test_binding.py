@@ -66,7 +66,8 @@ def test_another_policy_in_the_spec_is_bound_and_the_stored_samples_judged_by_it
     JobPolicy.objects.update(noticed_ms=1, acted_ms=1)
     change(job.run, min_gpu_utilization=70)
     with transaction.atomic():
-        bound = binding.bind(read(job))
+        binding.bind(read(job))
+    bound = JobPolicy.objects.get(pk=job.pk)
     assert (bound.min_gpu_utilization, bound.noticed_ms, bound.acted_ms) == (70, None, None)
     series = GpuSeries.objects.get(job=job)
     assert (series.low_since_ms, series.low_last_ms) == (START_MS + EVERY_MS, START_MS + 2 * MINUTE)

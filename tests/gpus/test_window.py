@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dstackweb.gpus.window import (
-    MAX_GAP,
     NOTHING,
     Kind,
     Stretch,
@@ -22,6 +21,8 @@ from dstackweb.gpus.window import (
 
 EVERY = 10
 """Milliseconds between samples: small numbers read better."""
+GAP = 30
+"""Longer than this nothing is known between two samples."""
 
 Samples = list[tuple[int, int]]
 Scope = Literal["any", "all"]
@@ -50,8 +51,8 @@ def is_low_throughout(samples: Samples, minimum: int, window: Window, now: int) 
             and at <= start + EVERY
             and start >= window.from_ms
             and all(used < minimum for _at, used in stretch)
-            and all(after - before <= MAX_GAP * EVERY for (before, _), (after, _) in pairwise(stretch))
-            and abs(now - stretch[-1][0]) <= MAX_GAP * EVERY
+            and all(after - before <= GAP for (before, _), (after, _) in pairwise(stretch))
+            and abs(now - stretch[-1][0]) <= GAP
         ):
             return True
     return False
