@@ -151,10 +151,10 @@ def _admin(request: HttpRequest) -> User:
 
 
 def _one(name: str, who: User) -> HostOut:
-    found = next((found for found in listed() if found.host.name == name), None)
-    if found is None:
+    found = listed(name)
+    if not found:
         raise NotFound(f"no host is called {name}")
-    return _hosts([found], _seen(who))[0]
+    return _hosts(found, _seen(who))[0]
 
 
 def _seen(who: User) -> set[int]:

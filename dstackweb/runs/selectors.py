@@ -375,13 +375,15 @@ def log_part(
     return LogPart(data, following, job.attempt, over and following >= logs.size(job.pk), job)
 
 
-def hosts_with_holders() -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
-    """Every host that has not left, by name, each with its GPUs by index and the run that holds each."""
+def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
+    """Every host that has not left (or the one called `name`), by name, each with its GPUs by index and the run that
+    holds each."""
+    hosts = Host.joined.filter(**({"name": name} if name else {}))
     holders = {
         allocation.gpu_id: allocation.job.run
-        for allocation in Allocation.objects.exclude(gpu=None)
+        for allocation in Allocation.objects.filter(gpu__isnull=False, host__in=hosts)
         .select_related("job__run__project", "job__run__user")
         .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
     }
-    hosts = Host.joined.prefetch_related("gpus").order_by("name")
-    return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in hosts]
+    shown = hosts.prefetch_related("gpus").order_by("name")
+    return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in shown]

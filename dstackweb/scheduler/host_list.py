@@ -47,10 +47,11 @@ class Listed:
         return sum(gpu.present and (run is not None or gpu.stranger is not None) for gpu, run in self.gpus)
 
 
-def listed(*, events: int = 0) -> list[Listed]:
-    """Every host that has not left, by name, with so many of its newest events; few queries however many there are."""
+def listed(name: str = "", *, events: int = 0) -> list[Listed]:
+    """Every host that has not left (or the one called `name`), by name, with so many of its newest events; few queries
+    however many there are."""
     jobs = dict(Job.objects.filter(status__in=JOB_ACTIVE).values_list("host").annotate(Count("pk")).order_by())
-    kept, found = _kept(), hosts_with_holders()
+    kept, found = _kept(), hosts_with_holders(name)
     newest = _newest([host for host, _gpus in found], events) if events else {}
     return [
         Listed(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk), newest.get(host.pk, ()))

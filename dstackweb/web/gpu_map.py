@@ -22,7 +22,7 @@ from dstackweb.gpus.judging import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.runs import whereabouts, wording
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.host_list import listed
+from dstackweb.scheduler.host_list import Listed, listed
 
 STATES = {
     "held": gettext_lazy("held by a run"),
@@ -253,22 +253,27 @@ class Everything:
         return len(self.lines) - self.count("gone")
 
 
-def everything(project: Project, user: User, now: dt.datetime, host: str = "") -> Everything:
-    """The GPUs of every host (or of the one called `host`), and of other machines those that the project's jobs have.
+def everything(project: Project, user: User, now: dt.datetime) -> Everything:
+    """The GPUs of every host, and of other machines those that the project's jobs have.
 
     Few queries however many there are.
     """
-    now_ms, seen = to_ms(now), {one.pk for one in visible_projects(user)}
-    hosts = [one for one in listed() if not host or one.host.name == host]
-    series = newest.newest([gpu for one in hosts for gpu, _run in one.gpus])
-    lines = [of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]
-    if not host:
-        lines += [of_series(one, now_ms) for one in newest.elsewhere(project.pk)]
-    return Everything(lines)
+    seen = {one.pk for one in visible_projects(user)}
+    return Everything(of_hosts(listed(), seen, now) + elsewhere(project, now))
 
 
-def of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen: set[int], now_ms: int) -> GpuLine:
-    """A GPU of a host; `seen` are the projects that the reader sees."""
+def of_hosts(hosts: Sequence[Listed], seen: set[int], now: dt.datetime) -> list[GpuLine]:
+    """The GPUs of these hosts; `seen` are the projects that the reader sees."""
+    now_ms, series = to_ms(now), newest.newest([gpu for one in hosts for gpu, _run in one.gpus])
+    return [_of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]
+
+
+def elsewhere(project: Project, now: dt.datetime) -> list[GpuLine]:
+    """The GPUs of machines that are no hosts, which the project's jobs have now."""
+    return [_of_series(one, to_ms(now)) for one in newest.elsewhere(project.pk)]
+
+
+def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen: set[int], now_ms: int) -> GpuLine:
     if not gpu.present:
         state = "gone"
     elif run is not None:
@@ -282,8 +287,7 @@ def of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen
     )
 
 
-def of_series(series: GpuSeries, now_ms: int) -> GpuLine:
-    """A GPU of a machine that is no host, which a job has now. Such a series has a job."""
+def _of_series(series: GpuSeries, now_ms: int) -> GpuLine:
     job = series.job
     assert job is not None
     place, fresh = whereabouts.where(job), newest.is_fresh(series, now_ms)

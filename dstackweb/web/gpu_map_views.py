@@ -21,6 +21,7 @@ from dstackweb.gpus.selectors import Columns, columns
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler.host_list import listed
 from dstackweb.web import gpu_map
 from dstackweb.web.gpu_map import MEASURES, STATES, Asked, GpuLine
 from dstackweb.web.gpu_panel import Cell, Row
@@ -131,8 +132,12 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
 
 def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuLine:
     host = Gpu.objects.filter(uuid=uuid, host__left_at=None).values_list("host__name", flat=True).first()
-    every = gpu_map.everything(request.project, request.user, now, host or "")
-    found = next((line for line in every.lines if line.uuid == uuid), None)
+    if host is None:
+        lines = gpu_map.elsewhere(request.project, now)
+    else:
+        seen = {project.pk for project in visible_projects(request.user)}
+        lines = gpu_map.of_hosts(listed(host), seen, now)
+    found = next((line for line in lines if line.uuid == uuid), None)
     if found is None:
         raise NotFound(_("no GPU of a host, nor of a run that goes on, is called %s") % uuid)
     return found

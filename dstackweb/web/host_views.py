@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
-from dstackweb.backends.models import Host, HostEvent
+from dstackweb.backends.models import Host
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import holds, selectors
@@ -43,7 +43,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
     seen = {project.pk for project in visible_projects(request.user)}
     known = place_views.Known(seen, holds.held(run.pk for _gpu, run in found.gpus if run))
     line = place_views.host_line(found, known)
-    gpus = gpu_map.everything(request.project, request.user, now, found.host.name).lines
+    gpus = gpu_map.of_hosts([found], seen, now)
     look = HostSampling.objects.filter(host=found.host).first()
     running, ended = _jobs(found.host)
     stamp = (
@@ -73,11 +73,10 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
 
 
 def _found(name: str) -> Listed:
-    found = next((one for one in listed() if one.host.name == name), None)
-    if found is None:
+    found = listed(name, events=EVENTS_SHOWN)
+    if not found:
         raise NotFound(_("no host is called %s") % name)
-    events = HostEvent.objects.filter(host=found.host).select_related("actor")[:EVENTS_SHOWN]
-    return Listed(found.host, found.online, found.gpus, found.jobs, found.kept, list(events))
+    return found[0]
 
 
 def _jobs(host: Host) -> tuple[list[Job], list[Job]]:
