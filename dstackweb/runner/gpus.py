@@ -83,9 +83,16 @@ def _write(line: bytes) -> None:
 def read(uuids: Sequence[str]) -> list[dict[str, Any]]:
     """Those of these GPUs that answer, as the API takes them; what one doesn't tell is null. Raises NoGpus."""
     try:
-        return _by_nvml(uuids)
+        found = _by_nvml(uuids)
     except (OSError, AttributeError, NoGpus) as error:
-        return _by_command(uuids, str(error))
+        found = _by_command(uuids, str(error))
+    return [_bounded(gpu) for gpu in found]
+
+
+def _bounded(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Broken GPUs tell numbers that none can have, and the API would refuse all for one: these are not told."""
+    odd = {name: None for name, most in MOST.items() if gpu[name] is not None and not 0 <= gpu[name] <= most}
+    return {**gpu, **odd, "processes": gpu["processes"][:PROCESSES]}
 
 
 def _by_nvml(uuids: Sequence[str]) -> list[dict[str, Any]]:
@@ -116,6 +123,10 @@ class _Rates(ctypes.Structure):
 class _Process(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
 
+
+MOST = {"utilization": 100, "power_w": 2**15 - 1, "power_limit_w": 2**15 - 1, "temperature_c": 1000, "throttle": 2**61}
+PROCESSES = 64
+"""The API takes so many of one GPU."""
 
 MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
 NOT_TOLD = 2**64 - 1

@@ -7,10 +7,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dstackweb.api.runner_schemas import SamplesIn
 from dstackweb.runner import gpus, samples
 from dstackweb.runner.client import Unreachable
 from tests.backends.nvml import FakeGpu, Nvml
@@ -127,6 +129,20 @@ def test_a_lost_gpu_is_missing_and_no_zero(on_gpus: MakeBox, nvml: Nvml) -> None
     eventually(lambda: len(job.api.samples) >= 2)
     finish(job)
     assert {gpu["uuid"] for sample in job.api.samples for gpu in sample["gpus"]} == {"GPU-a"}
+
+
+def test_what_no_gpu_can_have_is_not_told_and_of_many_processes_as_many_as_the_api_takes(
+    on_gpus: MakeBox, nvml: Nvml
+) -> None:
+    nvml.show(replace(BUSY, power=40_000, temp=2000, throttle=2**62, pids=range(2**22 + 1, 2**22 + 81)))
+    job = on_gpus("echo up", WORK)
+    job.launch()
+    eventually(lambda: job.api.samples)
+    finish(job)
+    told = job.api.samples[0]["gpus"][0]
+    SamplesIn.model_validate({"samples": job.api.samples[:1]})
+    assert (told["utilization"], told["power_w"], told["temperature_c"], told["throttle"]) == (93, None, None, None)
+    assert len(told["processes"]) == 64
 
 
 def test_without_the_library_nvidia_smi_is_asked(box: MakeBox, command: Callable[[str], Path]) -> None:

@@ -19,6 +19,9 @@ MIB = 1024 * 1024
 GPM_S = 0.25
 """A MIG device's utilization is counted between two moments this far apart; NVML wants at least 0.1 s."""
 
+MOST, MOST_BITS = 2**15 - 1, 2**62
+"""Of watts and degrees, and of bits: no GPU has more, and no column holds it."""
+
 ABSENT = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
@@ -140,10 +143,12 @@ class _Asked:
     def _read_whole(self) -> Reading:
         device = self.device
         return replace(
-            self._read_part(device, self._try("utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu)),
-            power_w=self._try("power", lambda: round(pynvml.nvmlDeviceGetPowerUsage(device) / 1000)),
-            power_limit_w=self._try(
-                "power limit", lambda: round(pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000)
+            self._read_part(
+                device, self._number("utilization", 100, lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+            ),
+            power_w=self._number("power", MOST, lambda: round(pynvml.nvmlDeviceGetPowerUsage(device) / 1000)),
+            power_limit_w=self._number(
+                "power limit", MOST, lambda: round(pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000)
             ),
         )
 
@@ -157,10 +162,10 @@ class _Asked:
             memory_mib=memory.total // MIB,
             utilization=busy,
             memory_used_mib=memory.used // MIB,
-            temperature_c=self._try(
-                "temperature", lambda: pynvml.nvmlDeviceGetTemperature(chip, pynvml.NVML_TEMPERATURE_GPU)
+            temperature_c=self._number(
+                "temperature", MOST, lambda: pynvml.nvmlDeviceGetTemperature(chip, pynvml.NVML_TEMPERATURE_GPU)
             ),
-            throttle=self._try("clocks", lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip)),
+            throttle=self._number("clocks", MOST_BITS, lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip)),
             processes=self._try("processes", lambda: _processes(part)) or (),
         )
 
@@ -173,6 +178,14 @@ class _Asked:
         except pynvml.NVMLError as error:
             self._fails(f"{what}: {error}")
             return None
+
+    def _number(self, what: str, most: int, ask: Callable[[], int]) -> int | None:
+        """The same of a number, where it is one that a GPU may have: broken ones tell others."""
+        number: int | None = self._try(what, ask)
+        if number is None or 0 <= number <= most:
+            return number
+        self._fails(f"{what}: not a number that a GPU has")
+        return None
 
     def _fails(self, how: str) -> None:
         self._errors.append(f"GPU {self.index}: {how}")

@@ -73,6 +73,17 @@ def test_a_value_that_fails_is_unknown_and_named_while_the_others_are_told(nvml:
     assert seen.error == "GPU 0: utilization: Unknown Error"
 
 
+def test_numbers_that_no_gpu_has_are_unknown_and_named(nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", util=101, power=40_000, limit=400, temp=2**31 - 1, throttle=2**63 - 1))
+    seen = read()
+    odd = seen.readings[0]
+    assert (odd.utilization, odd.power_w, odd.power_limit_w, odd.temperature_c, odd.throttle) == (
+        None, None, 400, None, None,
+    )  # fmt: skip
+    values = ("utilization", "temperature", "clocks", "power")
+    assert seen.error == "; ".join(f"GPU 0: {value}: not a number that a GPU has" for value in values)
+
+
 def test_a_process_whose_memory_and_user_are_not_known_is_told_without(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
     assert read().readings[0].processes == ({"pid": 2**22 + 1, "user": None, "memory_mib": None},)
