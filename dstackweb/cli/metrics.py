@@ -26,6 +26,8 @@ FETCH_S = 5
 BAR = 10
 SPARKS = "▁▂▃▄▅▆▇█"
 POINTS = 30
+MOST_TELLING = ("UTIL", "GPU", "NODE", "SEEN", "MEMORY", "TEMP", "POWER", "HOUR", "BAR", "NAME")
+"""The columns; a narrow terminal has room for the first ones only."""
 ENDED = ("done", "failed", "terminated")
 
 
@@ -45,8 +47,10 @@ def metrics(
         now = time.time() + skew_s
         for line in head(told, now):
             typer.echo(line)
-        if told["jobs"]:
-            show_table(*table(told, now))
+        if _gpus(told):
+            from rich.console import Console
+
+            show_table(*table(told, now, Console().width if sys.stdout.isatty() else None))
     else:
         from rich.console import Console
 
@@ -80,7 +84,7 @@ def watch(
     try:
         with Live(console=console, auto_refresh=False, screen=False) as live:
             while True:
-                live.update(_drawn(told, time.time() + skew_s, trouble), refresh=True)
+                live.update(_drawn(told, time.time() + skew_s, trouble, console.width), refresh=True)
                 if told["status"] in ENDED:
                     return
                 sleep(1)
@@ -95,15 +99,15 @@ def watch(
         note(f"{clean(told['run'])} goes on without being watched.")
 
 
-def _drawn(told: dict[str, Any], now: float, trouble: str) -> RenderableType:
+def _drawn(told: dict[str, Any], now: float, trouble: str, width: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     from dstackweb.cli.output import rich_table
 
     lines: list[RenderableType] = [Text(line) for line in head(told, now)]
-    if told["jobs"]:
-        columns, rows = table(told, now)
+    if _gpus(told):
+        columns, rows = table(told, now, width)
         lines.append(rich_table(columns, [[clean(cell) for cell in row] for row in rows]))
     if trouble:
         lines.append(Text(trouble, style="yellow"))
@@ -112,12 +116,13 @@ def _drawn(told: dict[str, Any], now: float, trouble: str) -> RenderableType:
 
 def head(told: dict[str, Any], now: float) -> Iterator[str]:
     """The run in a line, and its policy in another."""
-    gpus = sum(len(job["gpus"]) for job in told["jobs"])
-    held = f", {gpus} GPU{'' if gpus == 1 else 's'}" if told["jobs"] else ", it holds nothing yet"
+    gpus = _gpus(told)
+    held = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "it holds no GPU"
+    held = f", {held}" if told["jobs"] else ", it holds nothing yet"
     yield f"{clean(told['run'])}: {told['status']}{held}"
     if told["policy"] is not None:
         yield policy_text(told["policy"], now, len(told["jobs"]))
-    elif told["status"] not in ENDED and told["jobs"]:
+    elif told["status"] not in ENDED and gpus:
         yield "No utilization policy: nothing stops it for leaving its GPUs unused."
 
 
@@ -144,38 +149,45 @@ def policy_text(policy: dict[str, Any], now: float, nodes: int = 1) -> str:
     return text
 
 
-def table(told: dict[str, Any], now: float) -> tuple[list[Column], list[tuple[object, ...]]]:
-    """A line for each GPU: what was seen of it last, and the last hour of its utilization."""
-    many = len(told["jobs"]) > 1
-    titles = ("MEMORY", "POWER", "TEMP", "SEEN")
-    columns = [
-        *([Column("NODE", right=True)] if many else []),
-        Column("GPU", right=True),
-        Column("NAME"),
-        Column("UTIL", right=True),
-        Column(""),
-        *(Column(title, right=True) for title in titles),
-        Column("LAST HOUR" if told["status"] not in ENDED else "ITS LAST HOUR"),
-    ]
-    rows = [(*([job["node"]] if many else []), *_cells(gpu, now)) for job in told["jobs"] for gpu in job["gpus"]]
-    return columns, rows
+def _gpus(told: dict[str, Any]) -> int:
+    return sum(len(job["gpus"]) for job in told["jobs"])
 
 
-def _cells(gpu: dict[str, Any], now: float) -> tuple[object, ...]:
+def table(told: dict[str, Any], now: float, width: int | None = None) -> tuple[list[Column], list[tuple[object, ...]]]:
+    """A line for each GPU: what was seen of it last, and the last hour of its utilization.
+
+    In a terminal of `width` characters, too narrow for all of it, what tells least is left out.
+    """
+    hour = Column("LAST HOUR" if told["status"] not in ENDED else "ITS LAST HOUR")
+    columns = {"NODE": Column("NODE", right=True), "GPU": Column("GPU", right=True), "NAME": Column("NAME")}
+    columns |= {"UTIL": Column("UTIL", right=True), "BAR": Column("")}
+    columns |= {name: Column(name, right=True) for name in ("MEMORY", "POWER", "TEMP", "SEEN")} | {"HOUR": hour}
+    lines = [{"NODE": job["node"]} | _cells(gpu, now) for job in told["jobs"] for gpu in job["gpus"]]
+    shown: set[str] = set()
+    for name in MOST_TELLING:
+        wide = max(len(columns[name].title), *(len(str(line[name])) for line in lines)) + 2
+        if (name != "NODE" or len(told["jobs"]) > 1) and (width is None or wide <= width + 2):
+            shown.add(name)
+            width = None if width is None else width - wide
+    told_of = [name for name in columns if name in shown]
+    return [columns[name] for name in told_of], [tuple(line[name] for name in told_of) for line in lines]
+
+
+def _cells(gpu: dict[str, Any], now: float) -> dict[str, object]:
     last = gpu["last"] or {}
     used, power = last.get("utilization"), last.get("power_w")
     limit = f"/{gpu['power_limit_w']}" if gpu["power_limit_w"] else ""
-    return (
-        gpu["index"] if gpu["index"] is not None else "?",
-        gpu["name"].removeprefix("NVIDIA ") or gpu["uuid"],
-        "–" if used is None else f"{used} %",
-        bar(used, 100, BAR).ljust(BAR),
-        _memory(last.get("memory_used_mib"), gpu["memory_mib"]),
-        "" if power is None else f"{power}{limit} W",
-        "" if last.get("temperature_c") is None else f"{last['temperature_c']} °C",
-        f"{wait_text(max(0, _seconds(last['at'], now)))} ago" if last else "not yet",
-        spark(gpu["utilization"]),
-    )
+    return {
+        "GPU": gpu["index"] if gpu["index"] is not None else "?",
+        "NAME": gpu["name"].removeprefix("NVIDIA ") or gpu["uuid"],
+        "UTIL": "–" if used is None else f"{used} %",
+        "BAR": bar(used, 100, BAR).ljust(BAR),
+        "MEMORY": _memory(last.get("memory_used_mib"), gpu["memory_mib"]),
+        "POWER": "" if power is None else f"{power}{limit} W",
+        "TEMP": "" if last.get("temperature_c") is None else f"{last['temperature_c']} °C",
+        "SEEN": f"{wait_text(max(0, _seconds(last['at'], now)))} ago" if last else "not yet",
+        "HOUR": spark(gpu["utilization"]),
+    }
 
 
 def _memory(used: int | None, of: int | None) -> str:

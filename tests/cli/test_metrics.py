@@ -15,9 +15,10 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.metrics import fetch, policy_text, spark, watch
+from dstackweb.cli.metrics import fetch, policy_text, spark, table, watch
+from dstackweb.cli.output import draw_table
 from tests.cli.conftest import Cli
-from tests.factories import make_run
+from tests.factories import make_host, make_run, place_all
 from tests.gpus.past import past_run
 
 POLICY = {"min_gpu_utilization": 10, "time_window": "1h"}
@@ -52,6 +53,42 @@ def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -
 def test_a_run_without_a_policy_is_told_to_have_none(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 3])
     assert "No utilization policy" in cli.ok("metrics", "train")
+
+
+def test_a_run_that_asked_for_none_is_told_to_hold_none(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "plain", resources={"cpu": 1})
+    make_host()
+    place_all()
+    assert cli.ok("metrics", "plain", "--once") == "plain: provisioning, it holds no GPU\n"
+
+
+GPUS = 6
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (120, ["GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "SEEN", "LAST HOUR"]),
+        (80, ["GPU", "UTIL", "MEMORY", "POWER", "TEMP", "SEEN", "LAST HOUR"]),
+        (60, ["GPU", "UTIL", "MEMORY", "POWER", "TEMP", "SEEN"]),
+        (40, ["GPU", "UTIL", "MEMORY", "TEMP", "SEEN"]),
+        (20, ["GPU", "UTIL", "SEEN"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_each_gpu_stays_a_line(width: int, titles: list[str]) -> None:
+    last = {"utilization": 97, "memory_used_mib": 33_000, "power_w": 351, "temperature_c": 70, "at": at(seconds=-9)}
+    gpu = {
+        "uuid": "GPU-1", "index": 0, "name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "power_limit_w": 400,
+        "last": last, "utilization": [50.0] * 30,
+    }  # fmt: skip
+    told = {"run": "train", "status": "running", "jobs": [{"node": 0, "gpus": [gpu] * GPUS}]}
+    columns, rows = table(told, NOW.timestamp(), width)
+    assert [column.title for column in columns if column.title] == titles
+    out = io.StringIO()
+    draw_table(Console(file=out, width=width), columns, [[str(cell) for cell in row] for row in rows])
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 + GPUS
+    assert all("9s ago" in line for line in lines[2:])
 
 
 def policy(**changes: Any) -> dict[str, Any]:
