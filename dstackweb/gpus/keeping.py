@@ -17,6 +17,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.spec.source import unusable
 
 REASON_MAX = 200
 MINUTES_MAX = 24 * 60
@@ -50,6 +51,8 @@ def keep(run: Run, user: User, role: str, reason: str, *, minutes: int | None = 
     reason = " ".join(reason.split())
     if not reason:
         raise Invalid.at("reason", msg="say why the run should be kept: others wait for its GPUs")
+    if why := unusable(reason):
+        raise Invalid.at("reason", msg=why)
     if len(reason) > REASON_MAX:
         raise Invalid.at("reason", msg=f"the reason may have {REASON_MAX} characters, not {len(reason)}")
     now = timezone.now()

@@ -34,6 +34,14 @@ def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project
     assert QueueCount.objects.get(queue=run.queue).version > version
 
 
+@pytest.mark.parametrize("reason", ["a\0b", "a\ud800b"])
+def test_a_reason_that_no_database_holds_is_refused(run: Run, member: User, reason: str) -> None:
+    with pytest.raises(Invalid, match="can't contain") as refused:
+        keep(run, member, "member", reason)
+    assert refused.value.errors[0]["loc"] == ["reason"]
+    assert not Keep.objects.exists()
+
+
 def test_keeping_again_adds_to_the_time(run: Run, member: User) -> None:
     first = keep(run, member, "member", "one")
     assert keep(run, member, "member", "two").until == first.until + dt.timedelta(minutes=30)
