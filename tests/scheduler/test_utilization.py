@@ -378,13 +378,13 @@ def test_a_look_whose_worker_died_before_acting_is_made_good_by_the_next(project
 
 
 def test_the_ledger_has_what_the_run_held_and_until_when_it_could_have(project: Project, member: User) -> None:
-    job = begin(project, member, gpus=2, max_duration="2h", utilization_policy=IDLE)
-    Job.objects.filter(pk=job.pk).update(price=Decimal("3.5"))
+    for name in ("box-1", "box-2"):
+        make_host(name, gpus=2)
+    job = begin(project, member, nodes=2, gpus=2, max_duration="2h", utilization_policy=IDLE)
+    Job.objects.filter(run=job.run).update(price=Decimal("3.5"))
     watch(MINUTE)
-    stop = PolicyStop.objects.get()
-    assert (stop.run_name, stop.user, stop.price, sorted(stop.gpus)) == (
-        "train", member, Decimal("3.5"), sorted(job.gpus),
-    )  # fmt: skip
+    stop, held = PolicyStop.objects.get(), [*job.gpus, *placed_job(job.run, node=1).gpus]
+    assert (stop.run_name, stop.user, stop.price, sorted(stop.gpus)) == ("train", member, 7, sorted(held))
     assert stop.until == to_moment(START_MS + 120 * MINUTE)
     assert (stop.low_since, stop.at) == (to_moment(START_MS + EVERY_MS), to_moment(START_MS + MINUTE))
     assert (stop.min_gpu_utilization, stop.time_window_s, stop.scope) == (50, 60, "any")
