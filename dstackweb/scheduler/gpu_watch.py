@@ -29,8 +29,10 @@ def sample_host(name: str) -> None:
     with _alone(host) as mine:
         if not mine:
             return
-        look, now = nvml.read(), timezone.now()
-        act_on(intake.of_host(host, look, to_ms(now)), now)
+        # What it sees may be as old as the look: a GPU that a job got meanwhile was not yet the job's.
+        began = timezone.now()
+        look = nvml.read()
+        act_on(intake.of_host(host, look, to_ms(began)), timezone.now())
 
 
 def act_on(job_ids: Iterable[UUID], now: dt.datetime) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 from pathlib import Path
 from uuid import UUID
 
@@ -12,6 +11,7 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import nvml
 from dstackweb.backends.hosts.nvml import Look
+from dstackweb.gpus.judging import to_ms
 from dstackweb.gpus.models import GpuSample, HostSampling
 from dstackweb.runs.models import Job
 from dstackweb.scheduler import gpu_watch, periodic, utilization
@@ -37,21 +37,46 @@ def test_a_hosts_gpus_are_sampled(project: Project, monkeypatch: pytest.MonkeyPa
     assert sorted(GpuSample.objects.values_list("utilization", flat=True)) == [10, 20]
 
 
+def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(gpus=1)
+    make_run(project, member, resources={"gpu": 1})
+    assert place_all() == 1
+    began = timezone.now()
+
+    def slow() -> Look:
+        start(Job.objects.get())
+        return look(g0=0)
+
+    monkeypatch.setattr(nvml, "read", slow)
+    gpu_watch.sample_host("box-1")
+    sample = GpuSample.objects.select_related("series").get()
+    assert sample.series.job is None
+    assert sample.at_ms <= to_ms(Job.objects.get().started_at or began)
+
+
 def test_a_host_that_is_not_known_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("looked"))
     gpu_watch.sample_host("box-1")
 
 
 def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = make_host(gpus=1)
-    monkeypatch.setattr(nvml, "read", lambda: pytest.fail("looked"))
-    (tmp_path / "locks").mkdir()
-    with open(tmp_path / "locks" / f"gpus-{host.pk}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        gpu_watch.sample_host("box-1")
-    assert not HostSampling.objects.exists()
+    make_host(gpus=1)
+    looks = 0
+
+    def hangs() -> Look:
+        nonlocal looks
+        looks += 1
+        gpu_watch.sample_host("box-1")  # another worker's, meanwhile
+        return look(g0=10)
+
+    monkeypatch.setattr(nvml, "read", hangs)
+    gpu_watch.sample_host("box-1")
+    assert looks == 1
+    assert HostSampling.objects.count() == GpuSample.objects.count() == 1
 
 
 def test_what_fails_for_one_job_is_done_for_the_others(
