@@ -255,11 +255,14 @@ class Panel:
         }
 
     def _trouble(self) -> HostSampling | None:
-        """Why the host of the node can't be looked at, if it can't."""
+        """Why GPUs of the node are not seen, as far as its host knows: another run's lost GPU is not its matter."""
         if self.over or self.job is None or self.job.host_id is None:
             return None
         found = HostSampling.objects.filter(host=self.job.host_id).first()
-        return found if found and (found.error or not found.library) else None
+        if found is None or not found.library:
+            return found
+        missed = len(self.series) < len(self.job.gpus) or not all(self._fresh(one) for one in self.series)
+        return found if found.error and missed else None
 
     def _policy(self, may_change: bool) -> dict[str, Any]:
         told = self.standing

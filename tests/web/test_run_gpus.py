@@ -223,6 +223,16 @@ def test_a_host_without_nvml_says_that_nothing_is_watched(
     assert "box-1 has no NVML library: its GPUs are not watched, and nothing is stopped." in page_of(as_user(ann), run)
 
 
+def test_what_cant_be_read_is_told_to_those_whose_gpus_it_is(
+    project: Project, ann: User, box: Host, as_user: SignIn
+) -> None:
+    seen, missed = watched(project, ann, "train", 5, busy), watched(project, ann, "other", 5, busy, silent_s=120)
+    HostSampling.objects.update_or_create(host=box, defaults={"error": "GPU 3: GPU is lost"})
+    said = "Not all GPUs of box-1 can be read: GPU 3: GPU is lost"
+    assert said in plain(page_of(as_user(ann), missed))
+    assert "can be read" not in plain(page_of(as_user(ann), seen))
+
+
 def test_an_ended_run_is_shown_up_to_its_end_and_asked_for_no_more(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
