@@ -133,7 +133,9 @@ def _series(seen: Sequence[Seen], holders: Mapping[Stored, Holder]) -> dict[Key,
     missing = {one.key: one.gpu_id for one in seen if one.key not in series}
     if not missing:
         return series
-    rows.add((UUID(sql.uid(job_id)) if job_id else None, uuid, gpu_id) for (job_id, uuid), gpu_id in missing.items())
+    # In one order, whatever the order of what was seen: others may be adding the same.
+    in_order = sorted(missing.items(), key=lambda item: item[0][1])
+    rows.add((UUID(sql.uid(job_id)) if job_id else None, uuid, gpu_id) for (job_id, uuid), gpu_id in in_order)
     return rows.locked(jobs, own)
 
 

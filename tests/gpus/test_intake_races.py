@@ -13,8 +13,8 @@ from dstackweb.gpus.judging import to_moment
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, JobPolicy
 from dstackweb.gpus.window import Stretch, replay
 from dstackweb.runs.models import Job, Run
-from tests.factories import join, make_host, make_project, make_run, make_user, place_all, start
-from tests.gpus.looks import EVERY_MS, START_MS, look
+from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, start
+from tests.gpus.looks import EVERY_MS, START_MS, look, reading
 
 LOOKS = 40
 
@@ -84,3 +84,35 @@ def test_everybody_at_once_loses_nothing_and_leaves_the_stretch_that_the_samples
         # Out of order it may be shorter than the samples show, and never longer.
         assert kept.last_ms == plain.last_ms
         assert kept.since_ms is None or (plain.since_ms is not None and kept.since_ms >= plain.since_ms)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_first_samples_that_name_the_gpus_in_other_orders_do_not_wait_for_each_other() -> None:
+    project = make_project("main")
+    member = join(project, make_user("ada"))
+    uuids = [f"GPU-i-{number}" for number in range(1500)]
+    errors: list[BaseException] = []
+    for _ in range(5):
+        job = cloud_job(make_run(project, member))
+        Job.objects.filter(pk=job.pk).update(gpus=uuids)
+        start(job)
+        Job.objects.filter(pk=job.pk).update(started_at=to_moment(START_MS))
+        job.refresh_from_db()
+        both = threading.Barrier(2)
+
+        def post(order: list[str], job: Job = job, both: threading.Barrier = both) -> None:
+            try:
+                both.wait()
+                intake.of_job(job, [(START_MS, [reading(uuid) for uuid in order])], START_MS)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=post, args=(order,)) for order in (uuids, uuids[::-1])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert GpuSample.objects.filter(series__job=job).count() == len(uuids)
+    assert not errors
