@@ -20,7 +20,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.slow
 
 POLICY = {"backends": ["hosts"], "utilization_policy": {"min_gpu_utilization": 50, "time_window": "1m"}}
-GPUS = {"idle": "A100", "busy": "H100"}
+GPUS = {"idle": "A100:1", "busy": "H100:2"}
 
 
 @pytest.fixture
@@ -30,10 +30,11 @@ def server() -> Iterator[Server]:
         home.chmod(0o755)
         (home / "nvml").mkdir()
         nvml = Nvml(home / "nvml")
-        # Two seconds of use in fifty are enough to be left alone.
+        # Two seconds of use in fifty are enough to be left alone, and so are eight of which nothing is known.
         nvml.show(
             FakeGpu("GPU-idle", "NVIDIA A100-SXM4-40GB", util=3, mem=1200, power=60, temp=30),
             FakeGpu("GPU-busy", "NVIDIA H100 80GB HBM3", util="0:0,40:97,42:0", mem=70000, power=500, temp=66),
+            FakeGpu("GPU-lost", "NVIDIA H100 80GB HBM3", util=0, mem=70000, status="0:0,42:15"),
             loop=50,
         )
         found = {key: nvml.env()[key] for key in ("LD_LIBRARY_PATH", "NVML_STUB")}
@@ -46,20 +47,24 @@ def server() -> Iterator[Server]:
             yield running
 
 
-def test_a_run_that_leaves_its_gpu_unused_for_a_minute_is_stopped_and_no_other(server: Server) -> None:
+def test_a_run_that_leaves_its_gpu_unused_for_a_minute_is_warned_and_stopped_and_no_other(server: Server) -> None:
     for name, gpu in GPUS.items():
-        server.submit("sleep 600", name=name, resources={"cpu": "1", "memory": "64MB", "gpu": f"{gpu}:1"})
+        server.submit("sleep 600", name=name, resources={"cpu": "1", "memory": "64MB", "gpu": gpu})
     for name in GPUS:
         server.wait(name, "running", deadline=30)
 
-    idle = server.wait("idle", "terminating", "terminated", deadline=90)
+    warned = eventually(lambda: (run := server.run("idle"))["policy"]["badge"] and run, deadline=60, every=0.5)
+    assert warned["status"] == "running"
+    assert warned["policy"]["stops_at"] is not None
+
+    idle = server.wait("idle", "terminating", "terminated", deadline=60)
     began = dt.datetime.fromisoformat(_job(server, "idle")["started_at"])
     told_at = next(dt.datetime.fromisoformat(e["at"]) for e in idle["events"] if e["kind"] == "utilization_stop")
     assert 60 <= (told_at - began).total_seconds() < 75
 
     idle = server.wait("idle", "terminated")
     assert idle["termination_reason"] == "terminated_due_to_utilization_policy"
-    assert "below 50 %" in idle["status_message"]
+    assert idle["status_message"] == "GPU 0 was below 50 % for 1 min."
     assert server.processes_of(idle) == []
     assert eventually(lambda: _gpu(server, "GPU-idle")["run"] is None)
 
