@@ -24,6 +24,9 @@ from dstackweb.lib import sql
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
 
+AHEAD_MS = 10 * 60_000
+"""Samples come late by less than this: one that is further ahead of the newest is of a clock that was wrong."""
+
 Key = tuple[Stored | None, str]
 """A series: its job, None while no job holds the GPU, and the GPU's UUID."""
 
@@ -104,7 +107,7 @@ def _keep(seen: Sequence[Seen], holders: Mapping[Stored, Holder], now_ms: int) -
     step_ms = interval_ms()
     for one in seen:
         policy = policies.get(one.key[0]) if one.key[0] else None
-        _forget_what_is_to_come(series[one.key], now_ms, step_ms)
+        _forget_what_is_to_come(series[one.key], now_ms)
         _fold(series[one.key], one, policy.minimum if policy else None, step_ms)
     samples = [
         {
@@ -154,9 +157,9 @@ def _policies(jobs: Sequence[Stored]) -> dict[Stored, Terms]:
     return policies
 
 
-def _forget_what_is_to_come(series: State, now_ms: int, step_ms: int) -> None:
+def _forget_what_is_to_come(series: State, now_ms: int) -> None:
     """A clock that was ahead has been put right: beside what it stamped nothing would be new for as long."""
-    latest_ms = now_ms + window.MAX_GAP * step_ms
+    latest_ms = now_ms + AHEAD_MS
     if series.last_ms is not None and series.last_ms > latest_ms:
         series.last_ms = None
     if series.low_last_ms is not None and series.low_last_ms > latest_ms:
