@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
@@ -15,23 +15,18 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.models import Gpu
-from dstackweb.gpus.judging import to_moment, to_ms
+from dstackweb.gpus.judging import to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling
-from dstackweb.gpus.selectors import Columns, columns
+from dstackweb.gpus.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.host_list import listed
-from dstackweb.web import gpu_map
+from dstackweb.web import gpu_chart, gpu_map
 from dstackweb.web.gpu_map import MEASURES, STATES, Asked, GpuLine
-from dstackweb.web.gpu_panel import Cell, Row
 from dstackweb.web.pages import PageRequest, polled, project_page
 
 POLL_S = 5
-POINTS = 360
-"""Of a chart."""
-ROWS = 120
-"""Of the table that says the same."""
 LATELY = 10
 """Jobs that had a GPU before."""
 RANGES = {"1h": dt.timedelta(hours=1), "6h": dt.timedelta(hours=6), "24h": dt.timedelta(hours=24)}
@@ -113,13 +108,15 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
     version = hashlib.sha256(repr((line.stamp, back, as_table)).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
-        merged = _past(request, line, now - RANGES[back], now, ROWS if as_table else POINTS)
+        series, since = _series(request, line), now - RANGES[back]
+        points = gpu_chart.ROWS if as_table else gpu_chart.POINTS
+        past = _merged(columns(series, to_ms(since), to_ms(now) + 1, points))
         table = "&as=table" if as_table else ""
         return {
             "line": line,
-            "lately": _lately(request, line),
-            "chart": _chart(line, merged, now - RANGES[back], now),
-            "rows": _rows(merged),
+            "lately": _lately(request, series),
+            "chart": gpu_chart.drawn(past, since, now),
+            "rows": gpu_chart.rows(past),
             "as_table": as_table,
             "here": f"?range={back}",
             "ranges": [(key, f"?range={key}{table}", key == back) for key in RANGES],
@@ -151,51 +148,21 @@ def _series(request: PageRequest, line: GpuLine) -> list[GpuSeries]:
     return list(rows.select_related("job__run__project", "job__run__user").order_by("-id")[: 4 * LATELY])
 
 
-def _lately(request: PageRequest, line: GpuLine) -> list[Held]:
+def _lately(request: PageRequest, of_gpu: Sequence[GpuSeries]) -> list[Held]:
     """Who had it, newest first."""
     seen = {project.pk for project in visible_projects(request.user)}
-    jobs = [series.job for series in _series(request, line) if series.job]
+    jobs = [series.job for series in of_gpu if series.job]
     return [Held(job, job.run, job.run.project_id not in seen) for job in jobs[:LATELY]]
 
 
-class Past(NamedTuple):
-    """One GPU over time, whoever had it."""
-
-    at_ms: list[int]
-    utilization: list[float | None]
-    memory_mib: list[float | None]
-
-
-def _past(request: PageRequest, line: GpuLine, since: dt.datetime, until: dt.datetime, points: int) -> Past:
-    parts = columns(_series(request, line), to_ms(since), to_ms(until) + 1, points)
+def _merged(parts: Sequence[Columns]) -> list[Columns]:
+    """One GPU's columns, whoever had it: at each moment those of the series that has any. None without a series."""
     if not parts:
-        return Past([], [], [])
-    return Past(parts[0].at_ms, _one(parts, "utilization"), _one(parts, "memory_used_mib"))
+        return []
+    measured: dict[str, Any] = {name: _one([getattr(part, name) for part in parts]) for name in MEASURED}
+    return [replace(parts[0], **measured)]
 
 
-def _one(parts: Sequence[Columns], name: str) -> list[float | None]:
-    """At each moment the number of the series that has one: a GPU is under one job at a time."""
-    rows = zip(*(getattr(part, name) for part in parts), strict=True)
-    return [next((value for value in row if value is not None), None) for row in rows]
-
-
-def _chart(line: GpuLine, past: Past, since: dt.datetime, until: dt.datetime) -> dict[str, Any]:
-    """What gpu-charts.js draws: without a minimum, since policies are of runs."""
-    pairs = enumerate(zip(past.utilization, past.memory_mib, strict=True), start=1)
-    known = max((place for place, pair in pairs if Cell(*pair).known), default=0)
-    gpu = {
-        "uuid": line.uuid,
-        "index": line.index,
-        "memory_mib": line.memory_mib,
-        "utilization": past.utilization[:known],
-        "memory_used_mib": past.memory_mib[:known],
-    }
-    return {
-        "since_ms": to_ms(since), "until_ms": to_ms(until), "minimum": None, "low_since_ms": None,
-        "low_until_ms": None, "at_ms": past.at_ms[:known], "gpus": [gpu],
-    }  # fmt: skip
-
-
-def _rows(past: Past) -> list[Row]:
-    cells = [Cell(*pair) for pair in zip(past.utilization, past.memory_mib, strict=True)]
-    return [Row(to_moment(at_ms), [cell]) for at_ms, cell in zip(past.at_ms, cells, strict=True) if cell.known][::-1]
+def _one(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """A GPU is under one job at a time."""
+    return [next((value for value in row if value is not None), None) for row in zip(*columns, strict=True)]

@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
@@ -23,13 +23,9 @@ from dstackweb.gpus.window import Kind
 from dstackweb.profiles import selectors as profiles
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web import gpu_marks, run_words
+from dstackweb.web import gpu_chart, gpu_marks, run_words
 from dstackweb.web.lists import number
 
-POINTS = 360
-"""Of a chart, for each GPU."""
-ROWS = 120
-"""Of the table that says the same."""
 KEEPS_SHOWN = 5
 COLOURS, DASHES = 8, 4
 """As in static/run-gpus.css and static/js/gpu-charts.js."""
@@ -69,8 +65,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class GpuLine:
-    """One GPU as it was seen last."""
+class RunGpu:
+    """One GPU as it was seen last, with its line in the charts."""
 
     series: GpuSeries
     place: int
@@ -101,25 +97,6 @@ class GpuLine:
         """How much of its memory is used."""
         used, size = self.series.memory_used_mib, self.series.memory_mib
         return None if used is None or not size else min(100.0, 100 * used / size)
-
-
-class Cell(NamedTuple):
-    """One GPU at one moment of the table."""
-
-    utilization: float | None
-    memory_mib: float | None
-
-    @property
-    def known(self) -> bool:
-        """Whether anything is."""
-        return self.utilization is not None or self.memory_mib is not None
-
-
-class Row(NamedTuple):
-    """One moment of the table, with a cell for each GPU."""
-
-    at: dt.datetime
-    cells: list[Cell]
 
 
 @dataclass(frozen=True)
@@ -200,46 +177,22 @@ class Panel:
         return (to_ms(stop.low_since), to_ms(stop.at)) if stop else None
 
     def _columns(self, points: int) -> list[Columns]:
-        """What was seen in the span, without the moments at its end of which nothing is known (yet)."""
+        """What was seen in the span."""
         since, until = self.span
         return selectors.columns(self.series, to_ms(since), to_ms(until) + 1, points)
 
     def chart(self) -> dict[str, Any]:
-        """What gpu-charts.js draws: `at_ms`, and per GPU a number or null for each of them."""
-        columns, (since, until), low = self._columns(POINTS), self.span, self._low()
-        known = _known(columns)
-        return {
-            "since_ms": to_ms(since),
-            "until_ms": to_ms(until),
-            "minimum": self.minimum,
-            "low_since_ms": low[0] if low else None,
-            "low_until_ms": low[1] if low else None,
-            "at_ms": columns[0].at_ms[:known] if columns else [],
-            "gpus": [
-                {
-                    "uuid": one.series.uuid,
-                    "index": one.series.index,
-                    "memory_mib": one.series.memory_mib,
-                    "utilization": one.utilization[:known],
-                    "memory_used_mib": one.memory_used_mib[:known],
-                }
-                for one in columns
-            ],
-        }
+        """What gpu-charts.js draws."""
+        return gpu_chart.drawn(self._columns(gpu_chart.POINTS), *self.span, self.minimum, self._low())
 
-    def rows(self) -> list[Row]:
-        """The same as rows, newest first; moments of which nothing is known are left out."""
-        columns = self._columns(ROWS)
-        if not columns:
-            return []
-        cells = [list(map(Cell, one.utilization, one.memory_used_mib)) for one in columns]
-        found = zip(columns[0].at_ms, zip(*cells, strict=True), strict=True)
-        return [Row(to_moment(at_ms), list(row)) for at_ms, row in found if any(cell.known for cell in row)][::-1]
+    def rows(self) -> list[gpu_chart.Row]:
+        """The same as a table."""
+        return gpu_chart.rows(self._columns(gpu_chart.ROWS))
 
     def context(self, may_change: bool) -> dict[str, Any]:
         """What its template shows."""
         told = self.standing
-        lines = [GpuLine(one, place, self._fresh(one)) for place, one in enumerate(self.series)]
+        lines = [RunGpu(one, place, self._fresh(one)) for place, one in enumerate(self.series)]
         return {
             "panel": self,
             "gpus_version": self.version,
@@ -297,16 +250,6 @@ class Panel:
             return 0
         left_s = told.verdict.stops_ms / 1000 - self.now.timestamp()
         return round(min(max(0.0, told.policy.time_window_s - left_s), told.policy.time_window_s), 1)
-
-
-def _known(columns: Sequence[Columns]) -> int:
-    """How many moments there are up to the last of which anything is known."""
-    known = 0
-    for one in columns:
-        for place, cell in enumerate(map(Cell, one.utilization, one.memory_used_mib), start=1):
-            if cell.known:
-                known = max(known, place)
-    return known
 
 
 def source(provenance: dict[str, Any], run: Run) -> Source:
