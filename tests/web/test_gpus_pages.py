@@ -19,8 +19,10 @@ from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus import intake
 from dstackweb.gpus.judging import to_ms
 from dstackweb.runs.models import Job, Run
+from dstackweb.web import gpu_map_views
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.gpus.looks import reading
+from tests.gpus.past import add_samples
 from tests.web.conftest import HTMX
 
 pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
@@ -174,6 +176,20 @@ def test_a_gpu_shows_its_processes_its_last_hours_and_who_had_it(project: Projec
     assert client.get("/p/main/gpus/GPU-nope/").status_code == 404
 
 
+def test_what_a_gpu_does_while_it_is_free_is_in_its_chart_however_many_have_had_it(
+    project: Project, ann: User, client: Client
+) -> None:
+    host = make_host("box-1", gpus=1)
+    seen(host, ago_s=1200, g0=5)
+    for number in range(5 * gpu_map_views.LATELY):
+        job = cloud_job(make_run(project, ann, f"run-{number}"))
+        add_samples(job, "GPU-box-1-0", [80], timezone.now() - dt.timedelta(hours=2))
+    seen(host, g0=37)
+    text = page(client, "gpus/GPU-box-1-0/?as=table")
+    assert ">37 %<" in text
+    assert ">5 %<" in text
+
+
 def test_how_many_gpus_there_are_costs_no_further_queries(project: Project, ann: User, client: Client) -> None:
     seen(make_host("box-1", gpus=2), g0=1, g1=2)
     running(project, ann, "one")
@@ -260,3 +276,18 @@ def test_devices_of_a_split_gpu_are_told_apart(project: Project, client: Client)
     assert "GPU 0 · 1g.5gb" in cell(page(client), "MIG-0")
     assert "GPU 0 · 2g.10gb" in page(client, "gpus/MIG-GPU-1/2/0/")
     assert 'href="/p/main/gpus/MIG-GPU-1/2/0/"' in page(client, "hosts/")
+
+
+def test_a_gone_gpu_that_a_run_holds_is_told_as_both(project: Project, ann: User, client: Client) -> None:
+    host = make_host(gpus=2)
+    running(project, ann, "train", 2)
+    Gpu.objects.filter(uuid="GPU-box-1-1").update(present=False)
+    row = re.search(r'<tr id="gpu-row-GPU-box-1-1">(.*?)</tr>', page(client, f"hosts/{host.name}/"), re.S)
+    assert row
+    assert "train" in row[1]
+    assert "gone" in row[1]
+    free = make_host("box-2", gpus=1)
+    Gpu.objects.filter(host=free).update(present=False)
+    cell = re.search(r'id="heat-GPU-box-2-0"(.*?)</a>', page(client), re.S)
+    assert cell
+    assert cell[1].count("gone") == 1
