@@ -73,7 +73,7 @@ def _summary(told: dict[str, Any]) -> str:
         text = (
             f"It would have stopped {len(told['stops'])} of {told['runs']} runs, and given back "
             f"{told['saved_gpu_hours']:.1f} of {told['gpu_hours']:.1f} GPU-hours. "
-            f"Looked at {told['samples']} samples of {told['gpus']} GPUs."
+            f"Looked at {told['samples']} samples of their {told['gpus']} GPUs."
         )
     if told["left_out"]:
         text += f" {told['left_out']} older runs were left out: too many samples."

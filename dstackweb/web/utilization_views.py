@@ -33,7 +33,7 @@ class WhatIfForm(Styled):
     """A policy to try, in the notation of the run file."""
 
     min_gpu_utilization = forms.IntegerField(
-        label=gettext_lazy("Minimum GPU utilization, percent"),
+        label=gettext_lazy("Minimum utilization, %"),
         min_value=0,
         max_value=100,
         widget=forms.NumberInput(attrs={"inputmode": "numeric"}),

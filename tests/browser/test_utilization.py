@@ -57,7 +57,7 @@ def page(live_server, new_page: Callable[..., Page], project: Project) -> Page:
 
 
 def test_a_policy_is_tried_by_filling_the_form(page: Page) -> None:
-    page.get_by_label("Minimum GPU utilization, percent").fill("10")
+    page.get_by_label("Minimum utilization, %").fill("10")
     page.get_by_label("Time window").fill("30m")
     page.get_by_role("button", name="Try it").click()
     result = page.locator("#what-if-result")

@@ -61,7 +61,7 @@ def test_a_policy_is_tried_on_real_samples(project: Project, ann: User, as_user:
     past_run(project, ann, "busy", [[90] * 180])
     told = page(as_user(ann), **ASKED)
     assert "It would have stopped 1 run of 2, and given back 0.3 of 1.0 GPU-hours." in told
-    assert "Looked at 360 samples of 2 GPUs" in told
+    assert "Looked at 360 samples of their 2 GPUs" in told
     assert ">idle</a>" in told
     assert ">busy</a>" not in told
     assert "GPU 0" in told
