@@ -29,6 +29,8 @@ from dstackweb.web.pages import PageRequest, polled, project_page
 POLL_S = 5
 LATELY = 10
 """Jobs that had a GPU before."""
+SERIES = 40
+"""Of one GPU, for its chart."""
 RANGES = {"1h": dt.timedelta(hours=1), "6h": dt.timedelta(hours=6), "24h": dt.timedelta(hours=24)}
 
 
@@ -141,11 +143,11 @@ def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuLine:
 
 
 def _series(request: PageRequest, line: GpuLine) -> list[GpuSeries]:
-    """All of a host's GPU; of a GPU elsewhere what the project's jobs have seen."""
-    rows = GpuSeries.objects.filter(uuid=line.uuid)
+    """All of a host's GPU; of a GPU elsewhere what the project's jobs have seen. The newest samples come first."""
+    rows = GpuSeries.objects.filter(uuid=line.uuid, last_ms__isnull=False)
     if line.gpu is None:
         rows = rows.filter(job__run__project=request.project)
-    return list(rows.select_related("job__run__project", "job__run__user").order_by("-id")[: 4 * LATELY])
+    return list(rows.select_related("job__run__project", "job__run__user").order_by("-last_ms", "-id")[:SERIES])
 
 
 def _lately(request: PageRequest, of_gpu: Sequence[GpuSeries]) -> list[Held]:
