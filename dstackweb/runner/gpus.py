@@ -44,18 +44,42 @@ def start(uuids: Sequence[str], every_s: float) -> int:
     try:
         os.setsid()
         if os.fork() == 0:
-            _watch(sink, uuids, every_s)
+            _keep_watching(sink, uuids, every_s)
     finally:
         os._exit(0)
 
 
-def _watch(sink: int, uuids: Sequence[str], every_s: float) -> None:
+def _keep_watching(sink: int, uuids: Sequence[str], every_s: float) -> None:
+    """Have them read, anew where that fails: on a machine short of memory, or in a library that crashes."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(sink, 1)
     os.closerange(3, 65536)  # the runner's lock among them, which is to end with the runner
+    told = False
+    while pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code == 0:
+            return
+        if not told:
+            told = True
+            say(f"what reads the GPUs ended with code {code}, and is started again")
+        time.sleep(every_s)
+        # What it wrote last may have no end.
+        try:
+            _write(b"\n")
+        except OSError:
+            return
+    try:
+        _watch(uuids, every_s)
+    except Exception as error:
+        if not told:
+            say(f"reading the GPUs: {error!r}")
+        os._exit(1)
+
+
+def _watch(uuids: Sequence[str], every_s: float) -> None:
     trouble, due = "", time.monotonic()
     while True:
         time.sleep(max(0.0, due - time.monotonic()))

@@ -78,4 +78,13 @@ class Samples:
                 self._source = -1
                 return
             *lines, self._rest = (self._rest + data).split(b"\n")
-            self._waiting.extend(lines)
+            # Who was killed while it wrote one has left a part of it.
+            self._waiting.extend(line for line in lines if _is_json(line))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -173,6 +173,20 @@ def test_a_driver_in_trouble_is_told_once_in_the_runners_log(box: MakeBox, comma
     assert job.api.count("samples") == 0
 
 
+@pytest.mark.parametrize(("trouble", "code"), [("kill -9 $PPID", -9), ("printf '\\377'", 1)])
+def test_who_reads_the_gpus_and_dies_of_it_is_replaced(
+    box: MakeBox, command: Callable[[str], Path], trouble: str, code: int
+) -> None:
+    row = "GPU-b, 1, NVIDIA L4, 23034, 500, 88, 70.49, [N/A], 61"
+    folder = command(f'test -e "$0.once" || {{ touch "$0.once"; {trouble}; exit; }}; echo "{row}"')
+    job = box("echo up", WORK, gpus=["GPU-b"], sample_every_s=0.05)
+    job.env = {"PATH": f"{folder}:{os.defpath}"}
+    job.launch()
+    eventually(lambda: job.api.samples)
+    assert job.said().count(f"what reads the GPUs ended with code {code}") == 1
+    finish(job)
+
+
 def test_a_broken_gpu_that_never_answers_holds_up_nothing(box: MakeBox, command: Callable[[str], Path]) -> None:
     folder = command("echo $$ > ${0%/*}/pid; exec sleep 1000")
     job = box("echo up", WORK, gpus=["GPU-b"], sample_every_s=0.05)
@@ -191,7 +205,7 @@ def test_who_reads_the_gpus_ends_with_the_runner(on_gpus: MakeBox, nvml: Nvml) -
     job.launch()
     eventually(lambda: job.api.samples)
     beside = set(_knowing(nvml)) - job.processes()
-    assert len(beside) == 3  # it, the runner, and the relay of the output
+    assert len(beside) == 4  # it, who replaces it, the runner, and the relay of the output
     job.kill()
     eventually(lambda: len(set(_knowing(nvml)) - job.processes()) == 1)
 
@@ -226,6 +240,18 @@ def test_the_newest_samples_are_kept_when_they_grow_too_many(monkeypatch: pytest
     monkeypatch.setattr(api, "post", lambda _what, body: told.extend(one["age_s"] for one in body["samples"]))
     kept.send_last()
     assert len(told) == 3
+    os.close(sink)
+
+
+def test_half_a_sample_of_a_reader_that_was_killed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    api = Away()
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr(api, "post", lambda _what, body: told.extend(body["samples"]))
+    os.write(sink, b'{"at": 1, "gp\n{"at": 2, "gpus": [{}]}\n')
+    samples.Samples(api, source).send()  # type: ignore[arg-type]
+    assert len(told) == 1
     os.close(sink)
 
 
