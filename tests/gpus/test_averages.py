@@ -3,14 +3,16 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
 from dstackweb.gpus import averages, intake
 from dstackweb.gpus.averages import BUCKET_MS
-from dstackweb.gpus.judging import to_moment
+from dstackweb.gpus.judging import to_moment, to_ms
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
 from dstackweb.runs.models import Job
+from dstackweb.scheduler import periodic, tasks
 from tests.factories import cloud_job, make_host, make_run
 from tests.gpus.looks import EVERY_MS, START_MS, look
 
@@ -133,3 +135,14 @@ def test_after_a_month_averages_go_and_then_the_series_of_jobs(project: Project,
     assert (GpuAverage.objects.count(), GpuSeries.objects.count()) == (24, 2)
     averages.forget(at(30 * DAY_MS + HOUR_MS))
     assert (GpuAverage.objects.count(), list(GpuSeries.objects.all())) == (0, [free])
+
+
+def test_the_periodic_work_does_both(job: Job) -> None:
+    began = averages.bucket_of(to_ms(timezone.now())) - START_MS - 40 * DAY_MS
+    sampled(job, range(began, began + HOUR_MS, EVERY_MS))
+    wanted = {one.task.rpartition(".")[2] for one in periodic.control_jobs() if one.when is None or one.when()}
+    assert {"average_gpu_samples", "keep_house"} <= wanted
+    tasks.average_gpu_samples()
+    assert (GpuSample.objects.count(), GpuAverage.objects.count()) == (0, 12)
+    tasks.keep_house()
+    assert (GpuAverage.objects.count(), GpuSeries.objects.count()) == (0, 0)
