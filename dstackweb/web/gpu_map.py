@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus import newest
 from dstackweb.gpus import wording as gpu_words
@@ -28,8 +29,10 @@ STATES = {
     "held": gettext_lazy("held by a run"),
     "free": gettext_lazy("free"),
     "outside": gettext_lazy("used outside dstackweb"),
+    "away": gettext_lazy("not available"),
     "gone": gettext_lazy("gone"),
 }
+"""Those `away` are of hosts that are silent or take no new runs."""
 MEASURES = {
     "utilization": gettext_lazy("Utilization"),
     "memory": gettext_lazy("Memory"),
@@ -121,7 +124,14 @@ class GpuLine:
         """Who has it, in a few words."""
         if self.hidden:
             return _("a run of another project")
+        if self.state == "away":
+            return _("host offline") if self.offline else _("host draining")
         return self.run.name if self.run else str(STATES[self.state])
+
+    @property
+    def offline(self) -> bool:
+        """Whether it is of a host that is silent."""
+        return self.host is not None and not is_online(self.host)
 
     @property
     def stranger(self) -> str:
@@ -141,7 +151,7 @@ class GpuLine:
     def stamp(self) -> tuple[Any, ...]:
         """All of it that changes."""
         holder = self.run.pk if self.run else None
-        return self.uuid, self.place, self.index, self.state, holder, self.fresh, self.stranger, (
+        return self.uuid, self.place, self.index, self.state, self.who, holder, self.fresh, self.stranger, (
             self.series.pk, self.series.last_ms) if self.series else None  # fmt: skip
 
 
@@ -278,8 +288,10 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
         state = "gone"
     elif run is not None:
         state = "held"
+    elif gpu.stranger:
+        state = "outside"
     else:
-        state = "outside" if gpu.stranger else "free"
+        state = "free" if is_online(host) and not host.draining else "away"
     fresh = series is not None and newest.is_fresh(series, now_ms)
     hidden = run is not None and run.project_id not in seen
     return GpuLine(

@@ -292,3 +292,13 @@ def test_a_gone_gpu_that_a_run_holds_is_told_as_both(project: Project, ann: User
     cell = re.search(r'id="heat-GPU-box-2-0"(.*?)</a>', page(client), re.S)
     assert cell
     assert cell[1].count("gone") == 1
+
+
+def test_gpus_of_hosts_that_take_no_runs_are_not_called_free(project: Project, client: Client) -> None:
+    make_host("box-1", gpus=1), make_host("box-2", gpus=2, silent_s=3600), make_host("box-3", gpus=1, draining=True)
+    told = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(client)))
+    assert "1 free · 3 not available" in told
+    assert "host offline" in told
+    assert "host draining" in told
+    assert order(page(client, "gpus/?state=free")) == ["GPU-box-1-0"]
+    assert "2 GPUs · offline" in told
