@@ -75,16 +75,17 @@ def integer(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
     return _read(name, default, parse, f"a whole number from {least} to {most}")
 
 
-def seconds(name: str, default: float) -> float:
-    """A duration in seconds, fractions allowed, above zero and at most 30 days."""
+def seconds(name: str, default: float, *, least: float = 0, most: float = 30 * 86400) -> float:
+    """A duration in seconds, fractions allowed, above zero, from `least` to `most`: at most 30 days."""
 
     def parse(raw: str) -> float:
         number = float(raw)
-        if not 0 < number <= 30 * 86400:
+        if not 0 < number <= most or number < least:
             raise ValueError(raw)
         return number
 
-    return _read(name, default, parse, "a number of seconds above 0, at most 30 days")
+    bounds = f"from {least:g} to {most:g}" if least else "above 0, at most 30 days"
+    return _read(name, default, parse, f"a number of seconds {bounds}")
 
 
 def boolean(name: str, default: bool = False) -> bool:

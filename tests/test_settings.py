@@ -48,6 +48,7 @@ def settings(home: Path, *names: str, **variables: str) -> dict[str, Any]:
         (lambda name: env.integer(name, 1, most=9), "10", "a whole number from 0 to 9"),
         (lambda name: env.seconds(name, 1), "0", "seconds above 0"),
         (lambda name: env.seconds(name, 1), "nan", "seconds above 0"),
+        (lambda name: env.seconds(name, 1, least=0.1, most=20), "0.01", "seconds from 0.1 to 20"),
         (lambda name: env.boolean(name), "maybe", "1, true, yes or on"),
         (lambda name: env.url(name, "https", example="https://x.org"), "ftp://x.org", "such as https://x.org"),
         (lambda name: env.url(name, "https", example="https://x.org"), "https://", "such as https://x.org"),
@@ -65,6 +66,13 @@ def test_a_bad_value_is_told_with_its_variable_and_what_was_expected(
 
     assert str(raised.value).startswith(f"A_SETTING={bad!r}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", ["0.0001", "60", "inf"])
+def test_gpus_are_read_often_enough_for_the_shortest_policy(tmp_path: Path, wrong: str) -> None:
+    done = start(tmp_path, "-c", READ_SETTINGS, "DSTACKWEB_SAMPLE_EVERY_S", DSTACKWEB_SAMPLE_EVERY_S=wrong)
+    assert done.returncode != 0
+    assert "seconds from 0.1 to 20" in done.stderr
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
