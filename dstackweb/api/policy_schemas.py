@@ -40,7 +40,7 @@ class PolicyOut(TermsOut):
     node: int
     gpu_index: int | None
     badge: bool = Field(description="It has been low for at least half the window")
-    noticed: bool = Field(description="Its people have been told that it will be stopped")
+    noticed: bool = Field(description="Its people have been told that it is below its minimum")
     kept_until: dt.datetime | None
     kept_by: str | None
     kept_because: str | None

@@ -147,14 +147,17 @@ def _notice(run: Run, node: _Node, nodes: Sequence[_Node], now: dt.datetime) -> 
 
 
 def _tell(run: Run, node: _Node, nodes: Sequence[_Node], jobs: Sequence[Job], now: dt.datetime) -> Act:
-    """Note that the run would have been stopped, once for a low stretch of it."""
+    """Note that the run would have been stopped, once for a low stretch of it. Where its policy notifies, people are
+    told of it by that."""
     verdict = _sure(node)
     if verdict is None:
         return Act.NOTHING
-    JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)
+    low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
+    told_of = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
+    JobPolicy.objects.filter(pk=node.job.pk).update(**told_of)
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return Act.NOTHING
-    told = _told(run, node, verdict) | {"notifies": node.bound.action == "notify"}
+    told = _told(run, node, verdict) | {"notifies": notifies}
     record(run, "utilization_would_stop", told, node=node.job.node, attempt=node.job.attempt, at=now)
     _enter(run, node, verdict, jobs, now, observed=True)
     touch(run.queue_id)

@@ -306,6 +306,15 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     assert "has been below 50 % since" in plain(page_of(client, run))  # its timeline
 
 
+def test_who_is_only_notified_reads_it_once_the_window_is_over(project: Project, ann: User, as_user: SignIn) -> None:
+    run = watched(project, ann, "idler", 50, second_idles, policy={**POLICY, "time_window": "30m", "action": "notify"})
+    assert act(placed_job(run).pk, timezone.now()) == Act.WOULD_STOP
+    page = plain(as_user(ann).get("/p/main/hosts/").content.decode())
+    assert re.search(r"idler: GPU 1 below 50 % for \d+ min", page)
+    assert "On its page you can keep it" not in page
+    assert "Its policy tells of this run: it leaves GPUs unused." in plain(page_of(as_user(ann), run))
+
+
 def test_a_gpu_says_what_holds_it_down_and_leads_to_its_own_page(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 5, busy, gpus=1)
     job = placed_job(run)
