@@ -24,7 +24,7 @@ def told(event: HostEvent) -> str:
                 texts.append(_("no longer labelled %s") % ", ".join(data["removed"]))
             return "; ".join(texts)
         case "sampling_fails":
-            return _("its GPUs can't be read: %(error)s") % {"error": data.get("error", "")}
+            return _("not all its GPUs can be read: %(error)s") % {"error": data.get("error", "")}
     return {
         "started": _("its process was started"),
         "drained": _("drained: takes no new jobs"),
