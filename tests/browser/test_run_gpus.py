@@ -16,7 +16,7 @@ from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
 from dstackweb.web import gpu_marks
 from tests.browser import demo
-from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.support import accessibility_faults, settle, sign_in
 from tests.browser.test_history import COLOURS, colour
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.gpus.looks import reading
@@ -59,7 +59,7 @@ def readout(page: Page, kind: str) -> list[str]:
 def test_lines_minimum_and_the_low_stretch_are_drawn_in_both_themes(page: Page) -> None:
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        page.wait_for_timeout(100)
+        settle(page)
         lines = [colour(page, f"--dw-gpu-{place}") for place in range(4)]
         drawn = {kind: page.evaluate(COLOURS, kind) for kind in ("utilization", "memory")}
         assert [line for line in lines if line not in drawn["memory"]] == [], theme
@@ -88,7 +88,7 @@ def test_pointer_and_keyboard_read_the_numbers_of_one_moment(page: Page) -> None
 def test_a_gpu_that_is_switched_off_is_in_neither_chart(page: Page) -> None:
     page.get_by_role("button", name="GPU 1").click()
     assert [line.split()[1] for line in readout(page, "memory")] == ["0", "2", "3"]
-    page.wait_for_timeout(100)
+    settle(page)
     assert colour(page, "--dw-gpu-1") not in page.evaluate(COLOURS, "memory")
 
 
@@ -158,6 +158,6 @@ def test_pictures(live_server, new_page: Callable[..., Page], run: Run, tmp_path
     run_path = "runs/train-llama-sft/"
     for name, path in {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}.items():
         page.goto(f"{live_server.url}/p/main/{path}")
-        page.wait_for_timeout(200)
+        settle(page)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
         page.screenshot(path=folder / f"gpus-{name}-{size}-{theme}.png", full_page=True)
