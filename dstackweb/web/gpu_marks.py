@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus import wording
+from dstackweb.gpus.judging import to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.standing import Standing, standings
 from dstackweb.gpus.window import Kind
@@ -85,7 +86,7 @@ _stamps: dict[int, tuple[float, str]] = {}
 
 
 def _marked(project: Project) -> str:
-    now_ms = round(timezone.now().timestamp() * 1000)
+    now_ms = to_ms(timezone.now())
     low = GpuSeries.objects.filter(
         job__status=JobStatus.RUNNING,
         job__run__project=project,
