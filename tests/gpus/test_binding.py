@@ -107,3 +107,15 @@ def test_samples_that_show_use_contradict_a_stretch(project: Project, member: Us
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.STOP
     series.samples.filter(at_ms=START_MS + 30_000).update(utilization=50)
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.KEEP
+
+
+def test_a_stretch_that_stored_samples_do_not_bear_out_is_believed_only_where_older_ones_were_pruned(
+    project: Project, member: User
+) -> None:
+    job = begin(project, member, utilization_policy=IDLE)
+    watch(MINUTE - EVERY_MS)
+    series, bound = GpuSeries.objects.get(job=job), JobPolicy.objects.get()
+    series.samples.filter(at_ms__lt=START_MS + 30_000).delete()
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.KEEP
+    series.first_ms = START_MS + 30_000
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.STOP
