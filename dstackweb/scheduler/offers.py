@@ -118,11 +118,16 @@ def choose(spec: EffectiveSpec, asked: Asked, used: Mapping[Key, int]) -> Bought
 
 def weight(offer: Offer) -> Decimal:
     """What its price counts where offers are compared."""
-    return offer.price * IDLE_SHARE if "instance" in offer.detail else offer.price
+    return offer.price * IDLE_SHARE if _is_idle(offer) else offer.price
 
 
-def _cheapest(offer: Offer) -> tuple[Decimal, str, str, str, bool]:
-    return weight(offer), offer.backend, offer.region, offer.instance_type, offer.spot
+def _is_idle(offer: Offer) -> bool:
+    return "instance" in offer.detail
+
+
+def _cheapest(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
+    """At the same weight what is there goes first: it starts at once."""
+    return weight(offer), not _is_idle(offer), offer.backend, offer.region, offer.instance_type, offer.spot
 
 
 def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: int) -> Waits:

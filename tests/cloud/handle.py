@@ -162,7 +162,8 @@ class Cloud:
         return dict(self.ask("usage", region=region))
 
     def capacity(self, left: int | None, instance_type: str = ANY, zone: str = ANY, market: str = ANY) -> None:
-        """How many more instances start; None for as many as one likes. `market` is `spot` or `on-demand`."""
+        """How many more instances start; None for as many as one likes, of all that fit. `market` is `spot` or
+        `on-demand`."""
         self.ask("capacity", instance_type=instance_type, zone=zone, market=market, left=left)
 
     def spot_price(self, instance_type: str, price: float, zone: str = ANY) -> None:

@@ -262,11 +262,13 @@ class Application:
     def do_capacity(self, instance_type: str, zone: str, market: str, left: int | None) -> None:
         with self.fleet.lock:
             rows = self.compute.capacity
-            rows[:] = [
-                row for row in rows if (row.instance_type, row.zone, row.market) != (instance_type, zone, market)
-            ]
-            if left is not None:
-                rows.append(Capacity(instance_type, zone, market, left))
+            if left is None:
+                lifted = Capacity(instance_type, zone, market, 0)
+                rows[:] = [row for row in rows if not lifted.fits(row.instance_type, row.zone, row.market)]
+                return
+            where = (instance_type, zone, market)
+            rows[:] = [row for row in rows if (row.instance_type, row.zone, row.market) != where]
+            rows.append(Capacity(*where, left))
 
     def do_spot_price(self, instance_type: str, zone: str, price: float) -> None:
         self.spot.fixed[instance_type, zone] = (price, time.time())

@@ -371,6 +371,9 @@ class TestLaunches:
             "InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.",
         )  # fmt: skip
         assert launch(cloud, InstanceType="g6.xlarge")
+        cloud.capacity(None)
+        assert launch(cloud, InstanceType="g6.xlarge", InstanceMarketOptions=SPOT)
+        assert launch(cloud, Placement={"AvailabilityZone": "us-east-1a"})
 
     def test_a_subnet_chooses_the_zone_and_a_zone_must_offer_the_type(self, cloud: Cloud) -> None:
         subnets = {
