@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -59,10 +60,10 @@ def _times(call: Callable[[], object], polls: int) -> dict[str, float]:
     }
 
 
-def _in_process(env: dict[str, str], polls: int) -> dict[str, object]:
+def _in_process(env: dict[str, str], polls: int) -> dict[str, Any]:
     command = [sys.executable, __file__, str(polls)]
     done = subprocess.run(command, env=env | {MEASURED: "1"}, check=True, stdout=subprocess.PIPE, text=True)
-    said: dict[str, object] = json.loads(done.stdout)
+    said: dict[str, Any] = json.loads(done.stdout)
     return said
 
 
@@ -76,11 +77,11 @@ def _smi() -> float:
     return statistics.median(times)
 
 
-def _show(title: str, said: dict[str, object]) -> None:
-    print(f"\n{title}: {said['gpus']} GPUs, {', '.join(said['names'])}")  # type: ignore[arg-type]
+def _show(title: str, said: dict[str, Any]) -> None:
+    print(f"\n{title}: {said['gpus']} GPUs, {', '.join(said['names'])}")
     print(f"  first look of a process        {said['first']:8.2f} ms")
     for name, what in (("host", "a host's look"), ("runner", "a runner's look"), ("empty", "one call of the library")):
-        one: dict[str, float] = said[name]  # type: ignore[assignment]
+        one: dict[str, float] = said[name]
         print(f"  {what:<30} {one['wall']:8.3f} ms, 95 % within {one['p95']:.3f} ms, CPU {one['cpu']:.3f} ms")
 
 

@@ -7,17 +7,15 @@ The server's files lie in `var/demo-cloud`, apart from those of `make run`; the 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
+
+from served import ask, relay, told
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -48,19 +46,11 @@ def main() -> int:
     # Ctrl-C reaches the server, too; the cloud goes after it, so that it still hears what is to end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _frame: server.send_signal(signum))
-    threading.Thread(target=relay, args=(server, url, token), daemon=True).start()
+    threading.Thread(target=relay, args=(server, url, token, set_up), daemon=True).start()
     try:
         return server.wait()
     finally:
         cloud.stop()
-
-
-def relay(server: subprocess.Popen[str], url: str, token: str) -> None:
-    """Pass on what the server says; once it is ready, among that what the cloud adds to it."""
-    for line in server.stdout or ():
-        if line.startswith("Logs:"):
-            set_up(url, token)
-        print(line, end="", flush=True)
 
 
 def set_up(url: str, token: str) -> None:
@@ -72,8 +62,7 @@ def set_up(url: str, token: str) -> None:
     try:
         ask(url, token, "PUT", "/api/v1/backends/aws", {"type": "aws", "config": config})
     except OSError as error:
-        told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else str(error)
-        print(f"the cloud can't be set up as a backend: {told}", file=sys.stderr, flush=True)
+        print(f"the cloud can't be set up as a backend: {told(error)}", file=sys.stderr, flush=True)
         return
     print(
         f"  Demo cloud backend `aws`, regions {' and '.join(REGIONS)}: none of it is real, none of it costs\n"
@@ -82,14 +71,6 @@ def set_up(url: str, token: str) -> None:
         f"                          .venv/bin/dstackweb apply -f examples/cloud.yaml\n",
         flush=True,
     )
-
-
-def ask(url: str, token: str, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    """A call of the server's API, whose answer doesn't matter."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, headers, method=method), timeout=10):
-        pass
 
 
 if __name__ == "__main__":

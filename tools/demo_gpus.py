@@ -8,7 +8,6 @@ files lie in `var/demo-gpus`, apart from those of `make run`. It needs gcc.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -18,9 +17,10 @@ import sys
 import threading
 import time
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+from served import ask, relay, told
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -96,19 +96,11 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    threading.Thread(target=relay, args=(server, url, token), daemon=True).start()
+    threading.Thread(target=relay, args=(server, url, token, set_up), daemon=True).start()
     try:
         return server.wait()
     finally:
         stranger.kill()
-
-
-def relay(server: subprocess.Popen[str], url: str, token: str) -> None:
-    """Pass on what the server says; once it is ready, among that what the demo adds to it."""
-    for line in server.stdout or ():
-        if line.startswith("Logs:"):
-            set_up(url, token)
-        print(line, end="", flush=True)
 
 
 def set_up(url: str, token: str) -> None:
@@ -122,8 +114,7 @@ def set_up(url: str, token: str) -> None:
             if not goes_on(url, token, run["name"]):
                 ask(url, token, "POST", "/api/v1/projects/main/runs", {"config": config})
         except OSError as error:
-            told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else str(error)
-            print(f"the demo's run {run['name']} can't be submitted: {told}", file=sys.stderr, flush=True)
+            print(f"the demo's run {run['name']} can't be submitted: {told(error)}", file=sys.stderr, flush=True)
             return
     print(
         f"  Demo GPUs  eight, none of them real; what they do repeats every {LOOP_S // 60} minutes\n"
@@ -155,15 +146,6 @@ def goes_on(url: str, token: str, name: str) -> bool:
         if error.code == 404:
             return False
         raise
-
-
-def ask(url: str, token: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """What the server's API answers."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.loads(answer.read())
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class WithPolicyAdmin(ProfileAdmin):
     def save_model(self, request: HttpRequest, obj: Profile, form: Any, change: bool) -> None:
         before = form.initial.get("settings") or {}
         super().save_model(request, obj, form, change)
+        # The admin hands on nothing else to `response_add` and `response_change`.
         obj.policy_changed = before.get("utilization_policy") != obj.settings.get("utilization_policy")  # type: ignore[attr-defined]
 
     def response_add(self, request: HttpRequest, obj: Profile, post_url_continue: str | None = None) -> HttpResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from dstackweb.gpus import wording
 from dstackweb.gpus.keeping import policies_of
 from dstackweb.gpus.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.whatif import LOOKS_BACK, policy_asked, what_if
+from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import selectors as profiles
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
@@ -102,9 +104,11 @@ def _stops(result: Any) -> list[Any]:
 
 
 def _initial(request: PageRequest) -> dict[str, Any]:
-    """The default profile's policy: what most runs are held to."""
-    profile = profiles.default(request.project)
-    policy = parse_profile_settings(profile.settings).utilization_policy if profile else None
+    """The default profile's policy: what most runs are held to. One that no run can use has none."""
+    profile, policy = profiles.default(request.project), None
+    if profile is not None:
+        with contextlib.suppress(DomainError):
+            policy = parse_profile_settings(profile.settings).utilization_policy
     if policy is None:
         return FALLBACK
     return {

@@ -52,7 +52,7 @@ def build() -> Project:
 
 def _running(run: object) -> None:
     place_all()
-    job = start(placed_job(run))  # type: ignore[arg-type]
+    job = start(placed_job(run))
     Job.objects.filter(pk=job.pk).update(started_at=timezone.now() - dt.timedelta(seconds=BACK_S - 300))
 
 

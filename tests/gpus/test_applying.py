@@ -107,7 +107,7 @@ def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, m
     assert apply_all(profile, member) == 1
     run.refresh_from_db()
     assert (run.spec["utilization_policy"], run.provenance["utilization_policy"]) == (None, {"source": "default"})
-    assert told(run.events.last(), 1) == "its utilization policy was taken away"  # type: ignore[arg-type]
+    assert told(run.events.last(), 1) == "its utilization policy was taken away"
 
 
 def test_a_hold_is_only_told_by_the_new_policy_too(project: Project, member: User) -> None:

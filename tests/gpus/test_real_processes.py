@@ -68,7 +68,7 @@ def test_a_run_that_leaves_its_gpu_unused_for_a_minute_is_warned_and_stopped_and
     assert server.processes_of(idle) == []
     assert eventually(lambda: _gpu(server, "GPU-idle")["run"] is None)
 
-    time.sleep(15)
+    time.sleep(15)  # the others began a moment later: their minute is over, too
     busy = server.run("busy")
     assert busy["status"] == "running"
     assert [event for event in busy["events"] if event["kind"].startswith("utilization")] == []

@@ -232,7 +232,7 @@ def test_the_newest_samples_are_kept_when_they_grow_too_many(monkeypatch: pytest
     source, sink = os.pipe()
     os.set_blocking(source, False)
     api = Away()
-    kept = samples.Samples(api, source)  # type: ignore[arg-type]
+    kept = samples.Samples(api, source)
     for at in range(5):
         os.write(sink, b'{"at": %d, "gpus": [{}]}\n' % at)
     kept.send()
@@ -250,7 +250,7 @@ def test_half_a_sample_of_a_reader_that_was_killed_is_left_out(monkeypatch: pyte
     told: list[dict[str, object]] = []
     monkeypatch.setattr(api, "post", lambda _what, body: told.extend(body["samples"]))
     os.write(sink, b'{"at": 1, "gp\n{"at": 2, "gpus": [{}]}\n')
-    samples.Samples(api, source).send()  # type: ignore[arg-type]
+    samples.Samples(api, source).send()
     assert len(told) == 1
     os.close(sink)
 

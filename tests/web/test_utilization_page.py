@@ -47,6 +47,13 @@ def test_without_a_stop_the_page_says_how_to_set_a_policy(project: Project, ann:
     assert 'href="/p/main/utilization/" aria-current="page"' in told
 
 
+def test_a_default_profile_that_no_run_can_use_hides_no_ledger(project: Project, ann: User, as_user: SignIn) -> None:
+    Profile.objects.filter(is_default=True).update(settings={"utilization_policy": {"time_window": "soon"}})
+    told = page(as_user(ann))
+    assert "No policy has stopped a run yet." in told
+    assert 'value="30m"' in told
+
+
 def test_the_form_suggests_the_default_profiles_policy(project: Project, ann: User, as_user: SignIn) -> None:
     settings = "utilization_policy: {min_gpu_utilization: 35, time_window: 2h, scope: all}"
     Profile.objects.filter(is_default=True).update(settings=settings)
