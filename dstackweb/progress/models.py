@@ -70,6 +70,10 @@ class Scope(Counts, Rated):
         indexes = [
             models.Index("run_id", "attempt", name="progress_scope_of_run"),
             models.Index("ended_ms", condition=Q(ended_ms__isnull=False), name="progress_scope_by_end"),
+            models.Index("run_id", condition=Q(ended_ms__isnull=True), name="progress_scope_open"),
+            models.Index(
+                "ended_ms", condition=Q(ended_ms__isnull=False, settled=False), name="progress_scope_to_settle"
+            ),
         ]
 
     def __str__(self) -> str:

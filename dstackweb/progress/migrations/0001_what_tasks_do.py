@@ -160,6 +160,14 @@ class Migration(migrations.Migration):
             model_name='scope',
             index=models.Index(models.F('ended_ms'), condition=models.Q(('ended_ms__isnull', False)), name='progress_scope_by_end'),
         ),
+        migrations.AddIndex(
+            model_name='scope',
+            index=models.Index(models.F('run_id'), condition=models.Q(('ended_ms__isnull', True)), name='progress_scope_open'),
+        ),
+        migrations.AddIndex(
+            model_name='scope',
+            index=models.Index(models.F('ended_ms'), condition=models.Q(('ended_ms__isnull', False), ('settled', False)), name='progress_scope_to_settle'),
+        ),
         migrations.AddConstraint(
             model_name='scope',
             constraint=models.UniqueConstraint(fields=('project', 'run_id', 'attempt'), name='progress_scope_once'),
