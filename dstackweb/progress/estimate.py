@@ -1,0 +1,107 @@
+"""How fast tasks finish, and how long the rest takes, with the range either may well be in. Pure.
+
+Two windows are kept (models.Rated): the last minute follows changes, the last ten smooth what comes in bursts.
+The more has finished in the last minute, the more it counts; ranges are those in which four of five estimates are
+right while tasks finish independently, wider where the two windows disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+MINUTE_S = 60.0
+TEN_MINUTES_S = 600.0
+
+LEAST_S = 5.0
+"""Reports come in bursts: of less time than this no rate is made."""
+_FEW = 20.0
+"""So many finishes in the last minute count as much as the ten minutes do."""
+_FORGOTTEN = 0.05
+"""What one finish weighs after half an hour. With less than this nothing has finished lately."""
+_Z = 1.2816
+"""Of a normal distribution a tenth lies above."""
+
+
+class Rated(Protocol):
+    """The fields of models.Rated."""
+
+    @property
+    def first_ms(self) -> int: ...
+    @property
+    def finished_1m(self) -> float: ...
+    @property
+    def finished_10m(self) -> float: ...
+    @property
+    def rated_ms(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tasks per second, and from where to where it may be."""
+
+    per_s: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Seconds until all is finished, and from where to where it may be; `high` is math.inf where nobody can say."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+def decayed(finished: float, age_ms: float, window_s: float) -> float:
+    """What finishes weigh when they are older by `age_ms`."""
+    return finished * math.exp(-max(0.0, age_ms) / 1000 / window_s)
+
+
+def rate(row: Rated, now_ms: int) -> Rate | None:
+    """How fast the tasks of a row finish now. None when nothing has finished lately."""
+    age_ms = now_ms - row.rated_ms
+    if decayed(row.finished_10m, age_ms, TEN_MINUTES_S) < _FORGOTTEN:
+        return None
+    seen_s = max(LEAST_S, (now_ms - row.first_ms) / 1000)
+    minute, finishes = _of_window(decayed(row.finished_1m, age_ms, MINUTE_S), MINUTE_S, seen_s)
+    ten, _ = _of_window(decayed(row.finished_10m, age_ms, TEN_MINUTES_S), TEN_MINUTES_S, seen_s)
+    weight = finishes / (finishes + _FEW)
+
+    def blend(fast: float, slow: float) -> float:
+        return weight * fast + (1 - weight) * slow
+
+    low, high = blend(minute.low, ten.low), blend(minute.high, ten.high)
+    return Rate(
+        per_s=blend(minute.per_s, ten.per_s),
+        low=min(low, blend(min(minute.per_s, ten.per_s), low)),
+        high=max(high, blend(max(minute.per_s, ten.per_s), high)),
+    )
+
+
+def left(remaining: int, rate: Rate | None) -> Left | None:
+    """How long so many tasks take at a rate. None when nothing remains, or the rate is not known."""
+    if remaining <= 0 or rate is None or rate.per_s <= 0:
+        return None
+    return Left(remaining / rate.per_s, remaining / rate.high, remaining / rate.low if rate.low > 0 else math.inf)
+
+
+def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[Rate, float]:
+    """The rate that one window tells when tasks were seen for so long, and how many finishes it rests on.
+
+    Finishes at an even rate weigh `window_s * (1 - exp(-seen_s / window_s))` times that rate.
+    """
+    part = -math.expm1(-seen_s / window_s)
+    finishes = 2 * finished / (2 - part)
+    scale = (2 - part) / (2 * window_s * part)
+    return Rate(finishes * scale, _quantile(finishes, -_Z) * scale, _quantile(finishes + 1, _Z) * scale), finishes
+
+
+def _quantile(shape: float, z: float) -> float:
+    """Of a gamma distribution (Wilson and Hilferty's approximation)."""
+    if shape <= 0:
+        return 0.0
+    root = 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))
+    return float(shape * max(0.0, root) ** 3)
