@@ -62,6 +62,7 @@ class Scope(Counts, Rated):
     prefixes = models.IntegerField(default=0)
     groups = models.IntegerField(default=0, help_text="Groups that have tasks which are not forgotten")
     tasks = models.IntegerField(default=0, help_text="Rows of Task, for the limit")
+    counted = models.IntegerField(default=0, help_text="Rows of ReporterCount, for the limit")
     ended_ms = models.BigIntegerField(null=True, help_text="The attempt is over: its live states are to be released")
     settled = models.BooleanField(default=False, help_text="They have been; nothing changes any more")
 
@@ -97,7 +98,10 @@ class TaskPrefix(Counts, Rated):
 
 
 class TaskGroup(Counts):
-    """The tasks of a prefix that were submitted together. Deleted when all of them are forgotten."""
+    """The tasks of a prefix that were submitted together. Deleted when all of them are forgotten.
+
+    Its own `forgotten`, and with it its total, counts from its last making: prefix and scope know of all of them.
+    """
 
     prefix = models.ForeignKey(TaskPrefix, on_delete=models.CASCADE, related_name="task_groups", db_index=False)
     name = models.CharField(max_length=NAME_MAX)

@@ -40,6 +40,7 @@ class Migration(migrations.Migration):
                 ('prefixes', models.IntegerField(default=0)),
                 ('groups', models.IntegerField(default=0, help_text='Groups that have tasks which are not forgotten')),
                 ('tasks', models.IntegerField(default=0, help_text='Rows of Task, for the limit')),
+                ('counted', models.IntegerField(default=0, help_text='Rows of ReporterCount, for the limit')),
                 ('ended_ms', models.BigIntegerField(help_text='The attempt is over: its live states are to be released', null=True)),
                 ('settled', models.BooleanField(default=False, help_text='They have been; nothing changes any more')),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),

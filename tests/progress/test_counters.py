@@ -1,0 +1,114 @@
+"""Counters of a scope: what a shift makes, changes and deletes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from django.db import transaction
+
+from dstackweb.accounts.models import Project
+from dstackweb.progress.counters import Delta, locked, scope_of, shift
+from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
+from dstackweb.progress.states import TaskState
+
+S = TaskState
+NOW = 1_800_000_000_000
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def scope_id(project: Project) -> int:
+    """The scope of some run's first attempt."""
+    return scope_of(project.pk, 7, 1)
+
+
+def shifted(scope_id: int, deltas: dict[tuple[str, str], Delta], now_ms: int = NOW) -> Scope:
+    """The scope after a shift."""
+    with transaction.atomic():
+        scope = locked(scope_id)
+        shift(scope, deltas, now_ms)
+    return Scope.objects.get(pk=scope_id)
+
+
+def states(**counts: int) -> Delta:
+    """A delta without durations."""
+    return Delta({TaskState(name): count for name, count in counts.items()})
+
+
+def test_a_scope_is_made_once(project: Project) -> None:
+    assert scope_of(project.pk, 7, 1) == scope_of(project.pk, 7, 1)
+    assert scope_of(project.pk, 7, 2) != scope_of(project.pk, 7, 1) != scope_of(project.pk)
+
+
+def test_a_scope_that_is_gone_cannot_be_locked() -> None:
+    with pytest.raises(Scope.DoesNotExist), transaction.atomic():
+        locked(4711)
+
+
+def test_missing_prefixes_and_groups_are_made(scope_id: int) -> None:
+    scope = shifted(
+        scope_id, {("a", "a-1"): states(waiting=2), ("a", "a-2"): states(queued=1), ("b", "b"): states(erred=1)}
+    )
+    assert (scope.prefixes, scope.groups, scope.total, scope.waiting, scope.version) == (2, 3, 4, 2, 1)
+    a = TaskPrefix.objects.get(name="a")
+    assert (a.total, a.groups, a.waiting, a.queued, a.version, a.changed_ms, a.first_ms) == (3, 2, 2, 1, 1, NOW, NOW)
+    assert list(TaskGroup.objects.filter(prefix=a).values_list("name", "total")) == [("a-1", 2), ("a-2", 1)]
+
+
+def test_only_what_changed_gets_the_new_version(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a-1"): states(waiting=2), ("b", "b"): states(waiting=1)})
+    scope = shifted(scope_id, {("a", "a-1"): states(waiting=-1, memory=1), ("b", "b"): states()})
+    assert scope.version == 2
+    assert dict(TaskPrefix.objects.values_list("name", "version")) == {"a": 2, "b": 1}
+    assert dict(TaskGroup.objects.values_list("name", "version")) == {"a-1": 2, "b": 1}
+
+
+def test_a_group_goes_with_its_last_task_and_its_prefix_remembers(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a-1"): states(memory=2), ("a", "a-2"): states(memory=1)})
+    scope = shifted(scope_id, {("a", "a-1"): states(memory=-2, forgotten=2)})
+    assert (scope.groups, scope.total, scope.forgotten) == (1, 3, 2)
+    assert list(TaskGroup.objects.values_list("name", flat=True)) == ["a-2"]
+    prefix = TaskPrefix.objects.get()
+    assert (prefix.groups, prefix.total, prefix.forgotten, prefix.memory) == (1, 3, 2, 1)
+
+
+def test_what_was_forgotten_before_it_was_heard_of_makes_no_group(scope_id: int) -> None:
+    scope = shifted(scope_id, {("a", "a-1"): states(forgotten=1)})
+    assert (scope.prefixes, scope.groups, scope.total) == (1, 0, 1)
+    assert not TaskGroup.objects.exists()
+
+
+def test_where_a_task_is_counted_is_answered(scope_id: int) -> None:
+    with transaction.atomic():
+        places = shift(locked(scope_id), {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}, NOW)
+    prefix, group = TaskPrefix.objects.get(), TaskGroup.objects.get()
+    assert places == {("a", "a-1"): (prefix.pk, group.pk), ("a", "a-2"): (prefix.pk, None)}
+
+
+def test_finishes_fade_by_the_minute(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(memory=8, waiting=2)})
+    scope = shifted(scope_id, {("a", "a"): states(waiting=-2, erred=1, released=1)}, NOW + 60_000)
+    for row in (scope, TaskPrefix.objects.get()):
+        assert row.finished_1m == pytest.approx(8 * math.exp(-1) + 2)
+        assert row.finished_10m == pytest.approx(8 * math.exp(-0.1) + 2)
+        assert row.rated_ms == NOW + 60_000
+        assert row.first_ms == NOW
+
+
+def test_a_task_that_is_forgotten_after_it_finished_has_not_finished_again(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(memory=8)})
+    assert shifted(scope_id, {("a", "a"): states(memory=-8, forgotten=8)}).finished_1m == 8
+
+
+def test_a_clock_that_goes_back_fades_nothing(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(memory=8)})
+    assert shifted(scope_id, {("a", "a"): states(memory=1)}, NOW - 3_600_000).finished_1m == 9
+
+
+def test_each_batch_of_durations_weighs_half(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): Delta({S.MEMORY: 2}, duration_n=2, duration_s=8.0)})
+    scope = shifted(scope_id, {("a", "a"): Delta({S.MEMORY: 1}, duration_n=1, duration_s=2.0)})
+    for row in (scope, TaskPrefix.objects.get(), TaskGroup.objects.get()):
+        assert (row.duration_n, row.duration_s, row.duration_ewma_s) == (3, 10.0, 3.0)
