@@ -1,0 +1,230 @@
+"""What is read of counters, and that it is a few rows by index however many there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dstackweb.accounts.models import Project
+from dstackweb.progress import selectors
+from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
+from dstackweb.progress.selectors import Bar, Failed, Order, TaskRow
+from dstackweb.progress.states import CODES, TaskState
+from tests.factories import make_project
+from tests.progress.rows import add_group, make_scope
+
+pytestmark = pytest.mark.django_db
+NOW = 1_800_000_000_000
+
+
+@pytest.fixture
+def project() -> Project:
+    return make_project("main")
+
+
+@pytest.fixture
+def scope(project: Project) -> Scope:
+    return make_scope(project)
+
+
+def all_of(page: Callable[..., tuple[list[Any], str | None]], limit: int) -> list[Any]:
+    """All pages, one after the other."""
+    items, after = page(after=None, limit=limit)
+    while after is not None:
+        more, after = page(after=after, limit=limit)
+        assert more
+        items += more
+    return items
+
+
+def names(scope: Scope, limit: int = 50, **asked: Any) -> list[str]:
+    return [bar.name for bar in all_of(lambda **page: selectors.prefixes(scope.pk, NOW, **asked, **page), limit)]
+
+
+def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> None:
+    add_group(scope, "train", "train-a", NOW - 60_000, memory=30, erred=2, processing=4, queued=3, no_worker=1)
+    add_group(scope, "train", "train-b", NOW, waiting=5, released=1, forgotten=7)
+    TaskPrefix.objects.update(duration_n=4, duration_s=10)
+    [bar], following = selectors.prefixes(scope.pk, NOW)
+    assert following is None
+    assert bar.counts == {
+        "memory": 30, "erred": 2, "released": 1, "processing": 4, "queued": 3, "no_worker": 1, "waiting": 5,
+        "forgotten": 7,
+    }  # fmt: skip
+    assert (bar.name, bar.total, bar.finished, bar.live, bar.groups, bar.mean_s) == ("train", 53, 40, 13, 2, 2.5)
+    assert bar.rate is not None
+    assert bar.left is not None
+    assert bar.left.seconds == pytest.approx(13 / bar.rate.per_s)
+    assert (bar.version, bar.changed_ms) == (2, NOW)
+
+
+def test_an_overview_is_the_scopes_own_row(project: Project, scope: Scope) -> None:
+    add_group(scope, "train", "train-a", NOW, memory=3)
+    add_group(scope, "eval", "eval", NOW, erred=1, processing=1)
+    with CaptureQueriesContext(
+        connection,
+    ) as seen:
+        found = selectors.of_project(project.pk, NOW)
+    assert len(seen) == 1
+    assert found is not None
+    assert (found.scope_id, found.version, found.prefixes, found.attempt, found.ended) == (scope.pk, 2, 2, 0, False)
+    assert (found.bar.total, found.bar.finished, found.bar.groups) == (5, 4, 2)
+    assert selectors.of_project(project.pk + 1, NOW) is None
+
+
+def test_a_runs_newest_attempt_is_told_unless_another_is_asked_for(project: Project, scope: Scope) -> None:
+    first, second = make_scope(project, 7, 1, ended_ms=5), make_scope(project, 7, 2)
+    found = [selectors.of_run(7, NOW), selectors.of_run(7, NOW, attempt=1), selectors.of_run(7, NOW, attempt=3)]
+    assert [one and (one.scope_id, one.attempt, one.ended) for one in found] == [
+        (second.pk, 2, False), (first.pk, 1, True), None,
+    ]  # fmt: skip
+    assert selectors.of_run(8, NOW) is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("active", ["b", "d", "a", "c", "E"]),
+        ("failed", ["d", "c", "b", "a", "E"]),
+        ("name", ["E", "a", "b", "c", "d"]),
+    ],
+)
+def test_prefixes_come_in_the_order_asked_for_page_by_page(
+    scope: Scope, order: Order, expected: list[str], limit: int
+) -> None:
+    add_group(scope, "b", "b", processing=1)
+    add_group(scope, "a", "a", memory=1)
+    add_group(scope, "d", "d", erred=1, waiting=1)
+    add_group(scope, "c", "c", erred=9, memory=1)
+    add_group(scope, "E", "E", forgotten=1)
+    assert names(scope, limit, order=order) == expected
+
+
+def test_they_keep_their_places_while_counts_move(scope: Scope) -> None:
+    for name in ("x", "y", "z"):
+        add_group(scope, name, name, processing=1)
+    before = names(scope)
+    add_group(scope, "z", "z-2", processing=50)
+    assert names(scope) == before == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("find", "expected"),
+    [("TRAIN", ["train_1", "pretrain"]), ("n_1", ["train_1"]), ("%", ["50%"]), ("\\", ["a\\b"]), ("'", []), ("q", [])],
+)
+def test_a_part_of_the_name_is_found_as_it_stands(scope: Scope, find: str, expected: list[str]) -> None:
+    for name in ("train_1", "pretrain", "50%", "a\\b"):
+        add_group(scope, name, name, memory=1)
+    assert names(scope, find=find) == expected
+    for name in ("train_1", "pretrain", "50%", "a\\b"):
+        add_group(scope, "all", name, memory=1)
+    of = TaskPrefix.objects.get(name="all")
+    assert [bar.name for bar in selectors.groups(of.pk, find=find)[0]] == expected
+
+
+@pytest.mark.parametrize("after", ["", "1", "x.y", "1.2.3", f"0.{2**63}", "0.-", "0.1e3"])
+def test_a_place_that_nobody_gave_out_is_refused(scope: Scope, after: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  int() says it in its own words
+        selectors.prefixes(scope.pk, NOW, after=after)
+
+
+def test_what_has_changed_is_told_by_version(project: Project, scope: Scope) -> None:
+    for name in ("x", "y", "z"):
+        add_group(scope, name, name, processing=1)
+    x, y, z = TaskPrefix.objects.order_by("id")
+    other = make_scope(project, 7, 1)
+    add_group(other, "x", "x", processing=1)
+    strange = TaskPrefix.objects.get(scope=other)
+
+    def changed(since: int, *of: TaskPrefix) -> set[int]:
+        return {bar.id for bar in selectors.changed(scope.pk, since, NOW, [one.pk for one in of])}
+
+    assert changed(3, x, y, z) == set()
+    assert changed(2, x, y, z) == {z.pk}
+    assert changed(0, x, y) == {x.pk, y.pk}
+    assert changed(0, strange) == set()
+    assert changed(0) == set()
+
+
+def test_groups_page_by_page_all_failed_or_running(scope: Scope) -> None:
+    for number in range(7):
+        add_group(scope, "fit", f"fit-{number}", memory=1, erred=number % 2, processing=number // 4)
+    of = selectors.prefix(scope.pk, "fit", NOW)
+    assert of is not None
+
+    def found(**asked: Any) -> list[str]:
+        return [bar.name[-1] for bar in all_of(lambda **page: selectors.groups(of.id, **asked, **page), 2)]
+
+    assert "".join(found()) == "0123456"
+    assert "".join(found(only="failed")) == "135"
+    assert "".join(found(only="running")) == "456"
+    assert "".join(found(only="running", find="-5")) == "5"
+    one = selectors.group(of.id, "fit-3")
+    assert one is not None
+    assert (one.counts[TaskState.ERRED], one.rate, one.left) == (1, None, None)
+    assert selectors.group(of.id, "fit-9") is None
+    assert selectors.prefix(scope.pk, "no", NOW) is None
+
+
+def test_failures_newest_first_of_all_or_of_one_prefix(scope: Scope) -> None:
+    for number in range(6):
+        name = "even" if number % 2 == 0 else "odd"
+        of, _ = TaskPrefix.objects.get_or_create(scope=scope, name=name)
+        TaskFailure.objects.create(
+            scope=scope, prefix=of, key=f"{name}-{number}", group=name, message="no", seq=1, at_ms=NOW - number // 3
+        )
+    everywhere = all_of(lambda **page: selectors.failures(scope.pk, **page), 2)
+    assert [failed.key[-1] for failed in everywhere] == ["2", "1", "0", "5", "4", "3"]
+    assert everywhere[0] == Failed(everywhere[0].id, "even-2", "even", "even", "no", NOW)
+    odd = all_of(lambda **page: selectors.failures(scope.pk, TaskPrefix.objects.get(name="odd").pk, **page), 2)
+    assert [failed.key for failed in odd] == ["odd-1", "odd-5", "odd-3"]
+
+
+def test_the_tasks_of_a_group(scope: Scope) -> None:
+    of = add_group(scope, "fit", "fit", processing=3)
+    reporter = Reporter.objects.create(scope=scope, name="r")
+    for number in range(3):
+        Task.objects.create(
+            scope=scope, prefix=of.prefix, group=of, reporter=reporter, key=f"fit-{number}",
+            state=CODES[TaskState.PROCESSING], seq=1, since_ms=NOW,
+        )  # fmt: skip
+    found = all_of(lambda **page: selectors.tasks(of.pk, **page), 2)
+    assert found[1] == TaskRow(found[1].id, "fit-1", TaskState.PROCESSING, NOW)
+    assert [task.key for task in found] == ["fit-0", "fit-1", "fit-2"]
+
+
+def plan(statement: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {'QUERY PLAN' if connection.vendor == 'sqlite' else ''} {statement}")
+        return " ".join(str(row) for row in cursor.fetchall())
+
+
+def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
+    for number in range(400):
+        add_group(scope, f"fit-{number % 8}", f"fit-{number}", memory=1, erred=number % 50 == 3)
+    of: Bar = selectors.prefixes(scope.pk, NOW, order="failed")[0][0]
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE progress_taskgroup; ANALYZE progress_task; SET LOCAL enable_seqscan = off")
+    asked: dict[str, Callable[[], object]] = {
+        "progress_prefix_once|autoindex_progress_taskprefix": lambda: selectors.prefixes(scope.pk, NOW),
+        "progress_group_page": lambda: selectors.groups(of.id, after="0.120"),
+        "progress_group_erred": lambda: selectors.groups(of.id, only="failed"),
+        "progress_failure_of_scope": lambda: selectors.failures(scope.pk),
+        "progress_failure_newest": lambda: selectors.failures(scope.pk, of.id),
+        "progress_task_of_group": lambda: selectors.tasks(1),
+        "progress_scope_of_run": lambda: selectors.of_run(7, NOW),
+    }
+    for index, ask in asked.items():
+        with CaptureQueriesContext(connection) as seen:
+            ask()
+        [query] = seen.captured_queries
+        told = plan(query["sql"])
+        # Of tables as small as these PostgreSQL chooses any index.
+        assert re.search(index, told) if connection.vendor == "sqlite" else "Seq Scan" not in told
