@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 from dstackweb.tracking.post import TIMEOUT_S, Answer, Post, Verdict
@@ -25,7 +26,8 @@ INTERVAL_S = 0.5
 """From the first thing told to its batch: what follows meanwhile goes with it."""
 BATCH = 1000
 """Entries of a request; halved when the server finds one too large."""
-BODY_MAX = 2 * 1024 * 1024
+BODY_MAX = 900_000
+"""Bytes of a request: what proxies let through as they come."""
 KEPT_MAX = 100_000
 """Tasks, and beside them groups, that wait to be sent."""
 MESSAGE_MAX = 2000
@@ -35,8 +37,9 @@ EXIT_S = 5.0
 
 Entry = tuple[str, Any, tuple[Any, ...]]
 """Which list of the request's body it belongs to, its key, and what was told."""
-Source = Callable[[], Iterable["tuple[str, str, Mapping[str, int], int, float]"]]
-"""What changed since the last call: prefix, group, states, duration_n, duration_s, as `Sender.count` takes them."""
+Source = Callable[[], "Iterable[tuple[str, str, Mapping[str, int], int, float]] | None"]
+"""What changed since the last call: prefix, group, states, duration_n, duration_s, as `Sender.count` takes them; None
+when it is not to be asked any more."""
 
 
 def reporter_name() -> str:
@@ -65,22 +68,24 @@ class Sender:
         self.url = url
         self._post = post or Post(url, token)
         self._interval_s, self._kept_max, self._batch = interval_s, kept_max, BATCH
-        self._lock = threading.Lock()
+        # Reentrant: a signal's handler, or what the garbage collector ends, may report while its thread reports.
+        self._lock = threading.RLock()
         self._seq = 0
         self._events: dict[str, tuple[Any, ...]] = {}
         self._counts: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._failures: dict[str, tuple[Any, ...]] = {}
-        self._sources: dict[object, Source] = {}
+        self._sources: dict[Source, None] = {}
         self._sending: list[Entry] = []
         self._dropped = 0
         self._told_anything = False
-        self._work = threading.Event()
+        self._awake = False
+        self._calls: SimpleQueue[None] = SimpleQueue()  # an Event is not reentrant
         self._hurry = threading.Event()
         self._delivered = threading.Condition()
         self._asked = self._answered = 0
         self._closing = threading.Event()
         self._deadline = 0.0
-        self._over = False
+        self._over = self._complete = False
         self._away = False
         self._complained = False
         self._thread: threading.Thread | None = None
@@ -133,22 +138,11 @@ class Sender:
             self._failures[key] = (prefix, group, seq, message)
         return self._kept()
 
-    def ask(self, source: Source) -> Callable[[], None]:
-        """Call `source` before each sending, in the sender's thread; the function returned ends that.
-
-        The last call comes after the end, so that the last counts arrive.
-        """
-        token = object()
+    def ask(self, source: Source) -> None:
+        """Call `source` before each sending, in the sender's thread, until it returns None."""
         with self._lock:
-            self._sources[token] = source
+            self._sources[source] = None
         self._kept()
-
-        def end() -> None:
-            self._pull(source)
-            with self._lock:
-                self._sources.pop(token, None)
-
-        return end
 
     @property
     def backlog(self) -> int:
@@ -168,7 +162,7 @@ class Sender:
             self._asked += 1
             mine = self._asked
             self._hurry.set()
-            self._work.set()
+            self._wake()
             return self._delivered.wait_for(lambda: self._answered >= mine, timeout_s) and not self._over
 
     def close(self, timeout_s: float = EXIT_S) -> bool:
@@ -179,14 +173,16 @@ class Sender:
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._over = True
-            return not self.backlog
+            return self._complete or not self.backlog
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._hurry.set()
-        self._work.set()
+        self._wake()
         thread.join(timeout_s + 0.1)
+        if thread.is_alive() and not self._over:
+            log.warning("%d tasks or groups were not reported: no answer in time", self.backlog)
         self._over = True
-        return not thread.is_alive() and not self.backlog
+        return self._complete
 
     # What they need, with the lock held or without.
 
@@ -195,11 +191,15 @@ class Sender:
         return seq
 
     def _kept(self) -> bool:
-        if not self._work.is_set():
-            self._work.set()
+        self._wake()
         if self._thread is None:
             self._start()
         return True
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self._calls.put(None)
 
     def _start(self) -> None:
         with self._lock:
@@ -218,10 +218,10 @@ class Sender:
     def _run(self) -> None:
         try:
             while not self._over:
-                self._work.wait()
+                self._calls.get()
                 self._hurry.wait(self._interval_s)
                 # First the flags, then what is there: who tells something afterwards sets them again.
-                self._work.clear()
+                self._awake = False
                 self._hurry.clear()
                 asked, closing = self._asked, self._closing.is_set()
                 self._gather()
@@ -233,30 +233,35 @@ class Sender:
                     self._answered = asked
                     self._delivered.notify_all()
                 if self._sources:
-                    self._work.set()
+                    self._wake()
         except Exception:  # a bug here must not reach the program that reports
             log.warning("reporting tasks ended by an error", exc_info=True)
         finally:
             self._over = True
+            self._forget()
             with self._delivered:
                 self._answered = self._asked
                 self._delivered.notify_all()
 
-    def _pull(self, source: Source) -> None:
-        for prefix, group, states, duration_n, duration_s in source():
-            self.count(prefix, group, states, duration_n, duration_s)
-
     def _gather(self) -> None:
         """Ask the sources, and take all that is kept."""
         with self._lock:
-            sources = list(self._sources.values())
+            sources, self._sources = self._sources, {}
         for source in sources:
-            self._pull(source)
+            counts = source()
+            if counts is not None:
+                with self._lock:
+                    self._sources[source] = None
+                for prefix, group, states, duration_n, duration_s in counts:
+                    self.count(prefix, group, states, duration_n, duration_s)
+        self._take()
+
+    def _take(self) -> None:
         with self._lock:
             events, self._events = self._events, {}
-            counts, self._counts = self._counts, {}
+            groups, self._counts = self._counts, {}
             failures, self._failures = self._failures, {}
-        self._sending += [("counts", key, told) for key, told in counts.items()]
+        self._sending += [("counts", key, told) for key, told in groups.items()]
         self._sending += [("failures", key, told) for key, told in failures.items()]
         self._sending += [("events", key, told) for key, told in events.items()]
 
@@ -288,7 +293,7 @@ class Sender:
             return
         if answer.verdict is Verdict.TAKEN:
             self._told_anything = True
-            self._batch = min(BATCH, self._batch * 2)
+            self._batch = min(BATCH, self._batch + self._batch // 8 + 1)
             if self._away:
                 self._away = False
                 log.info("tasks are reported again")
@@ -303,18 +308,20 @@ class Sender:
             self._away = True
             log.warning("tasks cannot be reported to %s now (%s); the work goes on", self.url, detail)
 
-    def _pause(self, wait_s: float | None, failed: int) -> bool:
-        """Wait before the next try; false when the program ends before that."""
+    def _pause(self, asked_s: float | None, failed: int) -> bool:
+        """Wait before the next try, as long as the server asked for; false when the program ends before that."""
         closing = self._closing.is_set()
+        wait_s = asked_s
         if wait_s is None:
             cap_s = 1.0 if closing else BACKOFF_CAP_S
             wait_s = random.random() * min(cap_s, BACKOFF_BASE_S * 2.0 ** min(failed, 20))
+        until = time.monotonic() + wait_s
         if not closing:
-            self._closing.wait(wait_s)
-            return True
-        if time.monotonic() + wait_s >= self._deadline:
+            if not self._closing.wait(wait_s) or asked_s is None:
+                return True
+        if until >= self._deadline:
             return False
-        time.sleep(wait_s)
+        time.sleep(max(until - time.monotonic(), 0.0))
         return True
 
     def _ask(self, body: bytes) -> Answer:
@@ -337,8 +344,15 @@ class Sender:
             body = self._body([], seq=seq, ended=True)
             while (answer := self._ask(body)).verdict is Verdict.LATER and self._pause(answer.wait_s, 0):
                 pass
-        if not self._over and (lost := self._dropped + self.backlog):
+        lost = self._dropped + self.backlog
+        self._complete = not lost and not self._over
+        if lost and not self._over:
             log.warning("%d tasks or groups were not reported", lost)
+
+    def _forget(self) -> None:
+        with self._lock:
+            for kept in (self._events, self._counts, self._failures, self._sources, self._sending):
+                kept.clear()
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,137 @@
+"""`track`: the items of an iterable, counted as they are worked on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from operator import length_hint
+from typing import TypeVar
+
+from dstackweb.tracking.current import current
+from dstackweb.tracking.sender import Sender
+
+T = TypeVar("T")
+
+Told = tuple[str, str, dict[str, int], int, float]
+
+
+def track(
+    iterable: Iterable[T], total: int | None = None, *, prefix: str = "items", group: str | None = None
+) -> Iterator[T]:
+    """Iterate over `iterable`, and report its items: done, the one being worked on, and those that wait.
+
+    `total`: how many there will be, for an iterable that does not know its length. `prefix` names the bar; `group`, a
+    part of it, is the prefix where it is not given. An item is done when the next one is asked for; the rest is
+    released when the loop is left early, and an item that the iterable could not give (it raised) has failed. Loops
+    with one prefix and group are counted together, in one process and in several.
+    """
+    sender = current()
+    if sender is None:
+        return iter(iterable)
+    if total is None:
+        total = length_hint(iterable)
+    return _walk(iterable, _Progress(total), sender, (prefix, group or prefix))
+
+
+class _Progress:
+    """One loop. Written by the thread that iterates, read by the sender's: `done` before `started`."""
+
+    __slots__ = ("done", "failed", "released", "seconds", "started", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.started = self.done = self.failed = self.released = 0
+        self.seconds = 0.0
+
+
+def _walk(iterable: Iterable[T], progress: _Progress, sender: Sender, place: tuple[str, str]) -> Iterator[T]:
+    pid, clock = os.getpid(), time.perf_counter
+    tally = _tally(sender, place)
+    tally.add(progress)
+    try:
+        for item in iterable:
+            progress.started += 1
+            began = clock()
+            yield item
+            progress.seconds += clock() - began
+            progress.done += 1
+        progress.total = progress.started
+    except GeneratorExit:  # the loop was left
+        progress.released = max(progress.total, progress.started) - progress.done
+        raise
+    except BaseException:  # the iterable has raised
+        progress.failed = 1
+        progress.released = max(progress.total - progress.started - 1, 0)
+        raise
+    finally:
+        if pid == os.getpid():
+            tally.remove(progress)
+
+
+class _Tally:
+    """All loops of this process with one prefix and group."""
+
+    def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
+        self._sender, self._place = sender, place
+        self._lock = threading.RLock()  # the garbage collector may end a loop while this thread holds it
+        self._live: list[_Progress] = []
+        self._over = _Progress(0)
+        self._told: Told | None = None
+
+    def add(self, progress: _Progress) -> None:
+        with self._lock:
+            self._live.append(progress)
+        self._sender.ask(self.changed)
+
+    def remove(self, progress: _Progress) -> None:
+        """Count a loop that is over among those that were."""
+        over = self._over
+        with self._lock:
+            self._live.remove(progress)
+            over.done += progress.done
+            over.failed += progress.failed
+            over.released += progress.released
+            over.seconds += progress.seconds
+
+    def changed(self) -> list[Told] | None:
+        """The counts, if they are other than those told last; None when all loops are over and have been told."""
+        with self._lock:
+            over = self._over
+            done, failed, released, seconds = over.done, over.failed, over.released, over.seconds
+            running = ahead = 0
+            for one in list(self._live):
+                finished, started = one.done, one.started
+                done += finished
+                running += started - finished
+                ahead += max(one.total - started, 0)
+                seconds += one.seconds
+            states = {
+                "memory": done, "erred": failed, "released": released, "processing": running, "waiting": ahead,
+            }  # fmt: skip
+            told = (*self._place, states, done, seconds)
+            if told == self._told:
+                return [] if self._live else None
+            self._told = told
+            return [told]
+
+
+_tallies: dict[tuple[str, tuple[str, str]], _Tally] = {}
+_lock = threading.Lock()
+
+
+def _tally(sender: Sender, place: tuple[str, str]) -> _Tally:
+    with _lock:
+        return _tallies.setdefault((sender.reporter, place), _Tally(sender, place))
+
+
+def _forked() -> None:
+    """A lock may be held by a thread that is not in the child."""
+    global _lock
+    _lock = threading.Lock()
+    _tallies.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

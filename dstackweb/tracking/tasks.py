@@ -1,0 +1,158 @@
+"""`task`: one task, told as it starts and as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar, cast, overload
+
+from dstackweb.tracking.current import current
+from dstackweb.tracking.sender import Sender
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_calls = itertools.count(1)
+
+
+class Task:
+    """What `task` makes: `with` (or `async with`) around the work of one task, or a decorator: each call is one.
+
+    Done when the block is left; failed, with the exception's text, when one leaves it; released when it is cancelled,
+    closed early or interrupted. The exception goes on its way. One object is for one block at a time.
+    """
+
+    __slots__ = ("_began", "_pid", "_sender", "group", "key", "prefix")
+
+    def __init__(self, key: str, prefix: str | None = None, group: str | None = None) -> None:
+        self.key, self.prefix, self.group = key, prefix, group
+
+    def __enter__(self) -> Task:
+        self._sender: Sender | None = current()
+        if self._sender is not None:
+            self._pid = os.getpid()
+            self._sender.event(self.key, "processing", self.prefix, self.group)
+            self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sender = self._sender
+        if sender is None or self._pid != os.getpid():  # a fork's child leaves its parent's block
+            return
+        duration_s = time.perf_counter() - self._began
+        if error is None:
+            sender.event(self.key, "memory", self.prefix, self.group, duration_s)
+        elif _is_failure(error):
+            sender.event(self.key, "erred", self.prefix, self.group, duration_s, described(error))
+        else:
+            sender.event(self.key, "released", self.prefix, self.group)
+
+    async def __aenter__(self) -> Task:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """`function`, each of whose calls is a task named after this one's key. Generators and coroutines, too."""
+        return cast(F, _each_call(function, self.key, self.prefix or self.key, self.group))
+
+
+@overload
+def task(key: F, /) -> F: ...
+@overload
+def task(key: str | tuple[Any, ...], *, prefix: str | None = None, group: str | None = None) -> Task: ...
+def task(
+    key: str | tuple[Any, ...] | Callable[..., Any], *, prefix: str | None = None, group: str | None = None
+) -> Any:
+    """Report one task: `with task("train-17"):`, or `@task` or `@task("clean")` before a function.
+
+    `key` names the task, once per attempt of the run; a tuple (name, …) belongs to the group `name`. Prefix and group
+    come from the key where they are not given: `train-17` counts for `train`. Where nothing says where to report
+    (DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN), nothing is done.
+    """
+    if isinstance(key, (str, tuple)):
+        return Task(key if isinstance(key, str) else str(key), prefix, group)
+    if callable(key):
+        name = getattr(key, "__name__", type(key).__name__)
+        return _each_call(key, name, name, None)
+    raise TypeError(f"a task's key is text or a tuple, not {type(key).__name__}")
+
+
+def waiting(keys: Iterable[str | tuple[Any, ...]], *, prefix: str | None = None, group: str | None = None) -> None:
+    """Report tasks that are still to come, so that the bar shows how many there will be."""
+    sender = current()
+    if sender is not None:
+        for key in keys:
+            sender.event(key if isinstance(key, str) else str(key), "waiting", prefix, group)
+
+
+def described(error: BaseException) -> str:
+    """An exception in a line: what it says, and where it was raised."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}" if str(error) else name
+    except Exception:  # an exception's own __str__ may fail
+        text = name
+    trace = error.__traceback__
+    if trace is None:
+        return text
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{text[:1800]} ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"
+
+
+def _is_failure(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError)
+
+
+def _each_call(function: Callable[..., Any], name: str, prefix: str, group: str | None) -> Any:
+    def one() -> Task:
+        sender = current()
+        mark = sender.reporter[-8:] if sender is not None else ""
+        return Task(f"{name}-{mark}-{next(_calls)}", prefix, group or prefix)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with one():
+                return await function(*args, **kwargs)
+
+        return awaited
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            with one():
+                async for item in function(*args, **kwargs):
+                    yield item
+
+        return awaiting
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            with one():
+                return (yield from function(*args, **kwargs))
+
+        return generated
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with one():
+            return function(*args, **kwargs)
+
+    return called
