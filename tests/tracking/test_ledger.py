@@ -1,0 +1,186 @@
+"""What task groups are told to be: the sum of all that was ever under a name, whatever moved meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.tracking.ledger import FURTHER, NAME_MAX, STATES, Ledger, fitting
+
+
+class Prefix:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Group:
+    """As distributed's: one object per life of a group, empty ones are falsy."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prefix = Prefix(name.split("-")[0])
+        self.states = dict.fromkeys(STATES, 0)
+        self.all_durations: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Scheduler:
+    """Creates, moves and forgets tasks as distributed does, tells a ledger, and knows what the sums must be."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.groups: dict[str, Group] = {}
+        self.tasks: dict[str, tuple[Group, str]] = {}
+        self.gone: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def put(self, key: str, state: str, seconds: float = 1.0, *, told: bool = True) -> None:
+        """Move a task, which is made where there is none."""
+        name = key[:-1]
+        group = self.groups.setdefault(name, Group(name)) if key not in self.tasks else self.tasks[key][0]
+        before = self.tasks.get(key, (group, "released"))[1]
+        if key in self.tasks:
+            group.states[before] -= 1
+        group.states[state] += 1
+        timed = int(before == "processing" and state == "memory")
+        if timed:
+            group.all_durations["compute"] = group.all_durations.get("compute", 0.0) + seconds
+        self.tasks[key] = (group, state)
+        if told:
+            self.ledger.dirty[group] = self.ledger.dirty.get(group, 0) + timed
+        if state == "forgotten":
+            del self.tasks[key]
+            if not any(n for state, n in group.states.items() if state != "forgotten"):
+                del self.groups[name]
+                self.gone[name]["forgotten"] += group.states["forgotten"]
+
+    def sums(self) -> dict[str, Counter[str]]:
+        """By group's name: what all of its tasks, of all its lives, are."""
+        sums = {name: Counter(counts) for name, counts in self.gone.items()}
+        for name, group in self.groups.items():
+            sums.setdefault(name, Counter()).update({STATES[state]: n for state, n in group.states.items()})
+        return {name: +counts for name, counts in sums.items()}
+
+
+Page = dict[tuple[str, str], tuple[dict[str, int], int, float]]
+
+
+def show(page: Page, ledger: Ledger, limit: int | None = None) -> None:
+    for prefix, group, states, timed, seconds in ledger.collect(limit):
+        page[prefix, group] = (states, timed, seconds)
+
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from([f"{name}{i}" for name in ("a-1-", "a-2-", "b-1-") for i in range(3)]),
+              st.sampled_from(sorted(STATES)), st.integers(0, 4)),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(MOVES)
+def test_what_is_told_last_is_the_sum_of_all_lives_of_a_group(moves: list[tuple[str, str, int]]) -> None:
+    ledger, page = Ledger(), Page()
+    scheduler = Scheduler(ledger)
+    for key, state, ticked in moves:
+        if state == "forgotten" and key not in scheduler.tasks:
+            continue
+        scheduler.put(key, state)
+        if ticked < 2:
+            show(page, ledger, limit=ticked + 1)
+    show(page, ledger)
+    assert {group: Counter(states) for (_, group), (states, _, _) in page.items()} == scheduler.sums()
+    assert not ledger.dirty
+
+
+@given(MOVES, st.integers(1, 3))
+def test_beyond_the_limit_groups_count_together_and_totals_stay(
+    moves: list[tuple[str, str, int]], groups_max: int
+) -> None:
+    ledger, page = Ledger(groups_max=groups_max, prefixes_max=1), Page()
+    scheduler = Scheduler(ledger)
+    for key, state, _ in moves:
+        if state != "forgotten" or key in scheduler.tasks:
+            scheduler.put(key, state)
+            show(page, ledger)
+    told: Counter[str] = Counter()
+    for states, _, _ in page.values():
+        told.update(states)
+    assert told == sum(scheduler.sums().values(), Counter())
+    assert len({prefix for prefix, _ in page} - {FURTHER}) <= 1
+    assert len([group for _, group in page if group != FURTHER]) <= groups_max
+
+
+def test_times_add_up_over_the_lives_of_a_group_and_begin_where_watching_does() -> None:
+    ledger, page = Ledger(), Page()
+    scheduler = Scheduler(ledger)
+    scheduler.put("a-1-0", "processing", told=False)
+    scheduler.put("a-1-0", "memory", 100.0, told=False)
+    ledger.attach(scheduler.groups.values())
+    show(page, ledger)
+    assert page["a", "a-1-"] == ({"memory": 1}, 0, 0.0)
+    for life in range(2):
+        scheduler.put("a-1-0", "processing")
+        scheduler.put("a-1-0", "memory", 2.0)
+        scheduler.put("a-1-0", "forgotten")
+        show(page, ledger)
+        assert page["a", "a-1-"] == ({"forgotten": life + 1}, life + 1, 2.0 * (life + 1))
+
+
+def test_two_lives_between_two_ticks_are_both_counted() -> None:
+    ledger, page = Ledger(), Page()
+    scheduler = Scheduler(ledger)
+    for state in ("memory", "forgotten", "waiting"):
+        scheduler.put("a-1-0", state)
+    show(page, ledger)
+    assert page["a", "a-1-"][0] == {"forgotten": 1, "waiting": 1}
+
+
+def test_what_no_transition_told_is_found_by_looking_over() -> None:
+    ledger, page = Ledger(), Page()
+    scheduler = Scheduler(ledger)
+    scheduler.put("scattered-0", "memory", told=False)
+    ledger.look_over(scheduler.groups.values())
+    show(page, ledger)
+    assert page["scattered", "scattered-"][0] == {"memory": 1}
+    ledger.look_over(scheduler.groups.values())
+    assert not ledger.dirty
+    scheduler.put("scattered-1", "memory", told=False)
+    ledger.look_over(scheduler.groups.values())
+    show(page, ledger)
+    assert page["scattered", "scattered-"][0] == {"memory": 2}
+
+
+def test_a_state_that_is_not_known_counts_as_waiting() -> None:
+    ledger, page = Ledger(), Page()
+    group = Group("a-1-")
+    group.states |= {"thinking": 2, "waiting": 1}
+    ledger.dirty[group] = 0
+    show(page, ledger)
+    assert page["a", "a-1-"][0] == {"waiting": 3}
+
+
+def test_a_group_that_is_gone_is_held_no_longer() -> None:
+    ledger = Ledger()
+    scheduler = Scheduler(ledger)
+    for i in range(50):
+        scheduler.put(f"a-{i}-0", "memory")
+        scheduler.put(f"a-{i}-0", "forgotten")
+        ledger.collect()
+    assert not ledger._standing
+
+
+@given(st.lists(st.text(max_size=400), max_size=20))
+def test_names_fit_and_stay_apart(names: list[str]) -> None:
+    told = [fitting(name) for name in names]
+    assert all(0 < len(name) <= NAME_MAX and "\0" not in name for name in told)
+    plain = {name for name in names if name and "\0" not in name}
+    assert len({fitting(name) for name in plain}) == len(plain)
+
+
+def test_long_names_with_the_same_beginning_stay_apart() -> None:
+    first, second = fitting("x" * 300 + "1"), fitting("x" * 300 + "2")
+    assert first != second
+    assert len(first) == len(second) == NAME_MAX
