@@ -31,6 +31,7 @@ class Job:
     run_dir: str
     user: str | None
     path: str
+    api: str
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -138,7 +139,7 @@ def _base_env(job: Job) -> dict[str, str]:
 def _dstack_env(job: Job) -> dict[str, str]:
     """dstack's names for where a job stands among its nodes, and the GPUs that are its own."""
     spec = job.spec
-    return {
+    return _tasks_env(job) | {
         "DSTACK_RUN_NAME": spec["run"],
         "DSTACK_RUN_ID": spec["run_uid"],
         "DSTACK_JOB_ID": spec["job"],
@@ -152,6 +153,14 @@ def _dstack_env(job: Job) -> dict[str, str]:
         "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
         "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
     }
+
+
+def _tasks_env(job: Job) -> dict[str, str]:
+    """Where the commands tell of their tasks; nothing where the server takes none."""
+    tasks = job.spec.get("tasks")
+    if not tasks:
+        return {}
+    return {"DSTACKWEB_TASKS_URL": job.api.rstrip("/") + tasks["path"], "DSTACKWEB_TASKS_TOKEN": tasks["token"]}
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Runner:
 
     def _begin(self) -> None:
         """Fetch the code, wait for the other nodes, start the commands, and see them through."""
-        job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"])
+        job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"], self.orders["api"])
         try:
             self._prepare(job)
             if not self._barrier():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from django.conf import settings
 
 from dstackweb.accounts.services import secret_values
 from dstackweb.lib.secrets import decrypt
 from dstackweb.runs.models import Job
+from dstackweb.runs.reporting import tasks_token
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.secrets import fill_secrets, secret_names
 
@@ -47,7 +49,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    where, wanted = place(job), secret_names(spec.env)
+    where, wanted, token = place(job), secret_names(spec.env), tasks_token(job.pk)
     secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {
@@ -60,7 +62,11 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked,
-        "redact": sorted({value for value in (*secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}),
+        "redact": sorted(
+            {value for value in (token, *secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}
+        ),
+        # Where the commands tell of their tasks, below the address by which the runner reaches the API.
+        "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",
         "host": where.name,
         "host_address": where.address,

@@ -56,6 +56,14 @@ def test_a_failure_is_told_in_words(box: MakeBox, command: str, code: int, messa
     assert "never" not in job.lines()
 
 
+def test_the_commands_learn_where_to_tell_of_their_tasks(box: MakeBox) -> None:
+    path = "/api/v1/projects/main/runs/7/tasks"
+    job = box('echo "$DSTACKWEB_TASKS_URL $DSTACKWEB_TASKS_TOKEN"', tasks={"path": path, "token": "t1"})
+    job.launch()
+    job.end()
+    assert job.lines() == [f"{job.api.url}{path} t1"]
+
+
 def test_output_may_be_any_bytes(box: MakeBox) -> None:
     job = box("head -c 300000 /dev/urandom | tee all", "printf '\\000\\377no newline'")
     job.launch()

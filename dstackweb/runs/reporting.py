@@ -1,0 +1,55 @@
+"""Who may tell of the tasks inside a run: the run's own commands by a token of their job, and only while it runs."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.core import signing
+from django.db import transaction
+
+from dstackweb.lib.errors import Conflict
+from dstackweb.progress.counters import scope_of
+from dstackweb.progress.models import Scope
+from dstackweb.runs.models import Run
+from dstackweb.runs.states import PLACED
+from dstackweb.runs.transitions import lock_run
+
+SALT = "dstackweb.tasks"
+
+
+def tasks_token(job_id: UUID) -> str:
+    """The bearer token that a job's commands get: good for telling of tasks, and for nothing else."""
+    return signing.Signer(salt=SALT).sign(str(job_id))
+
+
+def job_of_tasks_token(token: str) -> UUID | None:
+    """The job that such a token was made for; None for any other string."""
+    try:
+        return UUID(signing.Signer(salt=SALT).unsign(token))
+    except (signing.BadSignature, ValueError):
+        return None
+
+
+def scope_for(run: Run, attempt: int | None = None) -> int:
+    """The id of the scope that counts the tasks of the run's attempt, the present one if None is named.
+
+    Raises Conflict unless that is the present one, and under way.
+    """
+    _refuse_unless_open(run, attempt)
+    found = Scope.objects.filter(project=run.project_id, run_id=run.pk, attempt=run.attempt).values_list("pk").first()
+    if found is not None:
+        return int(found[0])
+    with transaction.atomic():
+        # Behind the run's row: the end of the attempt, which ends its scope, comes before this or finds it.
+        run = lock_run(run.pk)
+        _refuse_unless_open(run, attempt)
+        return scope_of(run.project_id, run.pk, run.attempt)
+
+
+def _refuse_unless_open(run: Run, attempt: int | None) -> None:
+    if attempt is not None and attempt < run.attempt:
+        raise Conflict(f"attempt {attempt} is over; tasks are told of attempt {run.attempt}", attempt=run.attempt)
+    if attempt is not None and attempt > run.attempt:
+        raise Conflict(f"there is no attempt {attempt} yet", attempt=run.attempt)
+    if run.status not in PLACED:
+        raise Conflict("tasks are told while a run is under way, and this one is not", status=run.status)
