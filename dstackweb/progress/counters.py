@@ -30,6 +30,9 @@ OF_GROUP = dict(COUNTS)
 OF_PREFIX = {**COUNTS, **RATED, "groups": "integer"}
 OF_SCOPE = {**OF_PREFIX, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
 
+Place = tuple[str, str]
+"""The names of a prefix and of a group of it."""
+
 
 @dataclass(slots=True)
 class Delta:
@@ -57,10 +60,10 @@ class Delta:
 
 
 class Ids(NamedTuple):
-    """The rows that count a group. No `group`: none of its tasks is there any more."""
+    """The rows that count a group; 0 where there is none."""
 
     prefix: int
-    group: int | None
+    group: int
 
 
 def scope_of(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
@@ -83,30 +86,118 @@ def locked(scope_id: int) -> Scope:
     raise Scope.DoesNotExist
 
 
-def shift(scope: Scope, deltas: Mapping[tuple[str, str], Delta], now_ms: int) -> dict[tuple[str, str], Ids]:
-    """Change the counters of a locked scope by `{(prefix, group): Delta}` and write its row; answers the groups' rows.
+def shift(scope: Scope, deltas: Mapping[Place, Delta], now_ms: int) -> None:
+    """Change the counters of a locked scope by `{(prefix, group): Delta}`, and write its row."""
+    book = Book(scope)
+    book.read(deltas)
+    book.shift(deltas, now_ms)
 
-    Prefixes and groups that are missing are made, and groups that lost their last task are deleted.
-    """
-    prefixes = _prefixes(scope, {prefix for prefix, _ in deltas})
-    groups = _groups(prefixes, deltas)
-    whole, of_prefix = Delta(), {name: Delta() for name in prefixes}
-    for place, delta in deltas.items():
-        whole.add(delta)
-        of_prefix[place[0]].add(delta)
-        _count(groups[place], delta, scope.version, now_ms)
-    for name, delta in of_prefix.items():
-        _count(prefixes[name], delta, scope.version, now_ms)
-        _rate(prefixes[name], delta, now_ms)
-    _count(scope, whole, scope.version, now_ms)
-    _rate(scope, whole, now_ms)
-    scope.prefixes += sum(not prefix.id for prefix in prefixes.values())
-    for (name, _), group in groups.items():
-        more = _peopled(group) - bool(group.id)
-        prefixes[name].groups += more
-        scope.groups += more
-    _write(scope, prefixes, groups)
-    return {place: Ids(prefixes[place[0]].id, groups[place].id or None) for place in deltas}
+
+class Book:
+    """The counters of some prefixes and groups of a locked scope: read, changed and written, many at once."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.prefixes: dict[str, _Prefix] = {}
+        self.groups: dict[Place, _Group] = {}
+
+    def read(self, places: Collection[Place]) -> None:
+        """Look up rows of prefixes and groups; what is missing is known to be so."""
+        more = [place for place in places if place not in self.groups]
+        names = {prefix for prefix, _ in more} - self.prefixes.keys()
+        self.prefixes.update({name: _Prefix(id=0) for name in names} | self._found_prefixes(names))
+        self.groups.update({place: _Group(id=0) for place in more} | self._found_groups(more))
+
+    def ids(self, place: Place) -> Ids:
+        """The rows of a group that was read."""
+        return Ids(self.prefixes[place[0]].id, self.groups[place].id)
+
+    def shift(self, deltas: Mapping[Place, Delta], now_ms: int) -> None:
+        """Change what was read by `deltas`, and write it with the scope's row. To be done once.
+
+        Prefixes and groups that are missing are made, and groups that lost their last task are deleted.
+        """
+        scope = self.scope
+        whole = Delta()
+        of_prefix: dict[str, Delta] = {}
+        for place, delta in deltas.items():
+            whole.add(delta)
+            of_prefix.setdefault(place[0], Delta()).add(delta)
+            group = self.groups[place]
+            _count(group, delta, scope.version, now_ms)
+            more = _peopled(group) - bool(group.id)
+            self.prefixes[place[0]].groups += more
+            scope.groups += more
+        for name, delta in of_prefix.items():
+            prefix = self.prefixes[name]
+            _count(prefix, delta, scope.version, now_ms)
+            _rate(prefix, delta, now_ms)
+            if not prefix.id:
+                scope.prefixes += 1
+                prefix.version, prefix.changed_ms = scope.version, now_ms
+        _count(scope, whole, scope.version, now_ms)
+        _rate(scope, whole, now_ms)
+        self._write_prefixes(sorted(of_prefix))
+        self._write_groups(sorted(deltas))
+        bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
+
+    def _found_prefixes(self, names: Collection[str]) -> dict[str, _Prefix]:
+        if not names:
+            return {}
+        columns = ", ".join(f"p.{column}" for column in ("name", "id", *OF_PREFIX))
+        found = bulk.find(
+            f"SELECT {columns} FROM {{given}} JOIN progress_taskprefix p ON p.name = given.name WHERE p.scope_id = %s",
+            {"name": "text"},
+            [(name,) for name in names],
+            self.scope.pk,
+        )
+        return {name: _Prefix(*row) for name, *row in found}
+
+    def _found_groups(self, places: Collection[Place]) -> dict[Place, _Group]:
+        known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in places if self.prefixes[prefix].id]
+        if not known:
+            return {}
+        columns = ", ".join(f"g.{column}" for column in ("id", *OF_GROUP))
+        found = bulk.find(
+            f"SELECT given.prefix, g.name, {columns} FROM {{given}}"
+            " JOIN progress_taskgroup g ON g.prefix_id = given.prefix_id AND g.name = given.name",
+            {"prefix_id": "bigint", "name": "text", "prefix": "text"},
+            known,
+        )
+        return {(prefix, name): _Group(*row) for prefix, name, *row in found}
+
+    def _write_prefixes(self, names: Collection[str]) -> None:
+        values = attrgetter(*OF_PREFIX)
+        fresh = [name for name in names if not self.prefixes[name].id]
+        known = [prefix for name in names if (prefix := self.prefixes[name]).id and self._changed(prefix)]
+        bulk.insert(
+            "progress_taskprefix",
+            {"name": "text", "scope_id": "bigint", **OF_PREFIX},
+            [(name, self.scope.pk, *values(self.prefixes[name])) for name in fresh],
+        )
+        bulk.update("progress_taskprefix", OF_PREFIX, [(*values(prefix), prefix.id) for prefix in known])
+        for name, made in self._found_prefixes(fresh).items():
+            self.prefixes[name].id = made.id
+
+    def _write_groups(self, places: Collection[Place]) -> None:
+        values = attrgetter(*OF_GROUP)
+        fresh = [place for place in places if not (group := self.groups[place]).id and _peopled(group)]
+        known = [group for place in places if (group := self.groups[place]).id and self._changed(group)]
+        empty = [group for group in known if not _peopled(group)]
+        bulk.insert(
+            "progress_taskgroup",
+            {"name": "text", "prefix_id": "bigint", **OF_GROUP},
+            [(place[1], self.prefixes[place[0]].id, *values(self.groups[place])) for place in fresh],
+        )
+        bulk.update("progress_taskgroup", OF_GROUP, [(*values(group), group.id) for group in known if _peopled(group)])
+        bulk.delete("progress_taskgroup", [group.id for group in empty])
+        for group in empty:
+            group.id = 0
+        for place, made in self._found_groups(fresh).items():
+            self.groups[place].id = made.id
+
+    def _changed(self, row: _Group) -> bool:
+        return row.version == self.scope.version
 
 
 @dataclass(slots=True)
@@ -141,33 +232,6 @@ class _Prefix(_Group):
     groups: int = 0
 
 
-def _prefixes(scope: Scope, names: Collection[str]) -> dict[str, _Prefix]:
-    """The rows of these prefixes; without an id those that are missing."""
-    columns = ", ".join(f"p.{column}" for column in ("name", "id", *OF_PREFIX))
-    found = bulk.find(
-        f"SELECT {columns} FROM {{given}} JOIN progress_taskprefix p ON p.name = given.name WHERE p.scope_id = %s",
-        {"name": "text"},
-        [(name,) for name in names],
-        scope.pk,
-    )
-    rows = {name: _Prefix(*row) for name, *row in found}
-    return {name: rows.get(name) or _Prefix(id=0) for name in sorted(names)}
-
-
-def _groups(prefixes: Mapping[str, _Prefix], places: Collection[tuple[str, str]]) -> dict[tuple[str, str], _Group]:
-    """The rows of these groups; without an id those that are missing."""
-    known = [(prefixes[prefix].id, name, prefix) for prefix, name in places if prefixes[prefix].id]
-    columns = ", ".join(f"g.{column}" for column in ("id", *OF_GROUP))
-    found = bulk.find(
-        f"SELECT given.prefix, g.name, {columns} FROM {{given}}"
-        " JOIN progress_taskgroup g ON g.prefix_id = given.prefix_id AND g.name = given.name",
-        {"prefix_id": "bigint", "name": "text", "prefix": "text"},
-        known,
-    )
-    rows = {(prefix, name): _Group(*row) for prefix, name, *row in found}
-    return {place: rows.get(place) or _Group(id=0) for place in sorted(places)}
-
-
 def _count(row: _Group | Scope, delta: Delta, version: int, now_ms: int) -> None:
     """What changed in a row's counters."""
     if not delta:
@@ -199,35 +263,3 @@ def _rate(row: _Prefix | Scope, delta: Delta, now_ms: int) -> None:
 def _peopled(group: _Group) -> bool:
     """Whether any of its tasks is there still."""
     return any(getattr(group, state) for state in SHOWN)
-
-
-def _write(scope: Scope, prefixes: Mapping[str, _Prefix], groups: Mapping[tuple[str, str], _Group]) -> None:
-    """Write rows that changed, make those that are missing (which gives them their ids), delete empty groups."""
-    version = scope.version
-    values = attrgetter(*OF_PREFIX)
-    fresh = [(name, scope.pk, *values(prefix)) for name, prefix in prefixes.items() if not prefix.id]
-    changed = [prefix for prefix in prefixes.values() if prefix.id and prefix.version == version]
-    bulk.insert("progress_taskprefix", {"name": "text", "scope_id": "bigint", **OF_PREFIX}, fresh)
-    bulk.update("progress_taskprefix", OF_PREFIX, [(*values(prefix), prefix.id) for prefix in changed])
-    if fresh:
-        for name, made in _prefixes(scope, [row[0] for row in fresh]).items():
-            prefixes[name].id = made.id
-
-    values = attrgetter(*OF_GROUP)
-    rows = [
-        (name, prefixes[prefix].id, *values(group))
-        for (prefix, name), group in groups.items()
-        if not group.id and _peopled(group)
-    ]
-    known = [group for group in groups.values() if group.id and group.version == version]
-    empty = [group for group in known if not _peopled(group)]
-    bulk.insert("progress_taskgroup", {"name": "text", "prefix_id": "bigint", **OF_GROUP}, rows)
-    bulk.update("progress_taskgroup", OF_GROUP, [(*values(group), group.id) for group in known if _peopled(group)])
-    bulk.delete("progress_taskgroup", [group.id for group in empty])
-    for group in empty:
-        group.id = 0
-    if rows:
-        missing = [place for place, group in groups.items() if not group.id and _peopled(group)]
-        for place, stored in _groups(prefixes, missing).items():
-            groups[place].id = stored.id
-    bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])

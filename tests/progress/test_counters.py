@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress.counters import Delta, locked, scope_of, shift
+from dstackweb.progress.counters import Book, Delta, locked, scope_of, shift
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
 
@@ -80,11 +80,15 @@ def test_what_was_forgotten_before_it_was_heard_of_makes_no_group(scope_id: int)
     assert not TaskGroup.objects.exists()
 
 
-def test_where_a_task_is_counted_is_answered(scope_id: int) -> None:
+def test_where_tasks_are_counted_is_known_afterwards(scope_id: int) -> None:
     with transaction.atomic():
-        places = shift(locked(scope_id), {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}, NOW)
+        deltas = {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}
+        book = Book(locked(scope_id))
+        book.read(deltas)
+        book.shift(deltas, NOW)
     prefix, group = TaskPrefix.objects.get(), TaskGroup.objects.get()
-    assert places == {("a", "a-1"): (prefix.pk, group.pk), ("a", "a-2"): (prefix.pk, None)}
+    assert book.ids(("a", "a-1")) == (prefix.pk, group.pk)
+    assert book.ids(("a", "a-2")) == (prefix.pk, 0)
 
 
 def test_finishes_fade_by_the_minute(scope_id: int) -> None:
