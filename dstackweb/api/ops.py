@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from dstackweb.api.gpu_metrics import Gpus
 from dstackweb.api.offer_metrics import Clouds
+from dstackweb.api.progress_metrics import Tasks
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Host
 from dstackweb.runs.models import QueueCount
@@ -52,4 +53,5 @@ def metrics(request: HttpRequest) -> HttpResponse:
         Gauge("dstackweb_pass_duration_ms", "Time of the last placement pass", registry=registry).set(state.duration_ms)
     registry.register(Clouds(now))
     registry.register(Gpus(now))
+    registry.register(Tasks())
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -21,6 +21,7 @@ from dstackweb.api import (
     moves,
     offers,
     ops,
+    progress,
     queues,
     runner,
     runs,
@@ -33,6 +34,8 @@ api.add_router("/projects/{project}/runs", holds.of_runs)
 api.add_router("/projects/{project}/runs", decisions.router)
 api.add_router("/projects/{project}/runs", utilization.of_runs)
 api.add_router("/projects/{project}/runs", metrics.router)
+api.add_router("/projects/{project}/runs", progress.of_runs)
+api.add_router("/projects/{project}/progress", progress.router)
 api.add_router("/projects/{project}/utilization", utilization.router)
 api.add_router("/projects/{project}/holds", holds.router)
 api.add_router("/projects/{project}/queues", queues.router)
