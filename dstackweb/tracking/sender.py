@@ -173,7 +173,7 @@ class Sender:
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._over = True
-            return self._complete or not self.backlog
+            return self._complete or (thread is None and not self.backlog)
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._hurry.set()
@@ -357,7 +357,7 @@ class Sender:
 
 def _text(text: str) -> str:
     """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
-    return text.encode(errors="replace").decode().replace("\0", "�")
+    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _event(

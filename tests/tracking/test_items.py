@@ -1,0 +1,137 @@
+"""`track`: the counts of a loop."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dstackweb.tracking import current, flush, track
+from tests.tracking.ear import Ear
+
+
+def counts(ear: Ear, prefix: str = "items") -> dict[str, int]:
+    assert flush()
+    return ear.counts(prefix)
+
+
+def test_items_wait_are_worked_on_and_are_done(reporting: Ear) -> None:
+    seen = []
+    for item in track(["a", "b", "c"]):
+        seen.append((item, counts(reporting)))
+    assert seen == [
+        ("a", {"processing": 1, "waiting": 2}),
+        ("b", {"memory": 1, "processing": 1, "waiting": 1}),
+        ("c", {"memory": 2, "processing": 1}),
+    ]
+    assert counts(reporting) == {"memory": 3}
+    last = reporting.bodies[-1]["counts"][-1]
+    assert (last["prefix"], last["group"], last["duration_n"]) == ("items", "items", 3)
+    assert last["duration_s"] > 0
+
+
+def test_an_iterable_without_a_length_may_be_given_one(reporting: Ear) -> None:
+    walk = track((number for number in range(2)), 3, prefix="rows")
+    next(walk)
+    assert counts(reporting, "rows") == {"processing": 1, "waiting": 2}
+    assert list(walk) == [1]
+    assert counts(reporting, "rows") == {"memory": 2}  # there were two after all
+    unknown = track((number for number in range(2)), prefix="more")
+    next(unknown)
+    assert counts(reporting, "more") == {"processing": 1}
+    assert list(unknown) == [1]
+    assert counts(reporting, "more") == {"memory": 2}
+
+
+def test_more_items_than_were_told_are_counted_all_the_same(reporting: Ear) -> None:
+    assert list(track(range(5), 3)) == [0, 1, 2, 3, 4]
+    assert counts(reporting) == {"memory": 5}
+
+
+def test_leaving_the_loop_releases_the_rest(reporting: Ear) -> None:
+    for item in track(range(10)):
+        if item == 3:
+            break
+    assert counts(reporting) == {"memory": 3, "released": 7}
+
+
+def test_an_exception_in_the_loop_releases_the_rest(reporting: Ear) -> None:
+    def loop() -> None:
+        for item in track(range(10)):
+            if item == 3:
+                raise ValueError("three")
+
+    with pytest.raises(ValueError, match="three"):
+        loop()
+    assert counts(reporting) == {"memory": 3, "released": 7}
+
+
+def test_an_item_that_the_iterable_cannot_give_has_failed(reporting: Ear) -> None:
+    def rows() -> Iterator[int]:
+        yield 1
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        list(track(rows(), 5))
+    assert counts(reporting) == {"memory": 1, "erred": 1, "released": 3}
+
+
+def test_loops_with_one_name_are_counted_together(reporting: Ear) -> None:
+    list(track(range(3)))
+    assert counts(reporting) == {"memory": 3}
+    first, second = track(range(4)), track(range(5))
+    next(first)
+    next(second)
+    assert counts(reporting) == {"memory": 3, "processing": 2, "waiting": 7}
+    list(first)
+    list(second)
+    list(track(range(2), group="others"))
+    assert counts(reporting) == {"memory": 14}
+
+
+def test_loops_within_loops_and_in_threads(reporting: Ear) -> None:
+    def work() -> None:
+        for _epoch in track(range(3), prefix="epochs"):
+            for _batch in track(range(100), prefix="batches"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts(reporting, "epochs") == {"memory": 12}
+    assert counts(reporting, "batches") == {"memory": 1200}
+
+
+def test_a_loop_that_the_garbage_collector_ends_is_over(reporting: Ear) -> None:
+    walk = track(range(3))
+    next(walk)
+    cycle = [walk]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del walk, cycle
+    gc.collect()
+    assert counts(reporting) == {"released": 3}
+
+
+def test_a_loop_that_was_never_begun_is_not_told(reporting: Ear) -> None:
+    track(range(3))
+    assert counts(reporting) == {}
+
+
+def test_when_all_loops_are_over_the_sender_rests(reporting: Ear) -> None:
+    list(track(range(3)))
+    assert counts(reporting) == {"memory": 3}
+    assert flush()
+    sender = current.current()
+    assert sender is not None
+    assert not sender._sources
+
+
+def test_without_the_environment_the_iterator_is_the_iterables_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSTACKWEB_TASKS_URL", raising=False)
+    current._forked()
+    assert type(track([1])) is type(iter([1]))
+    current._forked()

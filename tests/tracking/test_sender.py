@@ -1,0 +1,303 @@
+"""What is sent when, and what becomes of it when the server is slow, strict or away."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dstackweb.tracking import sender as module
+from dstackweb.tracking.post import Answer, Verdict
+from dstackweb.tracking.sender import Sender
+from tests.support import eventually
+from tests.tracking.ear import Ear
+
+TAKEN = Answer(Verdict.TAKEN)
+
+
+class Post:
+    """In place of HTTP: answers in order, then takes all."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.bodies: list[dict[str, Any]] = []
+        self.asked: list[tuple[float, int]] = []
+
+    def __call__(self, body: bytes, timeout_s: float) -> Answer:
+        self.asked.append((time.monotonic(), len(body)))
+        answer = self.answers.pop(0) if self.answers else TAKEN
+        if answer.verdict is Verdict.TAKEN:
+            self.bodies.append(json.loads(body))
+        return answer
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        return [entry for body in self.bodies for entry in body.get(kind, [])]
+
+
+def sending(post: Post, **options: Any) -> Sender:
+    return Sender("http://server/tasks", "secret", post=post, interval_s=0.01, **options)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_BASE_S", 0.01)
+    monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
+
+
+def test_of_a_task_only_the_newest_state_is_sent() -> None:
+    post = Post()
+    sender = sending(post)
+    with sender._lock:  # so that nothing is sent between
+        sender.event("train-1", "waiting")
+        sender.event("train-1", "processing")
+        sender.event("train-1", "memory", duration_s=1.5)
+    assert sender.flush()
+    (event,) = post.entries("events")
+    assert {**event, "seq": 0} == {"key": "train-1", "state": "memory", "seq": 0, "duration_s": 1.5}
+    assert sender.close()
+
+
+def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([5_000, 5_000, 3_000, 9_000_000, *[9_000_000] * 20])
+    monkeypatch.setattr(module.time, "time_ns", lambda: next(moments))
+    post = Post()
+    sender = sending(post)
+    with sender._lock:
+        for number in range(4):
+            sender.event(f"a-{number}", "waiting")
+    assert sender.flush()
+    assert [event["seq"] for event in post.entries("events")] == [5, 6, 7, 9000]
+    sender.close()
+
+
+def test_a_request_has_a_thousand_entries_at_most() -> None:
+    post = Post()
+    sender = sending(post)
+    with sender._lock:
+        for number in range(2500):
+            sender.event(f"a-{number}", "waiting")
+    assert sender.flush()
+    assert [len(body["events"]) for body in post.bodies] == [1000, 1000, 500]
+    sender.close()
+
+
+def test_a_request_that_would_be_too_large_is_split() -> None:
+    post = Post()
+    sender = sending(post)
+    with sender._lock:
+        for number in range(1000):
+            sender.event(f"a-{number}", "erred", message="x" * 2000)
+    assert sender.flush()
+    assert len(post.entries("events")) == 1000
+    assert max(size for _at, size in post.asked) <= module.BODY_MAX
+    sender.close()
+
+
+def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> None:
+    post = Post(*[Answer(Verdict.SPLIT)] * 2)
+    sender = sending(post)
+    with sender._lock:
+        for number in range(100):
+            sender.event(f"a-{number}", "waiting")
+    assert sender.flush()
+    assert len(post.bodies[0]["events"]) == 25
+    assert {event["key"] for event in post.entries("events")} == {f"a-{number}" for number in range(100)}
+    sender.close()
+
+
+def test_one_entry_that_is_too_large_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    post = Post(Answer(Verdict.SPLIT, detail="413 too large"))
+    sender = sending(post)
+    sender.event("a-1", "waiting")
+    assert sender.flush()
+    sender.event("a-2", "waiting")
+    assert sender.flush()
+    assert [event["key"] for event in post.entries("events")] == ["a-2"]
+    assert caplog.messages == ["1 of the tasks reported were not taken (413 too large); told once"]
+    sender.close()
+
+
+def test_a_server_that_asks_to_wait_is_not_asked_before(caplog: pytest.LogCaptureFixture) -> None:
+    post = Post(Answer(Verdict.LATER, 0.3, "429 slowly"))
+    sender = sending(post)
+    sender.event("a-1", "waiting")
+    assert sender.flush()
+    (first, _), (second, _) = post.asked
+    assert second - first >= 0.3
+    assert not caplog.messages  # it is there
+    sender.close()
+
+
+def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
+    post = Post(Answer(Verdict.LATER, 0.3, "429 slowly"))
+    sender = sending(post)
+    sender.event("a-1", "waiting")
+    eventually(lambda: post.asked, deadline=5)
+    assert sender.close(5)
+    assert post.asked[1][0] - post.asked[0][0] >= 0.3
+
+
+def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    post = Post(*[Answer(Verdict.LATER, 60, "429 slowly")] * 9)
+    sender = sending(post)
+    sender.event("a-1", "waiting")
+    eventually(lambda: post.asked, deadline=5)
+    began = time.monotonic()
+    assert not sender.close(5)
+    assert time.monotonic() - began < 1
+    assert caplog.messages == ["1 tasks or groups were not reported"]
+
+
+def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dstackweb.tracking")
+    post = Post(*[Answer(Verdict.LATER, None, "refused")] * 8)
+    sender = sending(post)
+    sender.event("a-1", "processing")
+    eventually(lambda: len(post.asked) > 2, deadline=5)
+    sender.event("a-1", "memory")
+    sender.event("a-2", "memory")
+    assert sender.flush()
+    assert {event["key"]: event["state"] for event in post.entries("events")} == {"a-1": "memory", "a-2": "memory"}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "cannot be reported to http://server/tasks now (refused)" in caplog.messages[0]
+    sender.close()
+
+
+def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    post = Post()
+    sender = sending(post, kept_max=3)
+    with sender._lock:
+        kept = [sender.event(f"a-{number}", "waiting") for number in range(5)]
+        assert sender.event("a-0", "memory")  # known keys are taken on
+        counted = [sender.count("a", f"a-{number}", {"memory": 1}) for number in range(5)]
+    assert kept == counted == [True, True, True, False, False]
+    assert not sender.close()
+    assert {event["key"]: event["state"] for event in post.entries("events")} == {
+        "a-0": "memory", "a-1": "waiting", "a-2": "waiting",
+    }  # fmt: skip
+    assert caplog.messages == ["2 tasks or groups were not reported"]  # counts are absolute: they are told again
+
+
+def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept() -> None:
+    post = Post(Answer(Verdict.OVER, detail="409 the attempt is over"))
+    sender = sending(post)
+    sender.event("a-1", "waiting")
+    assert not sender.flush()
+    assert sender.over
+    assert not sender.event("a-2", "waiting")
+    assert not sender.count("a", "a", {"memory": 1})
+    assert not sender.failure("a-3", "a", "a", "no")
+    assert sender.backlog == 0
+    assert not sender.close()
+    assert len(post.asked) == 1
+
+
+def test_what_the_server_refuses_for_good_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    refusal = Answer(Verdict.TAKEN, detail="a-1: unknown state", refused=1)
+    post = Post(refusal, refusal, Answer(Verdict.LOST, detail="422 no"))
+    sender = sending(post)
+    for number in range(3):
+        sender.event(f"a-{number}", "odd")
+        assert sender.flush()
+    assert caplog.messages == ["1 of the tasks reported were not taken (a-1: unknown state); told once"]
+    sender.close()
+
+
+def test_the_end_is_told_above_all_that_was_told() -> None:
+    post = Post()
+    sender = sending(post)
+    sender.event("a-1", "processing")
+    sender.count("b", "b-1", {"processing": 2}, 3, 1.5)
+    sender.failure("b-7", "b", "b-1", "no disk")
+    assert sender.close()
+    last = post.bodies.pop()
+    assert last == {"reporter": sender.reporter, "seq": last["seq"], "ended": True}
+    told = [entry for body in post.bodies for kind in ("events", "counts", "failures") for entry in body.get(kind, [])]
+    assert last["seq"] > max(entry.pop("seq") for entry in told)
+    assert told[1:] == [
+        {"prefix": "b", "group": "b-1", "states": {"processing": 2}, "duration_n": 3, "duration_s": 1.5},
+        {"key": "b-7", "prefix": "b", "group": "b-1", "message": "no disk"},
+    ]
+    assert not sender.event("a-1", "memory")
+
+
+def test_who_told_nothing_does_not_tell_an_end() -> None:
+    post = Post()
+    assert sending(post).close()
+    assert not post.asked
+
+
+def test_a_server_that_never_answers_keeps_no_program_from_ending(ear: Ear, caplog: pytest.LogCaptureFixture) -> None:
+    ear.hold.clear()
+    sender = Sender(ear.url, "secret", interval_s=0.01)
+    sender.event("a-1", "waiting")
+    eventually(lambda: ear.requests, deadline=5)
+    began = time.monotonic()
+    assert not sender.flush(0.2)
+    assert not sender.close(0.2)
+    assert time.monotonic() - began < 2
+    assert caplog.messages == ["1 tasks or groups were not reported: no answer in time"]
+
+
+def test_text_that_no_json_or_database_can_hold_arrives_mended(ear: Ear) -> None:
+    sender = Sender(ear.url, "secret", interval_s=0.01)
+    sender.event("file-\udcff\0-1", "erred", message="\0\ud800 é")
+    assert sender.flush()
+    assert {key: event["message"] for key, event in ear.events().items()} == {"file-??-1": "?? é"}
+    assert ear.tokens == {"Bearer secret"}
+    sender.close()
+
+
+def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
+    """As a signal's handler does, or the end of something that the garbage collector found."""
+    post = Post()
+    sender = sending(post)
+
+    class Odd(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            sender.event("inner", "memory")
+            return super().__hash__()
+
+    sender.event(Odd("outer"), "memory")
+    assert sender.flush()
+    assert {event["key"] for event in post.entries("events")} == {"inner", "outer"}
+    sender.close()
+
+
+def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None:
+    post = Post()
+    sender = sending(post)
+    left = [[("a", "a", {"memory": 1}, 0, 0.0)], [], [("a", "a", {"memory": 2}, 0, 0.0)]]
+    sender.ask(lambda: left.pop(0) if left else None)
+    eventually(lambda: len(post.entries("counts")) == 2, deadline=5)
+    assert [count["states"] for count in post.entries("counts")] == [{"memory": 1}, {"memory": 2}]
+    eventually(lambda: not sender._sources, deadline=5)
+    sender.close()
+
+
+def test_many_threads_report_at_once() -> None:
+    post = Post()
+    sender = sending(post)
+
+    def work(name: int) -> None:
+        for number in range(500):
+            sender.event(f"t{name}-{number}", "processing")
+            sender.event(f"t{name}-{number}", "memory")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sender.close()
+    events = post.entries("events")
+    newest = {event["key"]: event["state"] for event in sorted(events, key=lambda event: event["seq"])}
+    assert len(newest) == 4000
+    assert set(newest.values()) == {"memory"}
+    assert len({event["seq"] for event in events}) == len(events)
