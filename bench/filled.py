@@ -11,7 +11,7 @@ from dstackweb.runs import services
 from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.queues import now_us
 from dstackweb.scheduler.passes import run_passes
-from tests.factories import join, make_host, make_project, make_run, make_user
+from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 
 SHAPES = 20
 BOXES = 8
@@ -54,6 +54,7 @@ class Filled:
             batch_size=2000,
         )  # fmt: skip
         QueueCount.objects.filter(queue=self.queue).update(submitted=size)
+        count_runs_anew()
         Queue.objects.filter(pk=self.queue.pk).update(last_seniority_us=now + size)
         sides.must_be(run_passes(), 0)
         sides.settle()

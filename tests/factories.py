@@ -12,7 +12,8 @@ from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.profiles.services import ensure_default_profile
-from dstackweb.runs import attempts, services
+from dstackweb.progress.models import Scope
+from dstackweb.runs import attempts, by_prefix, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
@@ -60,6 +61,12 @@ def make_run(project: Project, user: User, name: str | None = None, *, role: str
     config = {"type": "task", "name": name or f"run-{next(_numbers)}", "commands": ["true"], **keys}
     run, _made = services.submit(project, user, role, services.Submission(config))
     return run
+
+
+def count_runs_anew() -> None:
+    """Counters by prefix of the waiting and running runs that there are, where rows were written past the services."""
+    Scope.objects.filter(run_id=0).delete()
+    by_prefix.entered(list(Run.objects.only("project", "name", "status", "submitted_at")))
 
 
 def place_all() -> int:

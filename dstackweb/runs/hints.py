@@ -22,10 +22,18 @@ cloud_jobs_due = Signal()
 jobs_due = Signal()
 """The host whose cluster is `cluster` should look at its jobs `job_ids`: start them, or tell their runners to ask."""
 
+tasks_over = Signal()
+"""Attempts have ended whose tasks are counted: those that were still to come are to be settled."""
+
 
 def want_pass() -> None:
     """Ask for a placement pass once the current transaction commits."""
     transaction.on_commit(lambda: pass_due.send(sender=None), robust=True)
+
+
+def want_settling() -> None:
+    """Ask that the tasks of ended attempts be settled, once the current transaction commits."""
+    transaction.on_commit(lambda: tasks_over.send(sender=None), robust=True)
 
 
 def want_look(jobs: Iterable[Job]) -> None:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from math import isclose
 
 from django.db.models import Count, Sum
 from django.db.models.functions import TruncHour
 from django.utils import timezone
 
 from dstackweb.backends.models import Host
+from dstackweb.lib.counted import Difference
+from dstackweb.progress import recount
+from dstackweb.progress.models import Scope, TaskGroup
+from dstackweb.progress.states import TaskState
+from dstackweb.runs import by_prefix
 from dstackweb.runs.history import KEPT_DAYS
 from dstackweb.runs.history_math import BUCKETS, hour_of
 from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A counter that says `kept` where a recount gives `counted`."""
-
-    what: str
-    kept: int
-    counted: int
-
-    def __str__(self) -> str:
-        return f"{self.what}: kept {self.kept}, counted {self.counted}"
 
 
 def differences() -> Iterator[Difference]:
@@ -34,6 +28,8 @@ def differences() -> Iterator[Difference]:
     yield from _queues()
     yield from _hosts()
     yield from _hours()
+    yield from recount.differences()
+    yield from _runs_by_name()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
@@ -85,3 +81,29 @@ def _hours() -> Iterator[Difference]:
         waits = sum(getattr(row, bucket) for bucket in BUCKETS)
         if waits != row.placed:
             yield Difference(f"waits counted in {row}", waits, row.placed)
+
+
+def _runs_by_name() -> Iterator[Difference]:
+    """A project's progress beside its runs: each is a task in the group of its name."""
+    counted: Counter[tuple[int, str, str, TaskState]] = Counter()
+    rows = Run.objects.order_by().values_list("project", "name", "status").annotate(n=Count("pk"))
+    for project, name, status, number in rows:
+        counted[project, *by_prefix.place(name), by_prefix.STATE[RunStatus(status)]] += number
+    kept: Counter[tuple[int, str, str, TaskState]] = Counter()
+    for group in TaskGroup.objects.filter(prefix__scope__run_id=0).select_related("prefix__scope"):
+        for state in TaskState:
+            kept[group.prefix.scope.project_id, group.prefix.name, group.name, state] += getattr(group, state)
+    for key in sorted(kept.keys() | counted.keys()):
+        if kept[key] != counted[key]:
+            yield Difference(f"{key[3]} among runs called {key[2]!r}", kept[key], counted[key])
+    timed = Run.objects.filter(status__in=by_prefix.TIMED, started_at__isnull=False, ended_at__isnull=False)
+    took: Counter[int] = Counter()
+    number_of: Counter[int] = Counter()
+    for project, started, ended in timed.values_list("project", "started_at", "ended_at").iterator():
+        number_of[project] += 1
+        took[project] += by_prefix.took_s(started, ended) or 0  # type: ignore[assignment]
+    for scope in Scope.objects.filter(run_id=0).select_related("project"):
+        if scope.duration_n != number_of[scope.project_id]:
+            yield Difference(f"timed {scope}", scope.duration_n, number_of[scope.project_id])
+        elif not isclose(scope.duration_s, took[scope.project_id], rel_tol=1e-6, abs_tol=1e-3):
+            yield Difference(f"seconds of {scope}", scope.duration_s, took[scope.project_id])

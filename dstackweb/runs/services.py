@@ -31,7 +31,7 @@ from dstackweb.runs.queues import advance, hold_queue, refuse_draining
 from dstackweb.runs.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import entered, lock_run, move_run, record
+from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.secrets import secret_names
 
@@ -279,6 +279,7 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
     with transaction.atomic():
         for queue_id in sorted({run.queue_id for run in runs}):
             hold_queue(queue_id)
-        for pk in sorted({run.pk for run in runs}):
-            lock_run(pk)
+        locked = [lock_run(pk) for pk in sorted({run.pk for run in runs})]
+        for queue_id in sorted({run.queue_id for run in locked}):
+            touch(queue_id)
         return [stop(run, user, role) for run in runs]

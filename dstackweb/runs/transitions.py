@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -16,6 +16,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
+from dstackweb.progress import closing
+from dstackweb.runs import by_prefix, hints
 from dstackweb.runs.history import count_placed
 from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
 from dstackweb.runs.states import (
@@ -45,7 +47,7 @@ class MovedOn(Exception):
 def lock_run(run_id: int) -> Run:
     """Load a run behind its own row, so that what happens to its jobs happens one after the other.
 
-    Call first in a transaction: rows are always locked in the order queue, run, jobs, counters, hosts.
+    Call first in a transaction: rows are always locked in the order of docs/architecture.md.
     (An UPDATE, not `select_for_update`, which does nothing on SQLite.) Raises Run.DoesNotExist.
     """
     Run.objects.filter(pk=run_id).update(version=F("version") + 1)
@@ -85,6 +87,7 @@ def entered(run: Run) -> None:
     QueueCount.objects.filter(queue_id=run.queue_id).update(
         **{run.status: F(run.status) + 1, "version": F("version") + 1}
     )
+    by_prefix.entered([run])
 
 
 def move_run(
@@ -119,10 +122,12 @@ def move_runs(
     data: Sequence[dict[str, Any]],
     actor: User | None = None,
     event: str | None = None,
+    touched: Collection[int] = (),
     **fields: Any,
 ) -> None:
     """Move many runs as `move_run` moves one, all or none, in a handful of statements; `data` has one entry per run.
 
+    `touched`: queues whose lists show something else now, too (`touch`), though none of these runs may be theirs.
     Raises MovedOn when somebody else was faster with one of them. Call inside a transaction that the exception leaves,
     and that has locked the runs' queues when there is more than one run.
     """
@@ -141,7 +146,11 @@ def move_runs(
         if mine.update(status=new, version=F("version") + 1, **values) != len(keys):
             raise MovedOn("a run has moved on")
         written |= dict.fromkeys(keys, values)
-    _count_moves(runs, new)
+    over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
+    if over and closing.end(over, by_prefix.to_ms(now)):
+        hints.want_settling()
+    _count_moves(runs, new, touched)
+    by_prefix.moved(runs, new, now)
     kind, was = event or new.value, {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)
@@ -155,17 +164,16 @@ def move_runs(
             setattr(run, name, value)
 
 
-def _count_moves(runs: Sequence[Run], new: RunStatus) -> None:
+def _count_moves(runs: Sequence[Run], new: RunStatus, touched: Collection[int]) -> None:
     """Shift the counters of each queue once, in the order in which everybody does."""
-    left: dict[int, Counter[str]] = defaultdict(Counter)
+    left: dict[int, Counter[str]] = {queue_id: Counter() for queue_id in touched}
     for run in runs:
-        left[run.queue_id][run.status] += 1
+        left.setdefault(run.queue_id, Counter())[run.status] += 1
     for queue_id, olds in sorted(left.items()):
-        QueueCount.objects.filter(queue_id=queue_id).update(
-            version=F("version") + 1,
-            **{old: F(old) - n for old, n in olds.items()},
-            **{new.value: F(new.value) + olds.total()},
-        )
+        shifted = {old: F(old) - n for old, n in olds.items()}
+        if olds:
+            shifted[new.value] = F(new.value) + olds.total()
+        QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dstackweb.runs.allocations import Claim, Taken, claim_all
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queues import LIMITS
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import MovedOn, move_runs, touch
+from dstackweb.runs.transitions import MovedOn, move_runs
 from dstackweb.scheduler import idle, reserving
 from dstackweb.scheduler.buying import machine_for, on_offer
 from dstackweb.scheduler.market import HOSTS
@@ -63,7 +63,7 @@ def write(
     """Write all of it, with what becomes of the reservation; `backends` by name.
 
     Raises one of STALE, or Outdated when a newer pass has begun, having written nothing.
-    Rows are locked in the order in which everybody does: pass, queues, runs, queue counters, hosts.
+    Rows are locked in the order in which everybody does: pass, queues, runs, queue counters, progress, hosts.
     """
     now = timezone.now()
     with transaction.atomic():
@@ -72,10 +72,14 @@ def write(
         seen = reserving.write(change, now) if change else set()
         # Copies: the runs stay as they were read, for another try, should all of this roll back.
         runs = [copy(one.run) for one in placements]
-        move_runs(runs, RunStatus.PROVISIONING, now=now, data=[{"nodes": _nodes(one)} for one in placements])
         _tell(verdicts, now)
-        for queue_id in sorted(({queue.pk for queue, _ in verdicts} | seen) - {run.queue_id for run in runs}):
-            touch(queue_id)
+        move_runs(
+            runs,
+            RunStatus.PROVISIONING,
+            now=now,
+            data=[{"nodes": _nodes(one)} for one in placements],
+            touched={queue.pk for queue, _ in verdicts} | seen,
+        )
         _make_jobs(zip(runs, placements, strict=True), backends, now)
 
 

@@ -16,6 +16,7 @@ class SchedulerConfig(AppConfig):
         hints.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
         hints.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")
         hints.cloud_jobs_due.connect(tasks.enqueue_cloud_looks, dispatch_uid="scheduler.cloud_look")
+        hints.tasks_over.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
         sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
         sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

@@ -17,7 +17,9 @@ from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus import averages
 from dstackweb.lib.models import Lease
 from dstackweb.offers import counts
+from dstackweb.progress import closing
 from dstackweb.runs import history
+from dstackweb.runs.by_prefix import to_ms
 from dstackweb.runs.models import Job, Move, Run, Verdict
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, RunStatus
 from dstackweb.scheduler import cloud
@@ -30,12 +32,13 @@ MOVES_AGE = dt.timedelta(hours=1)
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old moves, history and GPUs' averages, what has expired, tasks nobody took,
-    secrets that nothing needs."""
+    """Verdicts of shapes nobody waits with, old moves, history and GPUs' averages, old tasks of runs, what has expired,
+    work nobody took, secrets that nothing needs."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
     # The shape "" stands for the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
     Verdict.objects.filter(~Exists(waiting), shape="").delete()
+    closing.prune(to_ms(timezone.now()))
     history.prune(timezone.now())
     averages.forget(timezone.now())
     Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()

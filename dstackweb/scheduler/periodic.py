@@ -17,7 +17,7 @@ from django.utils import timezone
 from dstackweb.gpus import averages
 from dstackweb.offers import sources
 from dstackweb.runs import spend
-from dstackweb.scheduler import cloud
+from dstackweb.scheduler import cloud, ended_tasks
 from dstackweb.scheduler.enqueue import enqueue
 from dstackweb.scheduler.models import PeriodicJob
 
@@ -66,6 +66,7 @@ def control_jobs() -> list[Periodic]:
         ),
         Periodic("budgets", f"{tasks}.mark_budgets", 30.0, control, when=spend.has_budgets),
         Periodic("gpu-averages", f"{tasks}.average_gpu_samples", 60.0, control, when=averages.has_samples),
+        Periodic("ended-tasks", f"{tasks}.settle_tasks", 30.0, control, when=ended_tasks.has_work),
         Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
     ]
 

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from dstackweb.gpus import averages
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
-from dstackweb.scheduler import cloud_watch, gpu_watch, hosting, housekeeping, pass_claim, passes, periodic
+from dstackweb.scheduler import cloud_watch, ended_tasks, gpu_watch, hosting, housekeeping, pass_claim, passes, periodic
 from dstackweb.scheduler import watch as watching
 from dstackweb.scheduler.cloud_turn import cloud_turn
 from dstackweb.scheduler.enqueue import enqueue
@@ -102,6 +102,11 @@ def average_gpu_samples() -> None:
     averages.roll(timezone.now())
 
 
+def settle_tasks() -> None:
+    """Release what was still to come of the tasks of ended attempts."""
+    ended_tasks.settle(timezone.now())
+
+
 def refresh_offers() -> int:
     """Ask the clouds for what is due; returns for how many sources."""
     return sources.refresh_due(timezone.now())
@@ -116,6 +121,11 @@ def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a pass unless one is queued that has not begun."""
     if pass_claim.request():
         enqueue("dstackweb.scheduler.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
+
+
+def settle_tasks_soon(**_signal: Any) -> None:
+    """Have the tasks of an attempt that has just ended settled at the next tick."""
+    periodic.bring_forward("ended-tasks", 0)
 
 
 def enqueue_refresh(**_signal: Any) -> None:

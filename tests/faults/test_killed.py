@@ -19,7 +19,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler import pass_claim
 from dstackweb.scheduler.models import PassState
 from dstackweb.scheduler.passes import run_passes
-from tests.factories import join, make_host, make_project, make_run, make_user
+from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 from tests.faults.killing import killed_at_each_statement
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,6 +61,7 @@ def take_back() -> None:
     count = Run.objects.filter(status=RunStatus.PROVISIONING).update(status=RunStatus.SUBMITTED)
     QueueCount.objects.update(submitted=F("submitted") + count, provisioning=F("provisioning") - count)
     PassState.objects.update(expires_at=None, requested=False)
+    count_runs_anew()
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -107,6 +108,7 @@ def waiting(project: Project, user: User, count: int) -> Queue:
     )  # fmt: skip
     QueueCount.objects.filter(queue=queue).update(submitted=count)
     Queue.objects.filter(pk=queue.pk).update(last_seniority_us=now + count * ordering.MIN_GAP_US)
+    count_runs_anew()
     return queue
 
 

@@ -1,0 +1,136 @@
+"""Counters of tasks beside the rows that they count.
+
+A run's groups are counted anew from tasks' rows and from what reporters of counts said last. After an attempt's end
+these go in time: then its counters may say more than is left, but never less. A project's groups count runs, which
+`runs.recount` compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from math import isclose
+from operator import add
+from typing import Any
+
+from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
+
+from dstackweb.lib.counted import Difference
+from dstackweb.progress.models import ReporterCount, Scope, Task, TaskGroup, TaskPrefix
+from dstackweb.progress.states import LIVE, SHOWN, STATE_OF, TaskState
+
+STATES = [state.value for state in TaskState]
+OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
+"""Whether the reporter has ended since it said so."""
+
+
+def differences() -> Iterator[Difference]:
+    """Everything that disagrees. Consistent only while nothing moves, or inside one snapshot."""
+    yield from _totals()
+    yield from _sums(TaskGroup, TaskPrefix, "prefix", [state.value for state in SHOWN], "groups")
+    yield from _sums(TaskPrefix, Scope, "scope", [*STATES, "duration_n", "duration_s", "groups"], "prefixes")
+    yield from _rows()
+
+
+def _totals() -> Iterator[Difference]:
+    """Totals beside their states, and groups that should have gone."""
+    everything = reduce(add, (F(state) for state in STATES))
+    for model in (Scope, TaskPrefix, TaskGroup):
+        wrong: QuerySet[Any] = model._default_manager.annotate(everything=everything).exclude(total=F("everything"))
+        for row in wrong:
+            yield Difference(f"total of {_name(row)}", row.total, row.everything)
+    for group in TaskGroup.objects.filter(**{state.value: 0 for state in SHOWN}):
+        yield Difference(f"groups called {_name(group)} that have no tasks", 1, 0)
+
+
+def _sums(
+    parts: type[Model], wholes: type[Model], parent: str, columns: list[str], number: str
+) -> Iterator[Difference]:
+    """Counters of prefixes beside the sums of their groups, or of scopes beside those of their prefixes."""
+    sums = parts._default_manager.order_by().values(parent).annotate(**{f"all_{name}": Sum(name) for name in columns})
+    summed = {row[parent]: row for row in sums.annotate(number=Count("pk"))}
+    for whole in wholes._default_manager.all():
+        row = summed.get(whole.pk, {})
+        for name in columns:
+            kept, counted = getattr(whole, name), row.get(f"all_{name}", 0)
+            if not isclose(kept, counted, rel_tol=1e-9, abs_tol=1e-3):
+                yield Difference(f"{name} of {_name(whole)}", kept, counted)
+        if getattr(whole, number) != row.get("number", 0):
+            yield Difference(f"{number} of {_name(whole)}", getattr(whole, number), row.get("number", 0))
+
+
+@dataclass
+class _Counted:
+    """What rows say of a run's scope: tasks by (prefix, group, state), forgotten ones by prefix, and how many rows."""
+
+    groups: Counter[tuple[int, str, TaskState]] = field(default_factory=Counter)
+    forgotten: Counter[int] = field(default_factory=Counter)
+    tasks: int = 0
+
+
+def _rows() -> Iterator[Difference]:
+    """The groups and the forgotten ones of runs' scopes beside the rows of tasks and reporters."""
+    counted: defaultdict[int, _Counted] = defaultdict(_Counted)
+    _count_tasks(counted)
+    _count_reports(counted)
+    for scope in Scope.objects.filter(run_id__gt=0):
+        rows = counted[scope.pk]
+        if scope.tasks != rows.tasks:
+            yield Difference(f"tasks of {scope}", scope.tasks, rows.tasks)
+        yield from _compare(scope, rows)
+
+
+def _count_tasks(counted: defaultdict[int, _Counted]) -> None:
+    tasks = Task.objects.order_by().values("scope", "prefix", "group__name", "state", over=OVER).annotate(n=Count("pk"))
+    for row in tasks:
+        into, state = counted[row["scope"]], STATE_OF[row["state"]]
+        into.tasks += row["n"]
+        if state == TaskState.FORGOTTEN:
+            into.forgotten[row["prefix"]] += row["n"]
+        else:
+            into.groups[row["prefix"], row["group__name"] or "", _folded(state, row["over"])] += row["n"]
+
+
+def _count_reports(counted: defaultdict[int, _Counted]) -> None:
+    reports = ReporterCount.objects.order_by().values_list("reporter__scope", "prefix", "group", OVER)
+    for scope_id, prefix_id, group, over, *sums in reports.annotate(**{f"all_{state}": Sum(state) for state in STATES}):
+        into = counted[scope_id]
+        for state, number in zip(TaskState, sums, strict=True):
+            if state == TaskState.FORGOTTEN:
+                into.forgotten[prefix_id] += number
+            else:
+                into.groups[prefix_id, group, _folded(state, over)] += number
+
+
+def _folded(state: TaskState, over: bool | None) -> TaskState:
+    return TaskState.RELEASED if over and state in LIVE else state
+
+
+def _compare(scope: Scope, rows: _Counted) -> Iterator[Difference]:
+    """What is kept of a run's scope beside what its rows say; all that was live at its attempt's end is released."""
+    over = scope.ended_ms is not None
+    kept: Counter[tuple[int, str, TaskState]] = Counter()
+    for group in TaskGroup.objects.filter(prefix__scope=scope):
+        for state in SHOWN:
+            kept[group.prefix_id, group.name, _folded(state, over)] += getattr(group, state)
+    found: Counter[tuple[int, str, TaskState]] = Counter()
+    for (prefix_id, name, state), number in rows.groups.items():
+        found[prefix_id, name, _folded(state, over)] += number
+    for key in sorted(kept.keys() | found.keys()):
+        if found[key] > kept[key] or (found[key] != kept[key] and not over):
+            yield Difference(f"{key[2]} of group {key[1]!r} of {scope}", kept[key], found[key])
+    for prefix in TaskPrefix.objects.filter(scope=scope):
+        number = rows.forgotten[prefix.pk]
+        if number > prefix.forgotten or (number != prefix.forgotten and not over):
+            yield Difference(f"forgotten of {_name(prefix)}", prefix.forgotten, number)
+
+
+def _name(row: Model) -> str:
+    match row:
+        case TaskPrefix():
+            return f"prefix {row.name!r} of {row.scope}"
+        case TaskGroup():
+            return f"group {row.name!r} of {row.prefix.scope}"
+    return str(row)
