@@ -22,6 +22,7 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
 from dstackweb.progress.selectors import Bar, Only, Order, Overview
+from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import find_run
 
 router = Router(tags=["progress"])
@@ -50,7 +51,8 @@ def of_project(
     cursor: Cursor = "",
 ) -> HttpResponse:
     """By the prefix of their names; each run is a group. A few rows are read, however many runs there are."""
-    return _progress(request, _of_project(request, project), find, order, limit, cursor)
+    overview = _of_project(request, project)
+    return ready(request, progress_of(None, overview, *_page(overview, find, order, limit, cursor)))
 
 
 @router.get("/groups", response={200: GroupsOut, **REFUSALS}, summary="A prefix's runs")
@@ -79,7 +81,9 @@ def of_run(
     attempt: Attempt = None,
 ) -> HttpResponse:
     """By prefix, as they were reported. A few rows are read, however many tasks there are; nothing where none were."""
-    return _progress(request, _of_run(request, project, name, attempt), find, order, limit, cursor)
+    run = _run(request, project, name)
+    overview = selectors.of_run(run.pk, _now_ms(), attempt)
+    return ready(request, progress_of(run, overview, *_page(overview, find, order, limit, cursor)))
 
 
 @of_runs.get("/{name}/progress/groups", response={200: GroupsOut, **REFUSALS}, summary="The groups of a prefix")
@@ -137,16 +141,10 @@ def tasks_of_run(
     return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
 
-def _progress(
-    request: HttpRequest, overview: Overview | None, find: str, order: Order, limit: int, cursor: str
-) -> HttpResponse:
-    bars: list[Bar] = []
-    following = None
-    if overview is not None:
-        bars, following = selectors.prefixes(
-            overview.scope_id, _now_ms(), find=find, order=order, after=cursor or None, limit=limit
-        )
-    return ready(request, progress_of(overview, bars, following))
+def _page(overview: Overview | None, find: str, order: Order, limit: int, cursor: str) -> tuple[list[Bar], str | None]:
+    if overview is None:
+        return [], None
+    return selectors.prefixes(overview.scope_id, _now_ms(), find=find, order=order, after=cursor or None, limit=limit)
 
 
 def _groups(
@@ -163,8 +161,12 @@ def _of_project(request: HttpRequest, project: str) -> Overview | None:
 
 
 def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) -> Overview | None:
+    return selectors.of_run(_run(request, project, name).pk, _now_ms(), attempt)
+
+
+def _run(request: HttpRequest, project: str, name: str) -> Run:
     found, _role = project_of(request, project)
-    return selectors.of_run(find_run(found, name).pk, _now_ms(), attempt)
+    return find_run(found, name)
 
 
 def _prefix(overview: Overview | None, name: str) -> Bar:

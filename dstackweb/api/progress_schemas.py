@@ -10,6 +10,7 @@ from ninja import Field, Schema
 
 from dstackweb.progress.selectors import Bar, Failed, Overview, TaskRow
 from dstackweb.progress.states import SHOWN, TaskState
+from dstackweb.runs.models import Run
 
 
 class StatesOut(Schema):
@@ -51,7 +52,10 @@ class PrefixOut(GroupOut):
 class ProgressOut(Schema):
     """A page of prefixes, and what all of them come to."""
 
-    attempt: int | None = Field(description="Which attempt of the run's; null for a project, or where nothing was told")
+    run: str | None = Field(description="Null for a project, as the next three are")
+    id: str | None
+    status: str | None = Field(description="Of the run")
+    attempt: int | None = Field(description="Which of the run's; null as well where nothing was told")
     ended: bool = Field(description="That attempt is over: nothing changes any more, or soon")
     version: int = Field(description="Rises with every change")
     count: int = Field(description="How many prefixes there are")
@@ -99,12 +103,15 @@ class TasksOut(Schema):
     next: str | None
 
 
-def progress_of(overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
+def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
     """A ProgressOut; all nothing where nothing was told."""
     if overview is None:
         nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
         overview = Overview(0, 0, 0, 0, nothing, ended=False)
     return {
+        "run": run and run.name,
+        "id": run and str(run.uid),
+        "status": run and run.status,
         "attempt": overview.attempt or None,
         "ended": overview.ended,
         "version": overview.version,

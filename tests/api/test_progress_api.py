@@ -62,6 +62,7 @@ def told(api: Api, path: str) -> Any:
 def test_a_runs_tasks_by_prefix_active_ones_first(scope: Scope, api: Api) -> None:
     found = told(api, "runs/sweep/progress")
     ProgressOut.model_validate(found, extra="forbid")
+    assert (found["run"], found["status"]) == ("sweep", "submitted")
     assert (found["attempt"], found["ended"], found["version"], found["count"]) == (1, False, 3, 2)
     train, evaluation = found["prefixes"]
     assert (train["name"], evaluation["name"]) == ("train", "eval")
@@ -136,7 +137,7 @@ def test_a_projects_runs_count_by_the_prefix_of_their_names(project: Project, ap
     found = told(api, "progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert [(prefix["name"], prefix["total"]) for prefix in found["prefixes"]] == [("sweep", 2)]
-    assert found["attempt"] is None
+    assert (found["run"], found["id"], found["status"], found["attempt"]) == (None, None, None, None)
     assert [group["name"] for group in told(api, "progress/groups?prefix=sweep")["items"]] == ["sweep-1"]
 
 
