@@ -25,6 +25,7 @@ from dstackweb.api import (
     queues,
     runner,
     runs,
+    tracking,
     utilization,
 )
 from dstackweb.api.app import api
@@ -48,6 +49,7 @@ api.add_router("/hosts", hosts.router)
 api.add_router("/projects/{project}/offers", offers.router)
 api.add_router("/backends", backends.router)
 api.add_router("", deployment.router)
+api.add_router("", tracking.router)
 
 
 def not_found(request: HttpRequest, rest: str) -> JsonResponse:

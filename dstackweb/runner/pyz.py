@@ -27,14 +27,19 @@ def pyz() -> tuple[bytes, str]:
 
 
 def build_pyz(target: Path | IO[bytes]) -> None:
-    """Write the runner as a zip archive that `python target` executes.
+    """Write the runner as a zip archive that `python target` executes."""
+    write_zip(target, package("runner") | {"__main__.py": MAIN.encode()})
 
-    The same sources make the same bytes on every machine: uncompressed, since zlibs differ.
-    """
-    package = Path(__file__).resolve().parents[1]
-    sources = {f"dstackweb/{file.relative_to(package).as_posix()}": file for file in (package / "runner").glob("*.py")}
-    contents = {name: file.read_bytes() for name, file in sources.items()}
-    contents |= {"dstackweb/__init__.py": b"", "__main__.py": MAIN.encode()}
+
+def package(name: str) -> dict[str, bytes]:
+    """The modules of `dstackweb.NAME` by their names in an archive, with a `dstackweb` that has nothing else."""
+    top = Path(__file__).resolve().parents[1]
+    sources = {f"dstackweb/{file.relative_to(top).as_posix()}": file for file in (top / name).glob("*.py")}
+    return {path: file.read_bytes() for path, file in sources.items()} | {"dstackweb/__init__.py": b""}
+
+
+def write_zip(target: Path | IO[bytes], contents: dict[str, bytes]) -> None:
+    """Write a zip archive: of the same contents the same bytes on every machine (uncompressed, since zlibs differ)."""
     with zipfile.ZipFile(target, "w") as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, LONG_AGO), contents[name], zipfile.ZIP_STORED)
