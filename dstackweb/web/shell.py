@@ -27,6 +27,7 @@ class Page(NamedTuple):
 PAGES = (
     Page("queue", "web:queue", _("Queue"), "queue"),
     Page("runs", "web:runs", _("Runs"), "runs"),
+    Page("progress", "web:progress", _("Progress"), "progress"),
     Page("gpus", "web:gpus", _("GPUs"), "gpu"),
     Page("utilization", "web:utilization", _("Utilization"), "gauge"),
     Page("offers", "web:offers", _("Offers"), "offers"),
