@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dstackweb.cli import config, history, hold, hosts, metrics, moves, offers, queue, quotas, utilization
+from dstackweb.cli import config, history, hold, hosts, metrics, moves, offers, progress, queue, quotas, utilization
 from dstackweb.cli.errors import INTERRUPTED, CliError, Interrupted, Refused, UsageError
 from dstackweb.cli.output import Column, age_text, note, show_error, show_json, show_table, warn
 
@@ -165,6 +165,7 @@ app.command()(hold.hold)
 app.command()(hold.extend)
 app.command()(history.history)
 app.command()(metrics.metrics)
+app.command()(progress.progress)
 app.command()(utilization.keep)
 app.command("what-if")(utilization.what_if)
 app.command()(offers.offers)

@@ -17,6 +17,7 @@ from dstackweb.cli.errors import CliError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 BOLD, DIM, RED, YELLOW = "1", "2", "31;1", "33"
 
@@ -103,11 +104,10 @@ def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequ
     console.print(rich_table(columns, cells))
 
 
-def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Table:
-    """A table as terminals show it."""
+def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str | Text]]) -> Table:
+    """A table as terminals show it; a Text keeps its own colours."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
     for column in columns:
@@ -119,9 +119,16 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Tab
             ratio=1 if column.wide else None,
         )
     for row in cells:
-        styles = ("" if column.wide else WORD_STYLES.get(cell, "") for cell, column in zip(row, columns, strict=True))
-        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
+        table.add_row(*(_styled(cell, column) for cell, column in zip(row, columns, strict=True)))
     return table
+
+
+def _styled(cell: str | Text, column: Column) -> Text:
+    from rich.text import Text
+
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell, style="" if column.wide else WORD_STYLES.get(cell, ""))
 
 
 def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], stream: IO[str]) -> None:

@@ -1,0 +1,203 @@
+"""`dstackweb progress`: how far the tasks of a run are, and the runs of a project."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.cli.client import Api
+from dstackweb.cli.config import Settings
+from dstackweb.cli.progress import watch
+from dstackweb.cli.progress_bars import GLYPHS, WORDS, bar, drawn, left_text, rate_text, summary, table
+from dstackweb.progress.models import Scope, TaskFailure
+from dstackweb.progress.states import TaskState
+from tests.cli.conftest import Cli
+from tests.factories import make_run
+from tests.progress.rows import add_group, make_scope
+
+
+def now_ms() -> int:
+    return int(timezone.now().timestamp() * 1000)
+
+
+@pytest.fixture
+def scope(project: Project, ada: User) -> Scope:
+    """Tasks of the run `sweep`."""
+    scope = make_scope(project, make_run(project, ada, "sweep").pk, 1)
+    add_group(scope, "eval", "eval-a", now_ms(), memory=1)
+    of = add_group(scope, "train", "train-a", now_ms() - 60_000, memory=30, erred=1, waiting=7, forgotten=10)
+    add_group(scope, "train", "train-b", now_ms(), processing=2, no_worker=1)
+    for number in range(3):
+        TaskFailure.objects.create(
+            scope=scope, prefix=of.prefix, key=f"train-{number}", group="train-a", message=f"no\x1b {number}", seq=1,
+            at_ms=now_ms() - 60_000 * number,
+        )  # fmt: skip
+    return scope
+
+
+def test_each_prefix_is_a_line_with_all_states(cli: Cli, scope: Scope) -> None:
+    head, counts, titles, train, evaluation = cli.ok("progress", "sweep").splitlines()
+    assert head == "sweep: submitted, attempt 1: 42 of 52 tasks finished (80 %), 3 groups of 2 prefixes"
+    assert counts.startswith("31 done, 1 failed, 10 forgotten, 2 running, 1 no worker, 7 waiting; ")
+    assert titles.split() == [
+        "PREFIX", "FINISHED", "DONE", "FAILED", "RELEASED", "FORGOTTEN", "RUNNING", "QUEUED", "NO", "WORKER",
+        "WAITING", "GROUPS", "RATE", "LEFT",
+    ]  # fmt: skip
+    assert train.split()[:12] == ["train", "41/51", "80", "%", "30", "1", "0", "10", "2", "0", "1", "7"]
+    assert evaluation.split()[:4] == ["eval", "1/1", "100", "%"]
+
+
+def test_scripts_get_what_the_api_gives_of_all_prefixes(
+    cli: Cli, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstackweb.cli.progress.PAGE", 1)
+    told = json.loads(cli.ok("progress", "sweep", "--json"))
+    assert [prefix["name"] for prefix in told["prefixes"]] == ["train", "eval"]
+    assert told["total"]["states"]["processing"] == 2
+    assert "eval" not in cli.ok("progress", "sweep", "--find", "tra")
+
+
+def test_the_groups_of_a_prefix_all_or_those_with_failed_tasks(cli: Cli, scope: Scope) -> None:
+    titles, *lines = cli.ok("progress", "sweep", "--groups", "train").splitlines()
+    assert titles.split()[:3] == ["GROUP", "FINISHED", "DONE"]
+    assert [line.split()[:2] for line in lines] == [["train-a", "41/48"], ["train-b", "0/3"]]
+    _, *lines = cli.ok("progress", "sweep", "--groups", "train", "--failed").splitlines()
+    assert [line.split()[0] for line in lines] == ["train-a"]
+    found = cli("progress", "sweep", "--groups", "eval", "--failed")
+    assert (found.stdout, found.stderr) == ("", "No group of it has failed tasks.\n")
+    assert cli("progress", "sweep", "--groups", "none").exit_code == 1
+
+
+def test_the_tasks_that_failed_and_why(cli: Cli, scope: Scope) -> None:
+    found = cli("progress", "sweep", "--failed", "--limit", "2")
+    titles, *lines = found.stdout.splitlines()
+    assert titles.split() == ["TASK", "PREFIX", "AGO", "MESSAGE"]
+    assert [line.split() for line in lines[1:]] == [["train-1", "train", "1m", "no\ufffd", "1"]]
+    assert "more with --limit" in found.stderr
+    assert len(json.loads(cli.ok("progress", "sweep", "--failed", "--json"))["items"]) == 3
+
+
+def test_a_projects_runs(cli: Cli, project: Project, ada: User) -> None:
+    scope, _ = Scope.objects.get_or_create(project=project, run_id=0, attempt=0)
+    add_group(scope, "sweep", "sweep-1", memory=3, processing=1)
+    head, counts, _titles, line = cli.ok("progress", "--once").splitlines()
+    assert head == "Runs: 3 of 4 runs finished (75 %)"
+    assert counts.startswith("3 done, 1 running")
+    assert line.split()[:2] == ["sweep", "3/4"]
+
+
+def test_what_makes_no_sense_is_refused_with_what_does(cli: Cli, project: Project, ada: User) -> None:
+    assert cli("progress", "--failed").exit_code == 2
+    assert "name the run" in cli("progress", "--attempt", "2").stderr
+    make_run(project, ada, "quiet")
+    assert cli.ok("progress", "quiet") == "quiet: submitted, no tasks were reported\n"
+
+
+STATES = st.fixed_dictionaries({state: st.integers(0, 10**9) | st.just(0) for state in WORDS})
+
+
+def test_all_states_have_words_and_glyphs() -> None:
+    assert set(WORDS) == set(GLYPHS) == set(TaskState)
+
+
+@given(STATES, st.integers(8, 60))
+def test_a_bar_has_all_its_cells_and_one_at_least_for_whatever_there_is(counts: dict[str, int], cells: int) -> None:
+    found = bar(counts, cells)
+    assert len(found) == (cells if sum(counts.values()) else 0)
+    for state, number in counts.items():
+        assert (GLYPHS[state] in found) >= (number > 0)
+        if number == sum(counts.values()) > 0:
+            assert found == GLYPHS[state] * cells
+
+
+@pytest.mark.parametrize(
+    ("per_s", "said"),
+    [(None, ""), (1234.5, "1,234/s"), (12.3, "12/s"), (1.25, "1.2/s"), (0.5, "30/min"), (0.001, "3.6/h")],
+)
+def test_rates_in_units_that_read_well(per_s: float | None, said: str) -> None:
+    assert rate_text(per_s) == said
+
+
+def item(**changes: Any) -> dict[str, Any]:
+    states = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 30, "processing": 10}
+    return {
+        "name": "train", "total": 40, "finished": 30, "states": states, "forgotten": 0, "groups": 1,
+        "rate_per_s": 0.5, "left_s": 20.0, "left_low_s": 15.0, "left_high_s": 30.0, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "20s (15s–30s)"),
+        ({"left_high_s": None}, "20s (≥15s)"),
+        ({"left_s": 4000.0, "left_low_s": 3000.0, "left_high_s": 9000.0}, "1h06 (50m–2h30)"),
+        ({"left_s": None}, "?"),
+        ({"left_s": None, "finished": 40}, ""),
+    ],
+)
+def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None:
+    assert left_text(item(**changes)) == said
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (140, ["PREFIX", "", "FINISHED", "DONE", "RUNNING", "GROUPS", "RATE", "LEFT"]),
+        (80, ["PREFIX", "", "FINISHED", "RUNNING", "RATE", "LEFT"]),
+        (50, ["PREFIX", "", "FINISHED", "RUNNING"]),
+        (24, ["PREFIX", "FINISHED"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width: int, titles: list[str]) -> None:
+    items = [item(), item(name="x" * 200)]
+    columns, _rows = table(items, width)
+    assert [column.title for column in columns] == titles
+    out = io.StringIO()
+    Console(file=out, width=width).print(drawn(items, width))
+    assert len(out.getvalue().splitlines()) == 2 + len(items)
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {
+        "run": "sweep", "id": "1", "status": "running", "attempt": 1, "ended": False, "version": 1, "count": 1,
+        "total": item(name=""), "prefixes": [item()], "next": None, **changes,
+    }  # fmt: skip
+
+
+def test_names_move_no_cursor() -> None:
+    assert "\x1b" not in "".join(summary(told(run="a\x1b[2J")))
+    assert "\x1b" not in str(table([item(name="a\x1b[2J")], 80))
+
+
+def test_it_goes_on_through_silence_until_what_the_run_left_is_settled() -> None:
+    ended = told(status="done", ended=True)
+    settled = told(status="done", ended=True, total=item(finished=40), prefixes=[])
+    answers: list[httpx.Response | Exception] = [
+        httpx.ConnectError("refused"),
+        httpx.Response(200, json=ended),
+        httpx.Response(200, json=settled),
+    ]
+    slept: list[float] = []
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
+    out = io.StringIO()
+    watch(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100), slept.append)
+    assert len(slept) == 3
+    assert "Trying again" in out.getvalue()
+    assert "attempt 1 is over: 40 of 40" in out.getvalue()
