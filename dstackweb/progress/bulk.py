@@ -71,8 +71,13 @@ def delete(table: str, ids: Collection[int]) -> None:
             cursor.execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [list(ids)])
 
 
+def quoted(name: str) -> str:
+    """A column's name as it stands in a statement: `group` is a word of SQL, too."""
+    return connection.ops.quote_name(name)
+
+
 def _quoted(types: Types) -> list[str]:
-    return [connection.ops.quote_name(name) for name in types]
+    return [quoted(name) for name in types]
 
 
 def _marks(types: Types) -> str:

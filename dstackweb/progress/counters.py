@@ -49,11 +49,11 @@ class Delta:
         self.duration_n += other.duration_n
         self.duration_s += other.duration_s
 
-    def move(self, old: TaskState | None, new: TaskState) -> None:
-        """One task went from `old` (None: it is new) to `new`."""
+    def move(self, old: TaskState | None, new: TaskState, count: int = 1) -> None:
+        """Tasks went from `old` (None: they are new) to `new`."""
         if old is not None:
-            self.states[old] = self.states.get(old, 0) - 1
-        self.states[new] = self.states.get(new, 0) + 1
+            self.states[old] = self.states.get(old, 0) - count
+        self.states[new] = self.states.get(new, 0) + count
 
     def __bool__(self) -> bool:
         return self.duration_n != 0 or any(self.states.values())

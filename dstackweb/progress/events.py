@@ -57,11 +57,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An event that was not taken: its place in the request, its key, and why (a code)."""
+    """An entry that was not taken: its place in its list of the batch, its key (or prefix), and why (a code)."""
 
     index: int
     key: str
     reason: str
+    list: str = "events"
 
 
 @dataclass(slots=True)

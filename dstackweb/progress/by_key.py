@@ -1,0 +1,176 @@
+"""Tasks that are told of one by one: which events count, and the rows that remember them.
+
+Per task the event with the highest (sequence, reporter's name) counts, and `forgotten` over all others, for good. So a
+repeated or overtaken event changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django.db import connection
+
+from dstackweb.progress import bulk
+from dstackweb.progress.counters import Delta
+from dstackweb.progress.events import Event, Failure
+from dstackweb.progress.states import CODES, LIVE, STATE_OF, TaskState
+from dstackweb.progress.taking import TASKS_MAX, Taking
+
+FORGOTTEN = TaskState.FORGOTTEN
+TIMED = (TaskState.MEMORY, TaskState.ERRED)
+"""Where a task enters these, the processing before is timed."""
+IS_LIVE = f"state IN ({', '.join(str(CODES[state]) for state in LIVE)})"
+
+MOVED = {"group_id": "bigint", "reporter_id": "bigint", "state": "smallint", "seq": "bigint", "since_ms": "bigint"}
+FRESH = {"scope_id": "bigint", "prefix_id": "bigint", "key": "text", **MOVED}
+
+
+class Known(NamedTuple):
+    """A task that has been heard of: its row, and the names of its reporter, prefix and group (None: forgotten)."""
+
+    id: int
+    key: str
+    state: int
+    seq: int
+    since_ms: int
+    group_id: int | None
+    reporter: str
+    prefix: str
+    group: str | None
+
+
+@dataclass(slots=True)
+class Tasks:
+    """What a batch changes: tasks that are new, and known ones, each with the state that it has now."""
+
+    fresh: list[tuple[Event, TaskState]] = field(default_factory=list)
+    moved: list[tuple[Known, Event, TaskState]] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+
+
+def end(taking: Taking) -> None:
+    """Release the tasks that were live when their reporter ended."""
+    mine = [taking.scope.pk, taking.reporter.pk, taking.reporter.ended_seq]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT p.name, g.name, t.state, count(*) FROM progress_task t"
+            " JOIN progress_taskgroup g ON g.id = t.group_id JOIN progress_taskprefix p ON p.id = t.prefix_id"
+            f" WHERE t.scope_id = %s AND t.reporter_id = %s AND t.seq <= %s AND t.{IS_LIVE}"
+            " GROUP BY p.name, g.name, t.state",
+            mine,
+        )
+        for prefix, group, state, count in cursor.fetchall():
+            taking.delta((prefix, group)).move(STATE_OF[state], TaskState.RELEASED, count)
+        cursor.execute(
+            "UPDATE progress_task SET state = %s, since_ms = %s"
+            f" WHERE scope_id = %s AND reporter_id = %s AND seq <= %s AND {IS_LIVE}",
+            [CODES[TaskState.RELEASED], taking.now_ms, *mine],
+        )
+
+
+def decide(taking: Taking, events: Sequence[Event]) -> Tasks:
+    """Which of these events count, and what they change; of the others the receipt tells."""
+    tasks = Tasks()
+    if not events:
+        return tasks
+    taking.book.read({(event.prefix, event.group) for event in events})
+    known = _known(taking.scope.pk, {event.key for event in events})
+    for index, event in _counting(taking, events, known):
+        row = known.get(event.key)
+        state = TaskState.RELEASED if taking.over(event.state, event.seq) else event.state
+        if row is None:
+            place = (event.prefix, event.group)
+            full = taking.scope.tasks >= TASKS_MAX
+            if reason := "too_many_tasks" if full else taking.room_for(place):
+                taking.refuse(index, event.key, reason, "events")
+                continue
+            taking.scope.tasks += 1
+            tasks.fresh.append((event, state))
+        else:
+            place = (row.prefix, row.group or event.group)
+            tasks.moved.append((row, event, state))
+        taking.receipt.applied += 1
+        _change(taking.delta(place), row, event, state, taking.now_ms)
+        if state == TaskState.ERRED:
+            tasks.failed.append(Failure(event.key, *place, event.seq, event.message))
+        elif state == TaskState.MEMORY:
+            tasks.done.append(event.key)
+    return tasks
+
+
+def write(taking: Taking, tasks: Tasks) -> None:
+    """Write the rows of what was decided, now that the rows that count them are there."""
+    fresh, moved = [], []
+    for event, state in tasks.fresh:
+        prefix, group = taking.book.ids((event.prefix, event.group))
+        values = (None if state == FORGOTTEN else group, taking.reporter.pk, CODES[state], event.seq, taking.now_ms)
+        fresh.append((taking.scope.pk, prefix, event.key, *values))
+    for row, event, state in tasks.moved:
+        group_id = None if state == FORGOTTEN else row.group_id
+        since_ms = row.since_ms if CODES[state] == row.state else taking.now_ms
+        moved.append((group_id, taking.reporter.pk, CODES[state], event.seq, since_ms, row.id))
+    bulk.insert("progress_task", FRESH, fresh)
+    bulk.update("progress_task", MOVED, moved)
+
+
+def _known(scope_id: int, keys: Iterable[str]) -> dict[str, Known]:
+    found = bulk.find(
+        "SELECT t.id, t.key, t.state, t.seq, t.since_ms, t.group_id, r.name, p.name, g.name"
+        " FROM {given} JOIN progress_task t ON t.key = given.key JOIN progress_reporter r ON r.id = t.reporter_id"
+        " JOIN progress_taskprefix p ON p.id = t.prefix_id LEFT JOIN progress_taskgroup g ON g.id = t.group_id"
+        " WHERE t.scope_id = %s",
+        {"key": "text"},
+        [(key,) for key in keys],
+        scope_id,
+    )
+    return {row[1]: Known(*row) for row in found}
+
+
+def _counting(taking: Taking, events: Sequence[Event], known: Mapping[str, Known]) -> Iterator[tuple[int, Event]]:
+    """The one event of each task that counts, if any does; of two with the same sequence it is the later."""
+    best: dict[str, int] = {}
+    for index, event in enumerate(events):
+        at = best.setdefault(event.key, index)
+        if _rank(event) >= _rank(events[at]):
+            best[event.key] = index
+    for index, event in enumerate(events):
+        row = known.get(event.key)
+        gone_seq = None
+        if row is not None and STATE_OF[row.state] == FORGOTTEN:
+            gone_seq = row.seq
+        elif index == best[event.key] and (row is None or _outranks(event, taking.reporter.name, row)):
+            yield index, event
+            continue
+        elif (winner := events[best[event.key]]).state == FORGOTTEN:
+            gone_seq = winner.seq
+        if gone_seq is not None and event.seq > gone_seq and event.state != FORGOTTEN:
+            taking.refuse(index, event.key, "forgotten", "events")
+        else:
+            taking.receipt.outdated += 1
+
+
+def _rank(event: Event) -> tuple[bool, int]:
+    return (event.state == FORGOTTEN, event.seq)
+
+
+def _outranks(event: Event, reporter: str, row: Known) -> bool:
+    return event.state == FORGOTTEN or (event.seq, reporter) > (row.seq, row.reporter)
+
+
+def _change(delta: Delta, row: Known | None, event: Event, state: TaskState, now_ms: int) -> None:
+    """What an event changes in its group: the state, and how long the processing took, as told or else as seen."""
+    old = None if row is None else STATE_OF[row.state]
+    if state == old:
+        return
+    delta.move(old, state)
+    if state not in TIMED:
+        return
+    seconds = event.duration_s
+    if seconds is None and row is not None and old == TaskState.PROCESSING:
+        seconds = max(0, now_ms - row.since_ms) / 1000
+    if seconds is not None:
+        delta.duration_n += 1
+        delta.duration_s += seconds
