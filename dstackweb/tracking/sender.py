@@ -28,6 +28,8 @@ BATCH = 1000
 """Entries of a request; halved when the server finds one too large."""
 BODY_MAX = 900_000
 """Bytes of a request: what proxies let through as they come."""
+SPLIT_MIN = 16_384
+"""A request under so many bytes that is called too large is so by what it says: smaller ones would be, too."""
 KEPT_MAX = 100_000
 """Tasks, and beside them groups, that wait to be sent."""
 MESSAGE_MAX = 2000
@@ -279,7 +281,7 @@ class Sender:
                 failed += 1
                 continue
             failed = 0
-            if answer.verdict is Verdict.SPLIT and size > 1:
+            if answer.verdict is Verdict.SPLIT and size > 1 and len(body) >= SPLIT_MIN:
                 self._batch = size // 2
                 continue
             self._settle(answer, size)

@@ -102,10 +102,23 @@ def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> No
     sender = sending(post)
     with sender._lock:
         for number in range(100):
-            sender.event(f"a-{number}", "waiting")
+            sender.event(f"a-{number}", "erred", message="x" * 1000)
     assert sender.flush()
     assert len(post.bodies[0]["events"]) == 25
     assert {event["key"] for event in post.entries("events")} == {f"a-{number}" for number in range(100)}
+    sender.close()
+
+
+def test_what_is_small_and_yet_too_large_is_given_up_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """As when a run has too many reporters: halving it would only ask a thousand times."""
+    post = Post(Answer(Verdict.SPLIT, detail="413 too many reporters"))
+    sender = sending(post)
+    with sender._lock:
+        for number in range(100):
+            sender.event(f"a-{number}", "waiting")
+    assert sender.flush()
+    assert len(post.asked) == 1
+    assert caplog.messages == ["100 of the tasks reported were not taken (413 too many reporters); told once"]
     sender.close()
 
 
