@@ -8,14 +8,12 @@ import os
 import sys
 import threading
 
-from dstackweb.tracking.sender import EXIT_S, INTERVAL_S, Sender
+from dstackweb.tracking.sender import EXIT_S, Sender
 
 log = logging.getLogger("dstackweb.tracking")
 
 URL, TOKEN = "DSTACKWEB_TASKS_URL", "DSTACKWEB_TASKS_TOKEN"
 """Where a job's tasks are told, and what opens that: in the environment of its commands."""
-INTERVAL_OF_CHILDREN_S = 0.1
-"""A pool ends its processes without a word, so they tell at once."""
 
 
 class _Process:
@@ -64,13 +62,12 @@ def _made() -> Sender | None:
     if not url or not token:
         log.debug("%s and %s are not set: tasks are not reported", URL, TOKEN)
         return None
-    child = _is_child_of_multiprocessing()
     try:
-        sender = Sender(url, token, interval_s=INTERVAL_OF_CHILDREN_S if child else INTERVAL_S)
+        sender = Sender(url, token)
     except ValueError as error:
         log.warning("tasks are not reported: %s: %s", URL, error)
         return None
-    if child:  # which ends without the functions of atexit
+    if _is_child_of_multiprocessing():  # which ends without the functions of atexit
         from multiprocessing.util import Finalize
 
         Finalize(None, close, exitpriority=10)

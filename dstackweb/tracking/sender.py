@@ -23,7 +23,9 @@ from dstackweb.tracking.post import TIMEOUT_S, Answer, Post, Verdict
 log = logging.getLogger("dstackweb.tracking")
 
 INTERVAL_S = 0.5
-"""From the first thing told to its batch: what follows meanwhile goes with it."""
+"""Between two batches at least."""
+SOON_S = 0.1
+"""From the first thing told after a pause to its batch: what follows meanwhile goes with it."""
 BATCH = 1000
 """Entries of a request; halved when the server finds one too large."""
 BODY_MAX = 900_000
@@ -218,10 +220,11 @@ class Sender:
     # The thread.
 
     def _run(self) -> None:
+        next_at, soon_s = 0.0, min(SOON_S, self._interval_s)
         try:
             while not self._over:
                 self._calls.get()
-                self._hurry.wait(self._interval_s)
+                self._hurry.wait(max(soon_s, next_at - time.monotonic()))
                 # First the flags, then what is there: who tells something afterwards sets them again.
                 self._awake = False
                 self._hurry.clear()
@@ -231,6 +234,7 @@ class Sender:
                 if closing:
                     self._end()
                     return
+                next_at = time.monotonic() + self._interval_s
                 with self._delivered:
                     self._answered = asked
                     self._delivered.notify_all()
@@ -318,9 +322,8 @@ class Sender:
             cap_s = 1.0 if closing else BACKOFF_CAP_S
             wait_s = random.random() * min(cap_s, BACKOFF_BASE_S * 2.0 ** min(failed, 20))
         until = time.monotonic() + wait_s
-        if not closing:
-            if not self._closing.wait(wait_s) or asked_s is None:
-                return True
+        if not closing and (not self._closing.wait(wait_s) or asked_s is None):
+            return True
         if until >= self._deadline:
             return False
         time.sleep(max(until - time.monotonic(), 0.0))
