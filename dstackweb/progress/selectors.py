@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -103,6 +103,13 @@ def of_run(run_id: int, now_ms: int, attempt: int | None = None) -> Overview | N
     return _overview(f"{_SCOPE} WHERE run_id = %s AND attempt = %s", [run_id, attempt], now_ms)
 
 
+def inside(project_id: int, now_ms: int, limit: int) -> list[tuple[int, Overview]]:
+    """The tasks inside a project's runs that go on, the youngest runs first: each run's id and how far it is."""
+    open_ones = " WHERE project_id = %s AND run_id > 0 AND ended_ms IS NULL ORDER BY run_id DESC LIMIT %s"
+    found = sql.rows(_SCOPE.replace("SELECT ", "SELECT run_id, ", 1) + open_ones, [project_id, limit])
+    return [(run_id, _told(row, now_ms)) for run_id, *row in found]
+
+
 def prefixes(
     scope_id: int, now_ms: int, *, find: str = "", order: Order = "active", after: str | None = None, limit: int = 50
 ) -> tuple[list[Bar], str | None]:
@@ -129,14 +136,6 @@ def prefixes(
     bars = [_bar(row, now_ms) for row in found[:limit]]
     place = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
     return bars, _next(found, limit, lambda: (int(place(bars[-1])) if place else 0, bars[-1].id))
-
-
-def changed(scope_id: int, since_version: int, now_ms: int, ids: Collection[int]) -> list[Bar]:
-    """Those of some prefixes (by id) that have changed since a version of their scope, unordered."""
-    if not ids:
-        return []
-    chosen = f" WHERE id IN ({sql.places(ids)}) AND scope_id = %s AND version > %s"
-    return [_bar(row, now_ms) for row in sql.rows(_PREFIX + chosen, [*ids, scope_id, since_version])]
 
 
 def prefix(scope_id: int, name: str, now_ms: int) -> Bar | None:
@@ -206,9 +205,11 @@ def tasks(group_id: int, after: str | None = None, limit: int = 50) -> tuple[lis
 
 def _overview(statement: str, values: Sequence[int], now_ms: int) -> Overview | None:
     found = sql.rows(statement, values)
-    if not found:
-        return None
-    *row, attempt, count, ended_ms = found[0]
+    return _told(found[0], now_ms) if found else None
+
+
+def _told(columns: Sequence[Any], now_ms: int) -> Overview:
+    *row, attempt, count, ended_ms = columns
     bar = _bar(row, now_ms)
     return Overview(bar.id, attempt, bar.version, count, bar, ended_ms is not None)
 

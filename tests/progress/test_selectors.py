@@ -134,24 +134,6 @@ def test_a_place_that_nobody_gave_out_is_refused(scope: Scope, after: str) -> No
         selectors.prefixes(scope.pk, NOW, after=after)
 
 
-def test_what_has_changed_is_told_by_version(project: Project, scope: Scope) -> None:
-    for name in ("x", "y", "z"):
-        add_group(scope, name, name, processing=1)
-    x, y, z = TaskPrefix.objects.order_by("id")
-    other = make_scope(project, 7, 1)
-    add_group(other, "x", "x", processing=1)
-    strange = TaskPrefix.objects.get(scope=other)
-
-    def changed(since: int, *of: TaskPrefix) -> set[int]:
-        return {bar.id for bar in selectors.changed(scope.pk, since, NOW, [one.pk for one in of])}
-
-    assert changed(3, x, y, z) == set()
-    assert changed(2, x, y, z) == {z.pk}
-    assert changed(0, x, y) == {x.pk, y.pk}
-    assert changed(0, strange) == set()
-    assert changed(0) == set()
-
-
 def test_groups_page_by_page_all_failed_or_running(scope: Scope) -> None:
     for number in range(7):
         add_group(scope, "fit", f"fit-{number}", memory=1, erred=number % 2, processing=number // 4)
