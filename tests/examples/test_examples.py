@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from dstackweb.profiles.resolve import resolve
+from dstackweb.runner.pyz import package, write_zip
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.run_file import parse_run_file
 from tests.support import REPO
+from tests.tracking.ear import Ear
 
 EXAMPLES = REPO / "examples"
 FILES = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.yaml"))
@@ -52,7 +58,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 
 def test_the_set_is_complete() -> None:
     assert FILES == [
-        "cloud.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "train-cpu.yaml",
+        "cloud.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "tracked.yaml",
+        "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -117,6 +124,41 @@ def test_two_nodes_exchange_a_message(tmp_path: Path) -> None:
     assert "I am node 0 of 2; node 0 has the address 127.0.0.1" in first
     assert "received: hello from node 1 (127.0.0.1)" in first
     assert "received: hello from node 0" in second
+
+
+def test_the_search_reports_each_training_and_its_steps(tmp_path: Path) -> None:
+    with Ear() as ear:
+        code, output = run("tracked.yaml", tmp_path, SECONDS_PER_STEP="0", **ear.env)
+    assert code == 0
+    assert output.endswith("31 of 40 converged; the best loss is 0.00903\n")
+    assert Counter(ear.states().values()) == {"memory": 31, "erred": 9}
+    failed = [event["message"] for event in ear.events().values() if event["state"] == "erred"]
+    assert all("diverges: loss" in message for message in failed)
+    steps = ear.counts("step")
+    assert sum(steps.values()) == 40 * 50
+    assert set(steps) == {"memory", "released"}  # what is left of those that diverged
+    assert ear.ended == ear.reporters
+
+
+def test_the_search_works_without_dstackweb_installed_and_without_a_place_to_report(tmp_path: Path) -> None:
+    """What is missing comes from the server in one file; nobody reports where nothing says where to."""
+    write_zip(tmp_path / "tracking.zip", package("tracking"))
+    served = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    (tmp_path / "api" / "v1").mkdir(parents=True)
+    (tmp_path / "tracking.zip").rename(tmp_path / "api" / "v1" / "tracking.zip")
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "DSTACKWEB_TASKS_URL": f"http://127.0.0.1:{server.server_port}/api/v1/projects/main/runs/r/tasks",
+        }
+        code, output = run("tracked.yaml", tmp_path, SECONDS_PER_STEP="0", **env)
+        server.shutdown()
+    assert code == 0, output
+    assert (tmp_path / "tracking.zip").exists()
+    assert output.endswith("31 of 40 converged; the best loss is 0.00903\n")
 
 
 def test_one_run_of_the_sweep_learns(tmp_path: Path) -> None:
