@@ -76,9 +76,9 @@ def _ends_in(most: int, steps: Iterator[None]) -> bool:
 def _settle(scope: Scope) -> Iterator[None]:
     for prefix_id in TaskPrefix.objects.filter(IS_LIVE, scope=scope).order_by("pk").values_list("pk", flat=True):
         yield from _release(scope, prefix_id)
-    yield from _delete_tasks(scope.pk, Task.objects.filter(scope=scope, state=CODES[TaskState.FORGOTTEN]))
+    yield from _delete_counted(scope.pk, "tasks", Task.objects.filter(scope=scope, state=CODES[TaskState.FORGOTTEN]))
     for reporter_id in Reporter.objects.filter(scope=scope).values_list("pk", flat=True):
-        yield from _delete(ReporterCount.objects.filter(reporter=reporter_id))
+        yield from _delete_counted(scope.pk, "counted", ReporterCount.objects.filter(reporter=reporter_id))
     Scope.objects.filter(pk=scope.pk).update(settled=True, version=F("version") + 1)
 
 
@@ -112,7 +112,7 @@ def _release_counts(scope_id: int, prefix_id: int, groups: Sequence[int]) -> Non
 def _prune(now_ms: int) -> Iterator[None]:
     old = Scope.objects.filter(ended_ms__lt=now_ms - TASKS_KEPT_MS, settled=True)
     for pk in old.filter(tasks__gt=0).values_list("pk", flat=True):
-        yield from _delete_tasks(pk, Task.objects.filter(scope=pk))
+        yield from _delete_counted(pk, "tasks", Task.objects.filter(scope=pk))
     later = Scope.objects.filter(run_id=OuterRef("run_id"), attempt__gt=OuterRef("attempt"))
     gone = old.filter(Q(Exists(later)) | Q(ended_ms__lt=now_ms - COUNTERS_KEPT_MS))
     for pk in gone.values_list("pk", flat=True):
@@ -130,13 +130,13 @@ def _delete_scope(scope_id: int) -> Iterator[None]:
     yield from _delete(Scope.objects.filter(pk=scope_id))
 
 
-def _delete_tasks(scope_id: int, tasks: QuerySet[Task]) -> Iterator[None]:
-    """Delete tasks of a scope, which counts its rows."""
-    for chosen in _chunks(tasks):
+def _delete_counted(scope_id: int, column: str, rows: QuerySet[Any]) -> Iterator[None]:
+    """Delete rows whose number the scope keeps."""
+    for chosen in _chunks(rows):
         with transaction.atomic():
             Scope.objects.filter(pk=scope_id).update(version=F("version") + 1)
-            gone = Task.objects.filter(pk__in=chosen).delete()[0]
-            Scope.objects.filter(pk=scope_id).update(tasks=F("tasks") - gone)
+            gone = rows.model._default_manager.filter(pk__in=chosen).delete()[0]
+            Scope.objects.filter(pk=scope_id).update(**{column: F(column) - gone})
         yield
 
 

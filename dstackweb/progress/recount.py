@@ -63,11 +63,12 @@ def _sums(
 
 @dataclass
 class _Counted:
-    """What rows say of a run's scope: tasks by (prefix, group, state), forgotten ones by prefix, and how many rows."""
+    """What rows of a run's scope say: tasks by (prefix, group, state), forgotten ones by prefix; rows of both kinds."""
 
     groups: Counter[tuple[int, str, TaskState]] = field(default_factory=Counter)
     forgotten: Counter[int] = field(default_factory=Counter)
     tasks: int = 0
+    reports: int = 0
 
 
 def _rows() -> Iterator[Difference]:
@@ -78,7 +79,9 @@ def _rows() -> Iterator[Difference]:
     for scope in Scope.objects.filter(run_id__gt=0):
         rows = counted[scope.pk]
         if scope.tasks != rows.tasks:
-            yield Difference(f"tasks of {scope}", scope.tasks, rows.tasks)
+            yield Difference(f"rows of {scope}", scope.tasks, rows.tasks)
+        if scope.counted != rows.reports:
+            yield Difference(f"reported counts of {scope}", scope.counted, rows.reports)
         yield from _compare(scope, rows)
 
 
@@ -95,13 +98,15 @@ def _count_tasks(counted: defaultdict[int, _Counted]) -> None:
 
 def _count_reports(counted: defaultdict[int, _Counted]) -> None:
     reports = ReporterCount.objects.order_by().values_list("reporter__scope", "prefix", "group", OVER)
-    for scope_id, prefix_id, group, over, *sums in reports.annotate(**{f"all_{state}": Sum(state) for state in STATES}):
+    sums_of = {f"all_{state}": Sum(state) for state in STATES}
+    for scope_id, prefix_id, group, over, number, *sums in reports.annotate(n=Count("pk"), **sums_of):
         into = counted[scope_id]
-        for state, number in zip(TaskState, sums, strict=True):
+        into.reports += number
+        for state, tasks in zip(TaskState, sums, strict=True):
             if state == TaskState.FORGOTTEN:
-                into.forgotten[prefix_id] += number
+                into.forgotten[prefix_id] += tasks
             else:
-                into.groups[prefix_id, group, _folded(state, over)] += number
+                into.groups[prefix_id, group, _folded(state, over)] += tasks
 
 
 def _folded(state: TaskState, over: bool | None) -> TaskState:
