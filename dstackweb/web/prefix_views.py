@@ -18,7 +18,8 @@ from dstackweb.progress.wording import state
 from dstackweb.web.pages import PageRequest, project_page
 from dstackweb.web.progress_bars import Line
 from dstackweb.web.progress_live import Listing, answer, now_ms
-from dstackweb.web.progress_views import Place, asked_page, bad_page
+from dstackweb.web.progress_place import Place
+from dstackweb.web.progress_views import asked_page, bad_page
 
 PER_PAGE = 100
 

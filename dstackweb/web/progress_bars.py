@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from dstackweb.web import progress_words as words
 
 COLOURS = 8
 """As many as static/progress.css has; whoever sees few of them apart still has the names."""
+OF_SUMS = 2
 WHOLE = 100.0
 LEAST = 0.7
 """Percent of the bar: what has failed, or has nobody to run it, is seen however little it is."""
@@ -60,17 +61,31 @@ def _percent(number: float) -> str:
 
 
 def colour(name: str) -> int:
-    """The same for a name wherever and whenever it is shown."""
-    return zlib.crc32(name.encode()) % COLOURS
+    """The same for a name wherever and whenever it is shown; sums have that of the legend."""
+    return zlib.adler32(name.encode()) % COLOURS if name else OF_SUMS
+
+
+def named(bar: Bar, name: str) -> Bar:
+    """The sums of a scope as the row of what it is about."""
+    return replace(bar, name=name)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One bar with its words. `of` is whose colour it has; `where`, the address of what is behind it."""
+    """One bar with its words.
+
+    `of` is whose colour it has; `where`, the address of what is behind it; `kind` tells rows of one kind from others.
+    """
 
     bar: Bar
     of: str = ""
     where: str = ""
+    kind: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells its row from all others on the page."""
+        return f"{self.kind}{self.bar.id}"
 
     @property
     def name(self) -> str:

@@ -65,6 +65,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def moment(bar: Bar, now: int) -> int:
+    """Of what moment its rate and time left are; 0 where there is none, and nothing changes by itself."""
+    return now // (RATES_S * 1000) if bar.rate and bar.live else 0
+
+
 def answer(
     request: PageRequest, page: str, body: str, update: str, bar: Bar, now: int, listing: Callable[[], Listing]
 ) -> HttpResponse:
@@ -73,12 +78,12 @@ def answer(
     `bar` has the version that was read before `listing` reads the rows; `update` is a template of out-of-band parts
     that gets the changed rows as `lines`.
     """
-    moment = now // (RATES_S * 1000) if bar.rate and bar.live else 0
+    rated = moment(bar, now)
     seen = Stamp.of(request)
-    if seen and seen[:3] == (bar.id, bar.version, moment):
+    if seen and seen[:3] == (bar.id, bar.version, rated):
         return HttpResponse(status=204)
     found = listing()
-    stamp = Stamp(bar.id, bar.version, moment, found.order)
+    stamp = Stamp(bar.id, bar.version, rated, found.order)
     context = {**found.context, "poll_s": POLL_S, "lines": found.lines}
     if seen is None or (seen.counters, seen.order) != (stamp.counters, stamp.order):
         return shown(request, body if request.htmx else page, str(stamp), context)

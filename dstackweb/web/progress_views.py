@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlencode
 
 from django.http import HttpResponse
 from django.shortcuts import render
@@ -14,72 +12,16 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid
 from dstackweb.progress import selectors as progress
-from dstackweb.progress.states import TaskState
-from dstackweb.progress.wording import meaning, state
-from dstackweb.runs import selectors
-from dstackweb.runs.models import Run
-from dstackweb.runs.states import ENDED
-from dstackweb.web import lists
 from dstackweb.web.pages import PageRequest, project_page
-from dstackweb.web.progress_bars import DRAWN, Line
-from dstackweb.web.progress_live import POLL_S, Listing, answer, now_ms
+from dstackweb.web.progress_bars import Line
+from dstackweb.web.progress_live import Listing, answer, now_ms
+from dstackweb.web.progress_parts import inside_of
+from dstackweb.web.progress_place import Place
 
 PER_PAGE = 50
 ON_A_WALL = 40
 """Bars for a screen that nobody scrolls."""
 ORDERS = ("active", "failed", "name")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Whose progress: of a project's runs, or of the tasks inside a run, as its address says."""
-
-    request: PageRequest
-    run: Run | None = None
-    called: str = ""
-    attempt: int | None = None
-
-    @classmethod
-    def of(cls, request: PageRequest, run: str = "") -> Place:
-        """What an address is about. Raises NotFound where there is no such run."""
-        if not run:
-            return cls(request)
-        attempt = lists.number(request.GET.get("attempt")) or None
-        return cls(request, selectors.find_run(request.project, run), run, attempt)
-
-    def url(self, view: str = "", **query: str) -> str:
-        """The address of its page, or of one beneath it: `wall`, `prefix`, `group`."""
-        name = "-".join(filter(None, ("run" if self.run else "", "progress", view)))
-        args = [self.request.project.name, *([self.called] if self.run else [])]
-        query = {key: value for key, value in query.items() if value}
-        if self.attempt:
-            query["attempt"] = str(self.attempt)
-        return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
-
-    def overview(self, now: int) -> progress.Overview | None:
-        """Its counters; None where nothing was told of yet."""
-        if self.run is None:
-            return progress.of_project(self.request.project.pk, now)
-        return progress.of_run(self.run.pk, now, self.attempt)
-
-    @property
-    def attempts(self) -> list[tuple[int, str]]:
-        """The attempts of a run that was tried again, each with its address."""
-        if self.run is None or self.run.attempt < 2:
-            return []
-        place = [Place(self.request, self.run, self.called, n) for n in range(1, self.run.attempt + 1)]
-        return [(one.attempt or 0, one.url()) for one in place[-8:]]
-
-    def context(self) -> dict[str, Any]:
-        """What all pages about it show."""
-        return {
-            "place": self,
-            "run": self.run,
-            "legend": [(one.value, state(one), meaning(one)) for one in (*DRAWN, TaskState.WAITING)],
-            "states": [(one.value, state(one)) for one in TaskState],
-            "poll_s": POLL_S,
-            "waiting": selectors.counts(self.request.project)["submitted"],
-        }
 
 
 def asked_page(request: PageRequest) -> str | None:
@@ -123,10 +65,17 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
             ],
         }
 
+    def whole_page() -> dict[str, Any]:
+        if run or request.htmx:
+            return context()
+        version, lines = inside_of(request.project)
+        inside_url = reverse("web:progress-inside", args=[request.project.name])
+        return {**context(), "inside": lines, "inside_version": version, "inside_url": inside_url}
+
     if over is None:
         if request.htmx:
             return HttpResponse(status=204)
-        return render(request, names[0], {**context(), "over": None})
+        return render(request, names[0], {**whole_page(), "over": None})
     whole = over
 
     def listing() -> Listing:
@@ -147,19 +96,12 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
             "following": place.url(q=find, order=by, after=following or ""),
             "beyond": 0 if find else max(0, whole.prefixes - len(bars)),
             "has_following": following is not None,
-            "ended": _ended(place, whole),
+            "ended": place.ended(whole),
         }
-        return Listing(_lines(place, bars), [bar.id for bar in bars], {**context(), **more})
+        return Listing(_lines(place, bars), [bar.id for bar in bars], {**whole_page(), **more})
 
     return answer(request, names[0], names[1], names[2], whole.bar, now, listing)
 
 
 def _lines(place: Place, bars: Sequence[progress.Bar]) -> list[Line]:
     return [Line(bar, bar.name, place.url("prefix", prefix=bar.name)) for bar in bars]
-
-
-def _ended(place: Place, over: progress.Overview) -> bool:
-    """Whether nothing can change here any more."""
-    if place.run is None or not over.ended or over.bar.live:
-        return False
-    return place.run.status in ENDED or over.attempt < place.run.attempt

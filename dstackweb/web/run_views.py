@@ -15,8 +15,9 @@ from dstackweb.runs import logs, selectors, services, whereabouts, why_words, wo
 from dstackweb.runs.models import Run
 from dstackweb.runs.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
-from dstackweb.web import gpu_marks, gpu_panel, hold_views, lists, run_words
+from dstackweb.web import gpu_marks, gpu_panel, hold_views, lists, progress_place, run_words
 from dstackweb.web.pages import PageRequest, done, notice, polled, project_page
+from dstackweb.web.progress_parts import Card, card_of
 from dstackweb.web.why_views import standing
 
 PER_PAGE = 50
@@ -78,10 +79,13 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
         version += f".{selectors.list_version(request.project)}"
     elif found.status == RunStatus.PROVISIONING:
         version += f".{run_words.starting(found)}"
-    return polled(request, "web/run.html", "web/run_body.html", version, lambda: _run(request, found))
+    card = card_of(request, found)  # it renews itself, once it is there
+    if card:
+        version += ".tasks"
+    return polled(request, "web/run.html", "web/run_body.html", version, lambda: _run(request, found, card))
 
 
-def _run(request: PageRequest, run: Run) -> dict[str, Any]:
+def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
     reason, data = selectors.why(run)
     stands, now = standing(run), timezone.now()
@@ -90,6 +94,8 @@ def _run(request: PageRequest, run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "gpus": panel is not None,
+        "card": card,
+        "states": progress_place.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
         "jobs": [run_words.JobLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],

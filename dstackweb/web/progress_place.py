@@ -1,0 +1,83 @@
+"""Whose progress an address is about: a project's runs, or the tasks inside one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from dstackweb.progress import selectors as progress
+from dstackweb.progress.states import TaskState
+from dstackweb.progress.wording import meaning, state
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Run
+from dstackweb.runs.states import ENDED
+from dstackweb.web import lists
+from dstackweb.web.pages import PageRequest
+from dstackweb.web.progress_bars import DRAWN
+from dstackweb.web.progress_live import POLL_S
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose progress: of a project's runs, or of the tasks inside a run, as its address says."""
+
+    request: PageRequest
+    run: Run | None = None
+    called: str = ""
+    attempt: int | None = None
+
+    @classmethod
+    def of(cls, request: PageRequest, run: str = "") -> Place:
+        """What an address is about. Raises NotFound where there is no such run."""
+        if not run:
+            return cls(request)
+        attempt = lists.number(request.GET.get("attempt")) or None
+        return cls(request, selectors.find_run(request.project, run), run, attempt)
+
+    def url(self, view: str = "", **query: str) -> str:
+        """The address of its page, or of one beneath it: `wall`, `prefix`, `group`."""
+        name = "-".join(filter(None, ("run" if self.run else "", "progress", view)))
+        args = [self.request.project.name, *([self.called] if self.run else [])]
+        query = {key: value for key, value in query.items() if value}
+        if self.attempt:
+            query["attempt"] = str(self.attempt)
+        return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
+
+    def overview(self, now: int) -> progress.Overview | None:
+        """Its counters; None where nothing was told of yet."""
+        if self.run is None:
+            return progress.of_project(self.request.project.pk, now)
+        return progress.of_run(self.run.pk, now, self.attempt)
+
+    @property
+    def attempts(self) -> list[tuple[int, str]]:
+        """The attempts of a run that was tried again, each with its address."""
+        if self.run is None or self.run.attempt < 2:
+            return []
+        place = [Place(self.request, self.run, self.called, n) for n in range(1, self.run.attempt + 1)]
+        return [(one.attempt or 0, one.url()) for one in place[-8:]]
+
+    def ended(self, over: progress.Overview) -> bool:
+        """Whether nothing can change in these counters any more."""
+        if self.run is None or not over.ended or over.bar.live:
+            return False
+        return self.run.status in ENDED or over.attempt < self.run.attempt
+
+    def context(self) -> dict[str, Any]:
+        """What all pages about it show."""
+        return {
+            "place": self,
+            "run": self.run,
+            "legend": [(one.value, state(one), meaning(one)) for one in (*DRAWN, TaskState.WAITING)],
+            "states": states(),
+            "poll_s": POLL_S,
+            "waiting": selectors.counts(self.request.project)["submitted"],
+        }
+
+
+def states() -> list[tuple[str, str]]:
+    """All states in the order in which a bar's numbers stand, with their words, for scripts."""
+    return [(one.value, state(one)) for one in TaskState]
