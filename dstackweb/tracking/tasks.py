@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import itertools
@@ -115,7 +114,7 @@ def described(error: BaseException) -> str:
 def _is_failure(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
-    return isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError)
+    return isinstance(error, Exception)  # neither a cancelled coroutine's nor a closed generator's
 
 
 def _each_call(function: Callable[..., Any], name: str, prefix: str, group: str | None) -> Any:
