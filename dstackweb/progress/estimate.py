@@ -66,18 +66,15 @@ def rate(row: Rated, now_ms: int) -> Rate | None:
     if decayed(row.finished_10m, age_ms, TEN_MINUTES_S) < _FORGOTTEN:
         return None
     seen_s = max(LEAST_S, (now_ms - row.first_ms) / 1000)
-    minute, finishes = _of_window(decayed(row.finished_1m, age_ms, MINUTE_S), MINUTE_S, seen_s)
-    ten, _ = _of_window(decayed(row.finished_10m, age_ms, TEN_MINUTES_S), TEN_MINUTES_S, seen_s)
+    fast, fast_low, fast_high, finishes = _of_window(decayed(row.finished_1m, age_ms, MINUTE_S), MINUTE_S, seen_s)
+    slow, slow_low, slow_high, _ = _of_window(decayed(row.finished_10m, age_ms, TEN_MINUTES_S), TEN_MINUTES_S, seen_s)
     weight = finishes / (finishes + _FEW)
-
-    def blend(fast: float, slow: float) -> float:
-        return weight * fast + (1 - weight) * slow
-
-    low, high = blend(minute.low, ten.low), blend(minute.high, ten.high)
+    rest = 1 - weight
+    low, high = weight * fast_low + rest * slow_low, weight * fast_high + rest * slow_high
     return Rate(
-        per_s=blend(minute.per_s, ten.per_s),
-        low=min(low, blend(min(minute.per_s, ten.per_s), low)),
-        high=max(high, blend(max(minute.per_s, ten.per_s), high)),
+        per_s=weight * fast + rest * slow,
+        low=min(low, weight * min(fast, slow) + rest * low),
+        high=max(high, weight * max(fast, slow) + rest * high),
     )
 
 
@@ -88,15 +85,16 @@ def left(remaining: int, rate: Rate | None) -> Left | None:
     return Left(remaining / rate.per_s, remaining / rate.high, remaining / rate.low if rate.low > 0 else math.inf)
 
 
-def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[Rate, float]:
-    """The rate that one window tells when tasks were seen for so long, and how many finishes it rests on.
+def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, float, float, float]:
+    """The rate that one window tells when tasks were seen for so long, its range, and on how many finishes it rests.
 
     Finishes at an even rate weigh `window_s * (1 - exp(-seen_s / window_s))` times that rate.
     """
     part = -math.expm1(-seen_s / window_s)
     finishes = 2 * finished / (2 - part)
     scale = (2 - part) / (2 * window_s * part)
-    return Rate(finishes * scale, _quantile(finishes, -_Z) * scale, _quantile(finishes + 1, _Z) * scale), finishes
+    low, high = _quantile(finishes, -_Z) * scale, _quantile(finishes + 1, _Z) * scale
+    return finishes * scale, low, high, finishes
 
 
 def _quantile(shape: float, z: float) -> float:
@@ -104,4 +102,4 @@ def _quantile(shape: float, z: float) -> float:
     if shape <= 0:
         return 0.0
     root = 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))
-    return float(shape * max(0.0, root) ** 3)
+    return shape * root * root * root if root > 0 else 0.0

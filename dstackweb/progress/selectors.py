@@ -76,7 +76,8 @@ class _Rated(NamedTuple):
     rated_ms: int
 
 
-_STATES = ", ".join(TaskState)
+_ALL = tuple(TaskState)
+_STATES = ", ".join(_ALL)
 _COUNTS = f"{_STATES}, total, duration_n, duration_s, version, changed_ms"
 _RATED = "first_ms, finished_1m, finished_10m, rated_ms"
 _PREFIX = f"SELECT id, name, groups, {_COUNTS}, {_RATED} FROM progress_taskprefix"
@@ -87,8 +88,10 @@ _LAST = {"active": f"CASE WHEN {_LIVE} > 0 THEN 0 ELSE 1 END", "failed": "CASE W
 """1 for the prefixes that stand behind the others."""
 _ONLY = {"": "", "failed": " AND erred > 0", "running": " AND processing > 0"}
 
-_AT = 3 + len(TaskState)
+_AT = 3 + len(_ALL)
 """Where a row's states end."""
+_OF_LIVE = [3 + _ALL.index(state) for state in LIVE]
+_OF_FINISHED = [3 + _ALL.index(state) for state in FINISHED]
 
 
 def of_project(project_id: int, now_ms: int) -> Overview | None:
@@ -217,16 +220,15 @@ def _told(columns: Sequence[Any], now_ms: int) -> Overview:
 def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
     """A row as `_PREFIX` has it, or `_GROUP`, which is not rated."""
     pk, name, number_of_groups = row[:3]
-    counts = dict(zip(TaskState, row[3:_AT], strict=True))
     total, duration_n, duration_s, version, changed_ms = row[_AT : _AT + 5]
-    live = sum(counts[state] for state in LIVE)
+    live = sum([row[place] for place in _OF_LIVE])
     speed = rate(_Rated(*row[_AT + 5 : _AT + 9]), now_ms) if now_ms is not None else None
     return Bar(
         id=pk,
         name=name,
-        counts=counts,
+        counts=dict(zip(_ALL, row[3:_AT], strict=True)),
         total=total,
-        finished=sum(counts[state] for state in FINISHED),
+        finished=sum([row[place] for place in _OF_FINISHED]),
         live=live,
         groups=number_of_groups,
         rate=speed,
