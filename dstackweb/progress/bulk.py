@@ -18,7 +18,8 @@ Types = Mapping[str, str]
 def find(statement: str, types: Types, rows: Collection[tuple[Any, ...]], *more: int) -> list[tuple[Any, ...]]:
     """What a SELECT finds that has `{given}` in its FROM: these rows, as a table. `more` are its other parameters.
 
-    However many rows there are, the statement stays the same.
+    However many rows there are, the statement stays the same. Write the joins as CROSS JOIN with their conditions in
+    the WHERE: SQLite, which knows nothing of how many rows are given, then reads them first, and the rest by index.
     """
     if connection.vendor == "sqlite":
         values = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(_quoted(types)))

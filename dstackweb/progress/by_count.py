@@ -46,9 +46,9 @@ def end(taking: Taking) -> None:
     """Release what was live by the word of a reporter that has ended."""
     live = " OR ".join(f"c.{state} > 0" for state in LIVE)
     found = bulk.find(
-        f"SELECT p.name, c.{bulk.quoted('group')}, {COLUMNS} FROM {{given}}"
-        " JOIN progress_reportercount c ON c.reporter_id = given.reporter_id"
-        f" JOIN progress_taskprefix p ON p.id = c.prefix_id WHERE c.seq <= %s AND ({live})",
+        f"SELECT p.name, c.{bulk.quoted('group')}, {COLUMNS}"
+        " FROM {given} CROSS JOIN progress_reportercount c CROSS JOIN progress_taskprefix p"
+        f" WHERE c.reporter_id = given.reporter_id AND p.id = c.prefix_id AND c.seq <= %s AND ({live})",
         {"reporter_id": "bigint"},
         [(taking.reporter.pk,)],
         taking.reporter.ended_seq or 0,
@@ -104,8 +104,8 @@ def write(taking: Taking, counts: Counts) -> None:
 
 def _known(taking: Taking, places: Iterable[Place]) -> Counts:
     found = bulk.find(
-        f"SELECT given.prefix, given.name, {COLUMNS} FROM {{given}} JOIN progress_reportercount c"
-        f" ON c.prefix_id = given.prefix_id AND c.{bulk.quoted('group')} = given.name WHERE c.reporter_id = %s",
+        f"SELECT given.prefix, given.name, {COLUMNS} FROM {{given}} CROSS JOIN progress_reportercount c"
+        f" WHERE c.prefix_id = given.prefix_id AND c.{bulk.quoted('group')} = given.name AND c.reporter_id = %s",
         {"prefix_id": "bigint", "name": "text", "prefix": "text"},
         [(taking.book.ids(place).prefix, place[1], place[0]) for place in places],
         taking.reporter.pk,

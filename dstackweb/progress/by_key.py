@@ -119,9 +119,9 @@ def write(taking: Taking, tasks: Tasks) -> None:
 def _known(scope_id: int, keys: Iterable[str]) -> dict[str, Known]:
     found = bulk.find(
         "SELECT t.id, t.key, t.state, t.seq, t.since_ms, t.group_id, r.name, p.name, g.name"
-        " FROM {given} JOIN progress_task t ON t.key = given.key JOIN progress_reporter r ON r.id = t.reporter_id"
-        " JOIN progress_taskprefix p ON p.id = t.prefix_id LEFT JOIN progress_taskgroup g ON g.id = t.group_id"
-        " WHERE t.scope_id = %s",
+        " FROM {given} CROSS JOIN progress_task t CROSS JOIN progress_reporter r CROSS JOIN progress_taskprefix p"
+        " LEFT JOIN progress_taskgroup g ON g.id = t.group_id"
+        " WHERE t.key = given.key AND t.scope_id = %s AND r.id = t.reporter_id AND p.id = t.prefix_id",
         {"key": "text"},
         [(key,) for key in keys],
         scope_id,

@@ -146,7 +146,8 @@ class Book:
             return {}
         columns = ", ".join(f"p.{column}" for column in ("name", "id", *OF_PREFIX))
         found = bulk.find(
-            f"SELECT {columns} FROM {{given}} JOIN progress_taskprefix p ON p.name = given.name WHERE p.scope_id = %s",
+            f"SELECT {columns} FROM {{given}} CROSS JOIN progress_taskprefix p"
+            " WHERE p.name = given.name AND p.scope_id = %s",
             {"name": "text"},
             [(name,) for name in names],
             self.scope.pk,
@@ -159,8 +160,8 @@ class Book:
             return {}
         columns = ", ".join(f"g.{column}" for column in ("id", *OF_GROUP))
         found = bulk.find(
-            f"SELECT given.prefix, g.name, {columns} FROM {{given}}"
-            " JOIN progress_taskgroup g ON g.prefix_id = given.prefix_id AND g.name = given.name",
+            f"SELECT given.prefix, g.name, {columns} FROM {{given}} CROSS JOIN progress_taskgroup g"
+            " WHERE g.prefix_id = given.prefix_id AND g.name = given.name",
             {"prefix_id": "bigint", "name": "text", "prefix": "text"},
             known,
         )

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+from typing import Literal
 
 from dstackweb.progress.states import TaskState
+
+Where = Literal["events", "counts", "failures"]
+"""The lists of a batch."""
+
+
+Where = Literal["events", "counts", "failures"]
+"""A list of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class Refusal:
     index: int
     key: str
     reason: str
-    list: str = "events"
+    list: Where = "events"
 
 
 @dataclass(slots=True)

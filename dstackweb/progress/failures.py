@@ -58,8 +58,8 @@ def write(taking: Taking, failed: Sequence[Failure], done: Collection[str]) -> N
 def _rows(scope_id: int, keys: Collection[str], column: str) -> dict[str, int]:
     """A column of what is known of these tasks, by key."""
     found = bulk.find(
-        f"SELECT f.key, f.{column} FROM {{given}} JOIN progress_taskfailure f ON f.key = given.key"
-        " WHERE f.scope_id = %s",
+        f"SELECT f.key, f.{column} FROM {{given}} CROSS JOIN progress_taskfailure f"
+        " WHERE f.key = given.key AND f.scope_id = %s",
         {"key": "text"},
         [(key,) for key in keys],
         scope_id,

@@ -17,6 +17,8 @@ class TaskState(StrEnum):
     WAITING = "waiting"
     FORGOTTEN = "forgotten"
 
+    __hash__ = str.__hash__  # as its value's, and by C: counting looks up little else
+
 
 S = TaskState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dstackweb.progress.counters import Book, Delta, Place
-from dstackweb.progress.events import Receipt, Refusal
+from dstackweb.progress.events import Receipt, Refusal, Where, Where
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.states import LIVE, TaskState
 
@@ -40,7 +40,7 @@ class Taking:
         ended_seq = self.reporter.ended_seq
         return ended_seq is not None and seq <= ended_seq and state in LIVE
 
-    def refuse(self, index: int, key: str, reason: str, where: str) -> None:
+    def refuse(self, index: int, key: str, reason: str, where: Where) -> None:
         """Leave out one entry."""
         self.receipt.refused.append(Refusal(index, key, reason, where))
 
