@@ -11,7 +11,7 @@ from dstackweb.api.progress_schemas import (
     FailuresOut,
     GroupsOut,
     ProgressOut,
-    TasksOut,
+    TaskListOut,
     failure_of,
     group_of,
     progress_of,
@@ -121,7 +121,7 @@ def failures_of_run(
     return ready(request, {"items": [failure_of(failed) for failed in found], "next": following})
 
 
-@of_runs.get("/{name}/progress/tasks", response={200: TasksOut, **REFUSALS}, summary="The tasks of a group")
+@of_runs.get("/{name}/progress/tasks", response={200: TaskListOut, **REFUSALS}, summary="The tasks of a group")
 def tasks_of_run(
     request: HttpRequest,
     project: Path[str],

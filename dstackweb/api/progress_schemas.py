@@ -96,7 +96,7 @@ class TaskOut(Schema):
     since: dt.datetime
 
 
-class TasksOut(Schema):
+class TaskListOut(Schema):
     """A page of a group's tasks; none where they were told as counts."""
 
     items: list[TaskOut]

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.progress_schemas import FailuresOut, GroupsOut, ProgressOut, TasksOut
+from dstackweb.api.progress_schemas import FailuresOut, GroupsOut, ProgressOut, TaskListOut
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure
 from dstackweb.progress.states import CODES, TaskState
 from dstackweb.runs.models import Run
@@ -124,7 +124,7 @@ def test_groups_failures_and_tasks_of_a_prefix(scope: Scope, api: Api) -> None:
     assert told(api, "runs/sweep/progress/failures?prefix=eval")["items"] == []
 
     tasks = told(api, "runs/sweep/progress/tasks?prefix=train&group=train-a")
-    TasksOut.model_validate(tasks, extra="forbid")
+    TaskListOut.model_validate(tasks, extra="forbid")
     assert [(task["key"], task["state"]) for task in tasks["items"]] == [
         (f"train-{number}", "processing") for number in range(3)
     ]
