@@ -10,10 +10,6 @@ from typing import Literal
 from dstackweb.progress.states import TaskState
 
 Where = Literal["events", "counts", "failures"]
-"""The lists of a batch."""
-
-
-Where = Literal["events", "counts", "failures"]
 """A list of a batch."""
 
 
