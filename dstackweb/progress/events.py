@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from typing import Literal
 
 from dstackweb.progress.states import TaskState
 
