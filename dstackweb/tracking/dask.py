@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -25,8 +26,11 @@ from dstackweb.tracking.sender import EXIT_S, Sender
 log = logging.getLogger("dstackweb.tracking")
 
 TICK_S = 0.5
-GROUPS_A_TICK = 2_000
-"""Marked groups that one tick reads: some milliseconds of the scheduler's loop. The others wait for the next."""
+TICK_MAX_S = 5.0
+SHARE = 0.01
+"""Of the scheduler's loop, for reading what is marked: a longer tick is followed by a longer pause."""
+GROUPS_A_TICK = 1_000
+"""Marked groups that one tick reads: some milliseconds. The others wait for the next."""
 LOOKED_OVER_A_TICK = 500
 BACKLOG_MAX = 10_000
 """While so many groups wait to be sent, no more are read: they stay marked, and are told as they are then."""
@@ -115,10 +119,11 @@ class GroupCounts(SchedulerPlugin):
     async def _tick(self) -> None:
         try:
             while not self._sender.over and self._scheduler.plugins.get(self.name, self) is self:
+                began = time.thread_time()
                 self._look_over()
                 if self._sender.backlog < BACKLOG_MAX:
                     self._tell(GROUPS_A_TICK)
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(min(max(TICK_S, (time.thread_time() - began) / SHARE), TICK_MAX_S))
         except Exception:  # a bug here must not reach the cluster
             log.warning("reporting the cluster's tasks ended by an error", exc_info=True)
         if self._scheduler.plugins.get(self.name) is self:
