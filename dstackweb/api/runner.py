@@ -13,7 +13,9 @@ from ninja import Field, P, QueryEx, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
+from dstackweb.api import tasks
 from dstackweb.api.runner_schemas import SamplesIn, storable
+from dstackweb.api.task_schemas import TasksOut
 from dstackweb.gpus import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
@@ -129,6 +131,13 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     now = timezone.now()
     gpu_watch.act_on(intake.of_job(job, body.taken(now)), now)
     return {}
+
+
+@router.post("/{job_id}/tasks", include_in_schema=False)
+def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
+    """What the job's output says of its tasks, in the form of the public address for it."""
+    job = _wanted(request, job_id)
+    return tasks.take(request, job.run, job.attempt, f"log-{job.node}")
 
 
 @router.post("/{job_id}/exit", include_in_schema=False)

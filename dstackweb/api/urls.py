@@ -25,6 +25,7 @@ from dstackweb.api import (
     queues,
     runner,
     runs,
+    tasks,
     tracking,
     utilization,
 )
@@ -36,6 +37,7 @@ api.add_router("/projects/{project}/runs", decisions.router)
 api.add_router("/projects/{project}/runs", utilization.of_runs)
 api.add_router("/projects/{project}/runs", metrics.router)
 api.add_router("/projects/{project}/runs", progress.of_runs)
+api.add_router("/projects/{project}/runs", tasks.router)
 api.add_router("/projects/{project}/progress", progress.router)
 api.add_router("/projects/{project}/utilization", utilization.router)
 api.add_router("/projects/{project}/holds", holds.router)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from dstackweb.lib.errors import Invalid, TooLarge
-from dstackweb.progress.events import Batch, Count, Event, Failure
+from dstackweb.progress.events import Batch, Count, Event, Failure, Where
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
 from dstackweb.progress.prefixes import split
 from dstackweb.progress.states import ALIASES, TaskState
@@ -27,9 +28,6 @@ COUNT_FIELDS: Final = frozenset({"prefix", "group", "seq", "states", "duration_n
 FAILURE_FIELDS: Final = frozenset({"key", "seq", "prefix", "group", "message"})
 
 
-Where = Literal["events", "counts", "failures"]
-
-
 @dataclass(frozen=True, slots=True)
 class Refused:
     """An entry that was not taken: the list that it stands in, its place there, why (a code), and what is wrong."""
@@ -43,12 +41,12 @@ class Refused:
 
 @dataclass(slots=True)
 class Told:
-    """What a request tells. `places` says where each of the batch's events stood in it."""
+    """What a request tells. `places` says for each list of the batch where its entries stood in the request."""
 
     batch: Batch
     attempt: int | None = None
     refused: list[Refused] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def entries(self) -> int:
@@ -87,17 +85,21 @@ def read(body: object, reporter: str, seq: int) -> Told:
         except _Bad as bad:
             told.refused.append(_refused("events", index, entry, bad))
         else:
-            told.places.append(index)
+            told.places["events"].append(index)
     for index, entry in enumerate(lists["counts"]):
         try:
             counts.append(_count(entry, default))
         except _Bad as bad:
             told.refused.append(_refused("counts", index, entry, bad))
+        else:
+            told.places["counts"].append(index)
     for index, entry in enumerate(lists["failures"]):
         try:
             failures.append(_failure(entry, default))
         except _Bad as bad:
             told.refused.append(_refused("failures", index, entry, bad))
+        else:
+            told.places["failures"].append(index)
     ended_seq = None
     if _flag(body, "ended"):
         said = [*(event.seq for event in events), *(count.seq for count in counts), *(one.seq for one in failures)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dstackweb.progress.counters import Book, Delta, Place
-from dstackweb.progress.events import Receipt, Refusal, Where, Where
+from dstackweb.progress.events import Receipt, Refusal, Where
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.states import LIVE, TaskState
 

@@ -1,0 +1,270 @@
+"""Telling of the tasks inside a run: who may, of which attempt, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.api import tasks
+from dstackweb.api.task_gate import Gate
+from dstackweb.lib.errors import TooMany
+from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
+from dstackweb.runs.models import Run
+from dstackweb.runs.reporting import tasks_token
+from dstackweb.scheduler.hosting import job_token
+from tests.api.conftest import Api
+from tests.api.test_runner_api import Runner
+from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
+
+DONE = {"events": [{"key": "train-1", "state": "done", "seq": 5}]}
+
+
+@pytest.fixture(autouse=True)
+def own_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests have told is not counted here."""
+    monkeypatch.setattr(tasks, "gate", Gate(4, 50_000, 100_000))
+
+
+@pytest.fixture
+def run(project: Project, member: User) -> Run:
+    make_host()
+    run = make_run(project, member, "search")
+    place_all()
+    start(placed_job(run))
+    return Run.objects.get(pk=run.pk)
+
+
+class Commands:
+    """What a job's commands tell, with the token that they find."""
+
+    def __init__(self, run: Run) -> None:
+        self.url = f"/api/v1/projects/main/runs/{run.uid}/tasks"
+        self.headers = {"Authorization": f"Bearer {tasks_token(placed_job(run).pk)}"}
+
+    def tell(self, body: Any, url: str = "") -> HttpResponse:
+        return Client().post(url or self.url, body, content_type="application/json", headers=self.headers)
+
+
+@pytest.fixture
+def commands(run: Run) -> Commands:
+    return Commands(run)
+
+
+def states(run: Run) -> dict[str, int]:
+    scope = Scope.objects.get(run_id=run.pk, attempt=run.attempt)
+    return {name: n for name in ("memory", "erred", "released", "processing", "waiting") if (n := getattr(scope, name))}
+
+
+def ended(run: Run) -> None:
+    Runner(placed_job(run), "nonce").post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
+
+
+def test_the_runs_own_commands_tell_of_its_tasks(run: Run, commands: Commands) -> None:
+    answer = commands.tell(DONE)
+    assert (answer.status_code, answer.json()) == (200, {"applied": 1, "outdated": 0, "refused": []})
+    assert commands.tell(DONE).json() == {"applied": 0, "outdated": 1, "refused": []}
+    assert states(run) == {"memory": 1}
+    assert Reporter.objects.get().name == "job-0"
+    assert TaskPrefix.objects.get(scope__run_id=run.pk).name == "train"
+
+
+def test_a_member_tells_of_them_too_by_name_or_id(api: Api, run: Run) -> None:
+    assert api("POST", "projects/main/runs/search/tasks", DONE).status_code == 200
+    assert api("POST", f"projects/main/runs/{run.uid}/tasks", DONE).json()["outdated"] == 1
+    assert Reporter.objects.get().name == "user-ada"
+
+
+def test_counts_failures_and_the_end_of_a_reporter_are_told(run: Run, commands: Commands) -> None:
+    counts = [{"prefix": "fit", "group": "fit-a", "seq": 1, "states": {"done": 3, "failed": 1, "waiting": 6}}]
+    failures = [{"key": "fit-7", "prefix": "fit", "group": "fit-a", "seq": 1, "message": "no memory"}]
+    commands.tell({"reporter": "r", "counts": counts, "failures": failures})
+    assert states(run) == {"memory": 3, "erred": 1, "waiting": 6}
+    assert TaskFailure.objects.get().message == "no memory"
+    commands.tell({"reporter": "r", "seq": 2, "ended": True})
+    assert states(run) == {"memory": 3, "erred": 1, "released": 6}
+
+
+def test_one_bad_entry_costs_itself_alone(run: Run, commands: Commands) -> None:
+    events = [{"key": "a", "state": "exploded"}, {"key": "b", "state": "done"}, {"key": "", "state": "done"}, 7]
+    body = commands.tell({"events": events, "counts": [{"prefix": "p", "states": {"done": -1}}]}).json()
+    assert body["applied"] == 1
+    told = [(one["list"], one["index"], one["key"], one["reason"]) for one in body["refused"]]
+    assert told == [
+        ("events", 0, "a", "unknown_state"), ("events", 2, "", "bad_key"), ("events", 3, "", "malformed"),
+        ("counts", 0, "p", "malformed"),
+    ]  # fmt: skip
+
+
+def test_what_can_not_be_counted_is_named_by_its_place_in_the_request(run: Run, commands: Commands) -> None:
+    commands.tell({"events": [{"key": "a", "state": "forgotten", "seq": 1}]})
+    events = [{"key": "z", "state": "odd"}, {"key": "b", "state": "done"}, {"key": "a", "state": "done", "seq": 2}]
+    refused = commands.tell({"events": events}).json()["refused"]
+    assert [(one["index"], one["key"], one["reason"]) for one in refused] == [
+        (0, "z", "unknown_state"), (2, "a", "forgotten"),
+    ]  # fmt: skip
+
+
+def test_a_token_of_one_runs_commands_opens_nothing_else(project: Project, member: User, commands: Commands) -> None:
+    other = make_run(project, member, "other")
+    place_all()
+    assert commands.tell(DONE, f"/api/v1/projects/main/runs/{other.uid}/tasks").status_code == 403
+    for path in ("projects", "projects/main/runs", f"projects/main/runs/{other.uid}"):
+        assert Client().get(f"/api/v1/{path}", headers=commands.headers).status_code == 401
+    job = placed_job(other)
+    claim = Client().post(
+        f"/api/v1/runner/jobs/{job.pk}/claim", {"nonce": "n"}, content_type="application/json",
+        headers={"Authorization": f"Bearer {tasks_token(job.pk)}"},
+    )  # fmt: skip
+    assert claim.status_code == 401
+    commands.headers = {"Authorization": f"Bearer {job_token(job.pk)}"}
+    assert commands.tell(DONE).status_code == 401
+
+
+def test_viewers_and_strangers_tell_nothing(project: Project, run: Run, stranger: Api) -> None:
+    viewer = Api(join(project, make_user("vera"), "viewer"))
+    assert viewer("POST", "projects/main/runs/search/tasks", DONE).status_code == 403
+    assert stranger("POST", "projects/main/runs/search/tasks", DONE).status_code == 404
+    assert Api(None)("POST", "projects/main/runs/search/tasks", DONE).status_code == 401
+
+
+def test_only_the_attempt_that_is_under_way_is_told_of(api: Api, run: Run, commands: Commands) -> None:
+    assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 1}).status_code == 200
+    assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 2}).status_code == 409
+    ended(run)
+    assert commands.tell(DONE).status_code == 409
+    assert api("POST", "projects/main/runs/search/tasks", DONE).status_code == 409
+
+
+def test_what_an_earlier_attempts_commands_tell_late_is_refused(run: Run, commands: Commands) -> None:
+    Run.objects.filter(pk=run.pk).update(attempt=2)
+    answer = commands.tell(DONE)
+    assert answer.status_code == 409
+    assert "attempt 1 is over" in answer.json()["detail"]
+    assert not Scope.objects.filter(run_id=run.pk).exists()
+
+
+def test_a_run_that_waits_has_no_tasks_yet(api: Api, project: Project, member: User) -> None:
+    make_run(project, member, "waits")
+    assert api("POST", "projects/main/runs/waits/tasks", DONE).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [], 7, "x", {"events": {}}, {"events": 1}, {"seq": "1"}, {"seq": -1}, {"seq": 2**53 + 1}, {"seq": True},
+        {"reporter": ""}, {"reporter": "r" * 101}, {"reporter": "\0"}, {"reporter": "\ud800"}, {"ended": 1},
+        {"attempt": 0}, {"attempt": "1"}, {"evnets": []},
+    ],
+)  # fmt: skip
+def test_a_request_of_another_form_is_refused_as_a_whole(api: Api, run: Run, body: Any) -> None:
+    assert api("POST", "projects/main/runs/search/tasks", body).status_code == 422
+    assert not Scope.objects.filter(run_id=run.pk).exists()
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000, b"\xff", b'{"seq": 1e999}'])
+def test_what_is_no_json_is_refused(api: Api, run: Run, raw: bytes) -> None:
+    url = "/api/v1/projects/main/runs/search/tasks"
+    answer = api.client.generic("POST", url, raw, content_type="application/json", headers=api.headers)
+    assert answer.status_code == 422
+
+
+def test_too_much_at_once_is_refused_with_what_may_be(run: Run, commands: Commands) -> None:
+    many = commands.tell({"events": [{"key": "a", "state": "done"}] * 5001})
+    assert (many.status_code, many.json()["most"]) == (413, 5000)
+    large = commands.tell({"events": [{"key": "a", "state": "done", "message": "x" * (4 << 20)}]})
+    assert large.status_code == 413
+
+
+def test_a_run_that_tells_too_much_is_told_when_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
+) -> None:
+    monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
+    assert commands.tell(DONE).status_code == 200
+    assert commands.tell(DONE).status_code == 200
+    answer = commands.tell(DONE)
+    assert answer.status_code == 429
+    assert 1 <= int(answer["Retry-After"]) <= 6
+
+
+def test_requests_beyond_what_is_worked_on_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
+) -> None:
+    gate = Gate(4, 1000, 1000)
+    monkeypatch.setattr(tasks, "gate", gate)
+    with gate.enter(run.pk), gate.enter(run.pk):
+        answer = commands.tell(DONE)
+    assert (answer.status_code, answer["Retry-After"]) == (429, "1")
+    assert commands.tell(DONE).status_code == 200
+
+
+def test_a_runner_tells_what_stands_in_the_output(run: Run) -> None:
+    job = placed_job(run)
+    answer = Runner(job, "nonce").post("tasks", DONE)
+    assert (answer.status_code, answer.json()["applied"]) == (200, 1)
+    assert Reporter.objects.get().name == "log-0"
+    assert Runner(job, "other").post("tasks", DONE).status_code == 409
+    ended(run)
+    assert Runner(job, "nonce").post("tasks", DONE).status_code == 409
+
+
+def test_commands_are_told_where_by_the_runs_id(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member, "search")
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    spec = runner.get("spec").json()
+    assert spec["tasks"]["path"] == f"/api/v1/projects/main/runs/{run.uid}/tasks"
+    assert spec["tasks"]["token"] in spec["redact"]
+    headers = {"Authorization": f"Bearer {spec['tasks']['token']}"}
+    assert (
+        Client().post(spec["tasks"]["path"], DONE, content_type="application/json", headers=headers).json()["applied"]
+    )
+
+
+def test_a_scope_that_is_made_as_the_attempt_ends_is_refused(
+    run: Run, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was read while it ran; it has ended before its scope is there."""
+    from dstackweb.runs import reporting
+
+    real = reporting.lock_run
+
+    def late(run_id: int) -> Run:
+        ended(run)
+        return real(run_id)
+
+    monkeypatch.setattr(reporting, "lock_run", late)
+    assert commands.tell(DONE).status_code == 409
+    assert not Scope.objects.filter(run_id=run.pk).exists()
+
+
+class TestGate:
+    def test_each_run_has_its_share_and_all_together_a_limit(self) -> None:
+        gate = Gate(3, 1000, 1000)
+        with gate.enter(1), gate.enter(1):
+            with pytest.raises(TooMany), gate.enter(1):
+                pass
+            with gate.enter(2), pytest.raises(TooMany), gate.enter(3):
+                pass
+            with gate.enter(3):
+                pass
+
+    def test_a_bucket_refills(self) -> None:
+        gate = Gate(3, rate=100, burst=100)
+        gate.spend(1, 150, 0)
+        with pytest.raises(TooMany) as refused:
+            gate.spend(1, 1, 100_000)
+        assert refused.value.retry_after == pytest.approx(1.0)
+        gate.spend(1, 1, 1_100_000)
+        gate.spend(2, 1, 100_000)
+
+    def test_full_buckets_are_forgotten(self) -> None:
+        gate = Gate(3, rate=1000, burst=100)
+        for run_id in range(3000):
+            gate.spend(run_id, 1, run_id * 1000)
+        assert len(gate._buckets) <= 1001
