@@ -1,0 +1,185 @@
+"""The pages of progress in a browser: readable by everybody, live without reload, and for as long as one likes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import CDPSession, Page, expect
+
+from dstackweb.progress.counters import Delta
+from dstackweb.progress.states import TaskState
+from tests.browser import progress_demo
+from tests.browser.conftest import Complaints
+from tests.browser.demo import PASSWORD
+from tests.browser.support import accessibility_faults, sign_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+S = TaskState
+RUN = "runs/nightly-sweep/progress/"
+PAGES = {
+    "progress": "progress/",
+    "progress-run": RUN,
+    "progress-failed-first": f"{RUN}?order=failed",
+    "progress-none": f"{RUN}?q=nothing",
+    "progress-prefix": f"{RUN}prefix/?prefix=sweep-lr&show=running",
+    "progress-failures": f"{RUN}prefix/?prefix=sweep-lr&show=failures",
+    "progress-group": f"{RUN}group/?prefix=sweep-lr&group=sweep-lr-3",
+    "progress-empty": "runs/export-onnx/progress/",
+    "progress-wall": f"{RUN}wall/",
+    "progress-wall-light": f"{RUN}wall/?theme=light",
+    "progress-card": "runs/nightly-sweep/",
+}
+
+
+def opened(page: Page, base: str, path: str) -> None:
+    sign_in(page, base, "mia", PASSWORD)
+    page.goto(f"{base}/p/main/{path}")
+
+
+def test_they_are_accessible_in_both_themes_and_fit_a_phone(
+    live_server, new_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    progress_demo.build()
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    page = new_page(reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia", PASSWORD)
+    faults = {}
+    for name, path in PAGES.items():
+        for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
+            page.emulate_media(color_scheme=theme)
+            page.set_viewport_size({"width": width, "height": 844})
+            page.goto(f"{live_server.url}/p/main/{path}")
+            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page="wall" not in name)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
+            faults[f"{path} {theme} {width}"] = accessibility_faults(page)
+    assert {path: found for path, found in faults.items() if found} == {}
+
+
+def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) -> None:
+    scope = progress_demo.scope_of(progress_demo.build()[1])
+    page = new_page()
+    opened(page, live_server.url, RUN)
+    page.evaluate("window.same = true")
+    row = page.locator("tr", has_text="export-onnx")
+    hatched = row.locator("rect.pg-no_worker")
+    expect(hatched).to_have_attribute("width", "100%")
+    expect(row).to_contain_text("40 no worker")
+    progress_demo.shift(scope, {("export-onnx", "export-onnx-1"): Delta({S.NO_WORKER: -1, S.MEMORY: 1})})
+    expect(row).to_contain_text("39 no worker")
+    expect(row.locator("rect.pg-memory")).to_have_attribute("width", "2.5%")
+    expect(hatched).to_have_attribute("width", "97.5%")
+    progress_demo.shift(scope, {("brand-new", "brand-new-1"): Delta({S.PROCESSING: 1})})
+    expect(page.locator("tr", has_text="brand-new")).to_contain_text("1 running")
+    assert page.evaluate("window.same")
+
+
+def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, new_page: Callable[..., Page]) -> None:
+    scope = progress_demo.scope_of(progress_demo.build()[1])
+    page = new_page()
+    opened(page, live_server.url, RUN)
+    tip = page.locator(".pg-tip")
+    page.locator("tr", has_text="export-onnx").locator(".pg-bar").hover()
+    expect(tip).to_contain_text("no worker40100 %")
+    progress_demo.shift(scope, {("export-onnx", "export-onnx-1"): Delta({S.NO_WORKER: -1, S.FORGOTTEN: 1})})
+    expect(tip).to_contain_text("forgotten12.5 %")
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    page.get_by_role("link", name="sweep-lr").focus()
+    page.keyboard.press("Shift+Tab")
+    expect(tip).to_contain_text("evaluate-checkpoint")
+
+
+def test_a_server_that_was_away_is_told_of_and_caught_up_with(
+    live_server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    scope = progress_demo.scope_of(progress_demo.build()[1])
+    page = new_page()
+    opened(page, live_server.url, RUN)
+    page.context.set_offline(True)
+    expect(page.locator("[data-live]")).to_have_attribute("data-state", "lost")
+    progress_demo.shift(scope, {("export-onnx", "export-onnx-1"): Delta({S.NO_WORKER: -1, S.MEMORY: 1})})
+    page.context.set_offline(False)
+    expect(page.locator("tr", has_text="export-onnx")).to_contain_text("39 no worker", timeout=15_000)
+    expect(page.locator("[data-live]")).to_have_attribute("data-state", "live")
+    complaints.remove_failed_loads()
+
+
+def test_a_wall_counts_what_does_not_fit_and_opens_anew_after_the_server_was_away(
+    live_server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    scope = progress_demo.scope_of(progress_demo.build()[1])
+    page = new_page(viewport={"width": 1280, "height": 480})
+    opened(page, live_server.url, f"{RUN}wall/")
+    page.evaluate("window.same = true")
+    seen = page.locator("[data-wall-rows] tr:visible").count()
+    assert 0 < seen < len(progress_demo.WORK)
+    expect(page.locator("[data-wall-more]")).to_have_text(f"and {len(progress_demo.WORK) - seen} more")
+    progress_demo.shift(scope, {("train-baseline", "train-baseline-1"): Delta({S.QUEUED: -1, S.MEMORY: 1})})
+    expect(page.locator("tr", has_text="train-baseline")).to_contain_text("41,223")
+    assert page.locator("[data-wall-rows] tr:visible").count() == seen
+    page.set_viewport_size({"width": 1280, "height": 1600})
+    expect(page.locator("[data-wall-more]")).to_be_hidden()
+    page.context.set_offline(True)
+    expect(page.locator("[data-live]")).to_have_attribute("data-state", "lost")
+    page.context.set_offline(False)
+    page.wait_for_function("() => !window.same", timeout=15_000)
+    expect(page.locator("tr", has_text="train-baseline")).to_contain_text("41,223")
+    complaints.remove_failed_loads()
+
+
+def test_the_page_does_not_grow_over_a_thousand_updates(live_server, new_page: Callable[..., Page]) -> None:
+    """Memory and nodes after two hundred updates and after twelve hundred: the same, but for what a heap breathes."""
+    scope = progress_demo.scope_of(progress_demo.build()[1])
+    page = new_page()
+    opened(page, live_server.url, RUN)
+    page.locator("tr", has_text="evaluate-checkpoint").locator(".pg-bar").hover()
+    page.evaluate(UPDATED)
+    debugger = page.context.new_cdp_session(page)
+    done = 0
+
+    def update(until: int) -> tuple[float, int]:
+        nonlocal done
+        while done < until:
+            moved = S.MEMORY if done % 2 else S.QUEUED
+            other = S.QUEUED if done % 2 else S.MEMORY
+            progress_demo.shift(
+                scope,
+                {
+                    (name, f"{name}-1"): Delta({other: 1, moved: -1})
+                    for name in ("train-baseline", "evaluate-checkpoint")
+                },
+            )
+            done += 1
+            page.evaluate("done => window.updated(done)", done)
+        return measured(debugger)
+
+    heap, nodes = update(200)
+    heap_after, nodes_after = update(1200)
+    assert nodes_after <= nodes * 1.02
+    assert heap_after <= heap * 1.1 + 500_000
+
+
+UPDATED = """() => {
+  let updates = 0;
+  const main = document.getElementById("progress");
+  document.addEventListener("htmx:after:request", (event) => {
+    if (event.detail.ctx.response?.status === 200) updates += 1;
+  });
+  window.updated = async (wanted) => {
+    while (updates < wanted) {
+      main.dispatchEvent(new CustomEvent("poll")); // as polling.js does each second
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+  };
+}"""
+
+
+def measured(debugger: CDPSession) -> tuple[float, int]:
+    """Bytes of the heap and nodes of the document, once all garbage is gone."""
+    for _ in range(2):
+        debugger.send("HeapProfiler.collectGarbage")
+    counters = debugger.send("Memory.getDOMCounters")
+    return debugger.send("Runtime.getHeapUsage")["usedSize"], counters["nodes"]
