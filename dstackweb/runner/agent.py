@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dstackweb.runner import machine, tree
+from dstackweb.runner.backoff import backoff
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.log import say
-from dstackweb.runner.loop import backoff
 from dstackweb.runner.state import State
 from dstackweb.runner.work import NotStarted, Work
 

@@ -13,7 +13,11 @@ TIMEOUT_S = 10.0
 
 
 class Unreachable(Exception):
-    """No answer of the API's own, or one that says to try again: 5xx, 429."""
+    """No answer of the API's own, or one that says to try again: 5xx, 429; perhaps not before `retry_after_s`."""
+
+    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
 
 
 class Refused(Exception):
@@ -103,7 +107,8 @@ class Client:
     def _json_of(self, response: http.client.HTTPResponse) -> dict[str, Any]:
         raw = response.read()
         if response.status >= 500 or response.status in (408, 425, 429):
-            raise Unreachable(f"{response.status} {response.reason}")
+            wait = response.headers.get("Retry-After", "")
+            raise Unreachable(f"{response.status} {response.reason}", float(wait) if wait.isdecimal() else None)
         try:
             body = json.loads(raw)
         except ValueError:

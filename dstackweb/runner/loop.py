@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -14,16 +13,17 @@ from typing import Any
 
 from dstackweb.runner import gpus, relay, tree
 from dstackweb.runner.archive import BadArchive, unpack
+from dstackweb.runner.backoff import BACKOFF_CAP_S, backoff
 from dstackweb.runner.child import CannotStart, Job, spawn
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.log import say
 from dstackweb.runner.samples import Samples
 from dstackweb.runner.shipper import Shipper
 from dstackweb.runner.state import State
+from dstackweb.runner.task_lines import TaskLines
 from dstackweb.runner.user import acting_as
 
 LOOK_S = 0.2
-BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
 LEFTOVER_GRACE_S = 2.0
 """What background processes get between TERM and KILL once the commands have ended."""
 
@@ -47,13 +47,7 @@ class Runner:
     def __init__(self, orders: dict[str, Any], state: State) -> None:
         self.orders, self.state = orders, state
         self.job_id: str = orders["job"]
-        self.client = Client(
-            orders["api"],
-            f"jobs/{self.job_id}",
-            orders["token"],
-            state.nonce(),
-            insecure=bool(orders.get("insecure")),
-        )
+        self.client = self._new_client()
         self.spool = state.path("spool")
         self.spec: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -63,8 +57,19 @@ class Runner:
         """When a heartbeat was last answered: only these tell the API that somebody looks after the job."""
         self.has_child = False
         self.samples: Samples | None = None
+        self.task_lines: TaskLines | None = None
         self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _new_client(self) -> Client:
+        """A connection to the API, for one thread."""
+        return Client(
+            self.orders["api"],
+            f"jobs/{self.job_id}",
+            self.orders["token"],
+            self.state.nonce(),
+            insecure=bool(self.orders.get("insecure")),
+        )
 
     def run(self) -> None:
         """Do whatever is left to do for the job."""
@@ -86,6 +91,8 @@ class Runner:
         self.spec = self._insist(lambda: self.client.get("spec"))
         secrets = [value.encode() for value in self.spec["redact"]]
         self.shipper = Shipper(self.client, self.spool, secrets)
+        if self.spec.get("tasks"):
+            self.task_lines = TaskLines(self._new_client(), self.spool, secrets)
         if self.state.has("exit"):
             self.end = self.state.read_json("exit")
         elif self.state.has("started"):
@@ -112,6 +119,8 @@ class Runner:
             tree.end(self.job_id)
             self._finish(None, "executor_error", str(error))
         else:
+            if self.task_lines is not None:
+                self.task_lines.start()
             Watched(self, pid).until_it_ends()
         finally:
             self.has_child = False
@@ -187,6 +196,8 @@ class Runner:
             pass
         if self.samples is not None:
             self.samples.send_last()
+        if self.task_lines is not None:
+            self.task_lines.finish()
         self._insist(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
@@ -323,12 +334,6 @@ class Watched:
         self.next_beat = time.monotonic() + self.runner.heartbeat_s
         if answer["action"] == "stop":
             self._stop(answer["reason"], float(answer["grace_s"]))
-
-
-def backoff(failures: int) -> float:
-    """Full jitter between the base and a doubling ceiling (seconds)."""
-    ceiling = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
-    return random.uniform(BACKOFF_BASE_S, ceiling)
 
 
 def _worded(code: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.redact import mask, settled
 
@@ -17,7 +19,6 @@ class Shipper:
     def __init__(self, client: Client, spool: str, secrets: list[bytes]) -> None:
         self.client, self.spool, self.secrets = client, spool, secrets
         self.offset: int | None = None
-        self._longest = max(map(len, secrets), default=1)
 
     def ship(self, final: bool = False) -> bool:
         """Send one piece; False when there is nothing more to send now. Raises Unreachable or Refused.
@@ -26,7 +27,7 @@ class Shipper:
         """
         if self.offset is None:
             self.offset = int(self.client.post_bytes("logs?offset=0", b"")["next"])
-        data = self._piece(self.offset, final)
+        data = read_masked(self.spool, self.offset, self.secrets, CHUNK, final)
         if not data:
             return False
         try:
@@ -40,14 +41,19 @@ class Shipper:
         self.offset = arrived
         return True
 
-    def _piece(self, offset: int, final: bool) -> bytes:
-        """The next bytes, masked with what stands before and behind them in view."""
-        start = max(0, offset - self._longest + 1)
-        try:
-            with open(self.spool, "rb") as spool:
-                spool.seek(start)
-                window = spool.read(offset - start + CHUNK + self._longest)
-        except FileNotFoundError:
-            return b""
-        end = len(window) if final else settled(window, self.secrets)
-        return mask(window, self.secrets)[offset - start : min(end, offset - start + CHUNK)]
+
+def read_masked(path: str, offset: int, secrets: Sequence[bytes], most: int, final: bool) -> bytes:
+    """The next bytes of a spool, masked with what stands before and behind them in view.
+
+    What may be the beginning of a secret waits for what follows, except at the end (`final`).
+    """
+    longest = max(map(len, secrets), default=1)
+    start = max(0, offset - longest + 1)
+    try:
+        with open(path, "rb") as spool:
+            spool.seek(start)
+            window = spool.read(offset - start + most + longest)
+    except FileNotFoundError:
+        return b""
+    end = len(window) if final else settled(window, secrets)
+    return mask(window, secrets)[offset - start : min(end, offset - start + most)]

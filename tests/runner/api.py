@@ -53,6 +53,7 @@ class Api:
         self.log = bytearray()
         self.exits: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.trouble: Callable[[str], int | bytes | None] = lambda what: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -123,6 +124,8 @@ class Api:
                 return {"heartbeat_s": self.heartbeat_s, **self.action}
             case "samples":
                 self.samples += call.said["samples"]
+            case "tasks":
+                self.events += call.said.get("events", ())
             case "exit":
                 self.exits.append(call.said)
         return {}
