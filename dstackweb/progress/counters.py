@@ -79,9 +79,21 @@ def scope_of(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
 
 def locked(scope_id: int) -> Scope:
     """The scope behind its row, with the version that this transaction makes. Raises Scope.DoesNotExist."""
+    return _locked("id = %s", scope_id)
+
+
+def locked_of_project(project_id: int) -> Scope:
+    """Likewise the scope that counts a project's runs, made when missing."""
+    try:
+        return _locked("project_id = %s AND run_id = 0 AND attempt = 0", project_id)
+    except Scope.DoesNotExist:
+        return locked(scope_of(project_id))
+
+
+def _locked(where: str, value: int) -> Scope:
     names = ", ".join(("id", "project_id", "run_id", "attempt", "ended_ms", "settled", *OF_SCOPE))
-    statement = f"UPDATE progress_scope SET version = version + 1 WHERE id = %s RETURNING {names}"
-    for scope in Scope.objects.raw(statement, [scope_id]):
+    statement = f"UPDATE progress_scope SET version = version + 1 WHERE {where} RETURNING {names}"
+    for scope in Scope.objects.raw(statement, [value]):
         return scope
     raise Scope.DoesNotExist
 
@@ -90,7 +102,7 @@ def shift(scope: Scope, deltas: Mapping[Place, Delta], now_ms: int) -> None:
     """Change the counters of a locked scope by `{(prefix, group): Delta}`, and write its row."""
     book = Book(scope)
     book.read(deltas)
-    book.shift(deltas, now_ms)
+    book.shift(deltas, now_ms, ids=False)
 
 
 class Book:
@@ -112,23 +124,26 @@ class Book:
         """The rows of a group that was read."""
         return Ids(self.prefixes[place[0]].id, self.groups[place].id)
 
-    def shift(self, deltas: Mapping[Place, Delta], now_ms: int) -> None:
+    def shift(self, deltas: Mapping[Place, Delta], now_ms: int, *, ids: bool = True) -> None:
         """Change what was read by `deltas`, and write it with the scope's row. To be done once.
 
-        Prefixes and groups that are missing are made, and groups that lost their last task are deleted.
+        Prefixes and groups that are missing are made, and groups that lost their last task are deleted. `ids`: whether
+        the groups that were made are wanted by their rows afterwards.
         """
         scope = self.scope
         whole = Delta()
         of_prefix: dict[str, Delta] = {}
         for place, delta in deltas.items():
-            whole.add(delta)
-            of_prefix.setdefault(place[0], Delta()).add(delta)
+            if (sums := of_prefix.get(place[0])) is None:
+                sums = of_prefix[place[0]] = Delta()
+            sums.add(delta)
             group = self.groups[place]
             _count(group, delta, scope.version, now_ms)
             more = _peopled(group) - bool(group.id)
             self.prefixes[place[0]].groups += more
             scope.groups += more
         for name, delta in of_prefix.items():
+            whole.add(delta)
             prefix = self.prefixes[name]
             _count(prefix, delta, scope.version, now_ms)
             _rate(prefix, delta, now_ms)
@@ -138,7 +153,7 @@ class Book:
         _count(scope, whole, scope.version, now_ms)
         _rate(scope, whole, now_ms)
         self._write_prefixes(sorted(of_prefix))
-        self._write_groups(sorted(deltas))
+        self._write_groups(sorted(deltas), ids)
         bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
 
     def _found_prefixes(self, names: Collection[str]) -> dict[str, _Prefix]:
@@ -180,21 +195,27 @@ class Book:
         for name, made in self._found_prefixes(fresh).items():
             self.prefixes[name].id = made.id
 
-    def _write_groups(self, places: Collection[Place]) -> None:
+    def _write_groups(self, places: Collection[Place], ids: bool) -> None:
         values = attrgetter(*OF_GROUP)
-        fresh = [place for place in places if not (group := self.groups[place]).id and _peopled(group)]
-        known = [group for place in places if (group := self.groups[place]).id and self._changed(group)]
-        empty = [group for group in known if not _peopled(group)]
+        fresh, known, empty = [], [], []
+        for place in places:
+            group = self.groups[place]
+            peopled = _peopled(group)
+            if not group.id:
+                if peopled:
+                    fresh.append(place)
+            elif self._changed(group):
+                (known if peopled else empty).append(group)
         bulk.insert(
             "progress_taskgroup",
             {"name": "text", "prefix_id": "bigint", **OF_GROUP},
             [(place[1], self.prefixes[place[0]].id, *values(self.groups[place])) for place in fresh],
         )
-        bulk.update("progress_taskgroup", OF_GROUP, [(*values(group), group.id) for group in known if _peopled(group)])
+        bulk.update("progress_taskgroup", OF_GROUP, [(*values(group), group.id) for group in known])
         bulk.delete("progress_taskgroup", [group.id for group in empty])
         for group in empty:
             group.id = 0
-        for place, made in self._found_groups(fresh).items():
+        for place, made in self._found_groups(fresh if ids else ()).items():
             self.groups[place].id = made.id
 
     def _changed(self, row: _Group) -> bool:
@@ -263,4 +284,7 @@ def _rate(row: _Prefix | Scope, delta: Delta, now_ms: int) -> None:
 
 def _peopled(group: _Group) -> bool:
     """Whether any of its tasks is there still."""
-    return any(getattr(group, state) for state in SHOWN)
+    return any(_shown(group))
+
+
+_shown = attrgetter(*SHOWN)
