@@ -82,7 +82,7 @@ def decide(taking: Taking, counts: Sequence[Count]) -> Counts:
                 taking.refuse(index, count.prefix, reason, "counts")
                 continue
             taking.scope.counted += 1
-        states = tuple(count.states.get(state, 0) for state in STATES)
+        states = tuple([count.states.get(state, 0) for state in STATES])
         if taking.over(TaskState.WAITING, count.seq):
             states = _released(states)
         newest[place] = new = Told(old.id, count.seq, states, count.duration_n, count.duration_s)
@@ -93,11 +93,12 @@ def decide(taking: Taking, counts: Sequence[Count]) -> Counts:
 
 def write(taking: Taking, counts: Counts) -> None:
     """Remember what was counted, now that the rows that count it are there."""
+    mine = taking.reporter.pk
     fresh = [(place, told) for place, told in counts.items() if not told.id]
     bulk.insert(
         "progress_reportercount",
         NEW,
-        [(taking.reporter.pk, taking.book.ids(place).prefix, place[1], *_row(told)[:-1]) for place, told in fresh],
+        [(mine, taking.book.ids(place).prefix, place[1], *_row(told)[:-1]) for place, told in fresh],
     )
     bulk.update("progress_reportercount", TOLD, [_row(told) for told in counts.values() if told.id])
 

@@ -103,15 +103,15 @@ def decide(taking: Taking, events: Sequence[Event]) -> Tasks:
 
 def write(taking: Taking, tasks: Tasks) -> None:
     """Write the rows of what was decided, now that the rows that count them are there."""
-    fresh, moved = [], []
+    fresh, moved, mine = [], [], taking.reporter.pk
     for event, state in tasks.fresh:
         prefix, group = taking.book.ids((event.prefix, event.group))
-        values = (None if state == FORGOTTEN else group, taking.reporter.pk, CODES[state], event.seq, taking.now_ms)
+        values = (None if state == FORGOTTEN else group, mine, CODES[state], event.seq, taking.now_ms)
         fresh.append((taking.scope.pk, prefix, event.key, *values))
     for row, event, state in tasks.moved:
         group_id = None if state == FORGOTTEN else row.group_id
         since_ms = row.since_ms if CODES[state] == row.state else taking.now_ms
-        moved.append((group_id, taking.reporter.pk, CODES[state], event.seq, since_ms, row.id))
+        moved.append((group_id, mine, CODES[state], event.seq, since_ms, row.id))
     bulk.insert("progress_task", FRESH, fresh)
     bulk.update("progress_task", MOVED, moved)
 
@@ -134,7 +134,7 @@ def _counting(taking: Taking, events: Sequence[Event], known: Mapping[str, Known
     best: dict[str, int] = {}
     for index, event in enumerate(events):
         at = best.setdefault(event.key, index)
-        if _rank(event) >= _rank(events[at]):
+        if at != index and _rank(event) >= _rank(events[at]):
             best[event.key] = index
     for index, event in enumerate(events):
         row = known.get(event.key)

@@ -197,7 +197,9 @@ class Book:
 
     def _write_groups(self, places: Collection[Place], ids: bool) -> None:
         values = attrgetter(*OF_GROUP)
-        fresh, known, empty = [], [], []
+        fresh: list[Place] = []
+        known: list[_Group] = []
+        empty: list[_Group] = []
         for place in places:
             group = self.groups[place]
             peopled = _peopled(group)
