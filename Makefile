@@ -11,10 +11,10 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus login test test-slow test-gpu lint fmt bench clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
 	@exec env $(SHARED_UID) $(BIN)/python manage.py up
@@ -24,6 +24,9 @@ demo-cloud: $(VENV)/.dev ## the same with a small AWS of this machine's own as a
 
 demo-gpus: $(VENV)/.dev ## the same with eight GPUs that aren't there, some busy, some idle (needs gcc)
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_gpus.py
+
+demo-progress: $(VENV)/.dev ## the same with a run of half a million tasks that nobody works on, told of as a scheduler would
+	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py
 
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
