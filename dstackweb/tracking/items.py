@@ -14,7 +14,7 @@ from dstackweb.tracking.sender import Sender
 
 T = TypeVar("T")
 
-Told = tuple[str, str, dict[str, int], int, float]
+Told = tuple[dict[str, int], int, float]
 
 
 def track(
@@ -83,7 +83,7 @@ class _Tally:
     def add(self, progress: _Progress) -> None:
         with self._lock:
             self._live.append(progress)
-        self._sender.ask(self.changed)
+        self._sender.ask(self.tell)
 
     def remove(self, progress: _Progress) -> None:
         """Count a loop that is over among those that were."""
@@ -94,9 +94,14 @@ class _Tally:
             over.failed += progress.failed
             over.released += progress.released
             over.seconds += progress.seconds
+        if self._sender.journal is not None:  # before this process is ended
+            self.tell()
 
-    def changed(self) -> list[Told] | None:
-        """The counts, if they are other than those told last; None when all loops are over and have been told."""
+    def tell(self) -> bool:
+        """Tell the counts, if they are other than those told last; false when all loops are over and were told.
+
+        Within the lock: of two looks, the older must not be told last.
+        """
         with self._lock:
             over = self._over
             done, failed, released, seconds = over.done, over.failed, over.released, over.seconds
@@ -110,11 +115,12 @@ class _Tally:
             states = {
                 "memory": done, "erred": failed, "released": released, "processing": running, "waiting": ahead,
             }  # fmt: skip
-            told = (*self._place, states, done, seconds)
+            told = (states, done, seconds)
             if told == self._told:
-                return [] if self._live else None
-            self._told = told
-            return [told]
+                return bool(self._live)
+            if self._sender.count(*self._place, states, done, seconds):
+                self._told = told
+            return True
 
 
 _tallies: dict[tuple[str, tuple[str, str]], _Tally] = {}

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
+from dstackweb.tracking.entries import Entry, written
+from dstackweb.tracking.journal import Journal
 from dstackweb.tracking.post import TIMEOUT_S, Answer, Post, Verdict
 
 log = logging.getLogger("dstackweb.tracking")
@@ -34,16 +36,12 @@ SPLIT_MIN = 16_384
 """A request under so many bytes that is called too large is so by what it says: smaller ones would be, too."""
 KEPT_MAX = 100_000
 """Tasks, and beside them groups, that wait to be sent."""
-MESSAGE_MAX = 2000
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 30.0
 EXIT_S = 5.0
 """What the end of a program waits at most for its last batches."""
 
-Entry = tuple[str, Any, tuple[Any, ...]]
-"""Which list of the request's body it belongs to, its key, and what was told."""
-Source = Callable[[], "Iterable[tuple[str, str, Mapping[str, int], int, float]] | None"]
-"""What changed since the last call: prefix, group, states, duration_n, duration_s, as `Sender.count` takes them; None
-when it is not to be asked any more."""
+Source = Callable[[], bool]
+"""Tells what changed since the last call; false when it is not to be asked any more."""
 
 
 def reporter_name() -> str:
@@ -54,8 +52,9 @@ def reporter_name() -> str:
 class Sender:
     """Sends for one reporter to one URL. All methods may be called from any thread; none of them raises.
 
-    `reporter`: its name, unique per process and start; `post` stands in for HTTP in tests. A fork's child must make a
-    sender of its own. Raises ValueError when `url` is none of http or https.
+    `reporter`: its name, unique per process and start; `journal`: where to keep what is not delivered yet, if this
+    process may be ended any time; `beside`: called in the sender's thread after each sending; `post` stands in for HTTP
+    in tests. A fork's child must make a sender of its own. Raises ValueError when `url` is none of http or https.
     """
 
     def __init__(
@@ -67,6 +66,8 @@ class Sender:
         interval_s: float = INTERVAL_S,
         post: Callable[[bytes, float], Answer] | None = None,
         kept_max: int = KEPT_MAX,
+        journal: Journal | None = None,
+        beside: Callable[[], None] | None = None,
     ) -> None:
         self.reporter = reporter or reporter_name()
         self.url = url
@@ -89,10 +90,12 @@ class Sender:
         self._asked = self._answered = 0
         self._closing = threading.Event()
         self._deadline = 0.0
-        self._over = self._complete = False
+        self._over = self._complete = self._refused = False
         self._away = False
         self._complained = False
         self._thread: threading.Thread | None = None
+        self.journal = journal
+        self._beside = beside
 
     # What reporters call.
 
@@ -115,7 +118,9 @@ class Sender:
             if (key not in self._events and len(self._events) >= self._kept_max) or self._over:
                 self._dropped += 1
                 return False
-            self._events[key] = (state, seq, prefix, group, duration_s, message)
+            self._events[key] = told = (state, seq, prefix, group, duration_s, message)
+            if self.journal is not None:
+                self.journal.write("events", key, told)
         return self._kept()
 
     def count(
@@ -130,7 +135,9 @@ class Sender:
             seq = self._next_seq()
             if ((prefix, group) not in self._counts and len(self._counts) >= self._kept_max) or self._over:
                 return False
-            self._counts[prefix, group] = (dict(states), seq, duration_n, duration_s)
+            self._counts[prefix, group] = told = (dict(states), seq, duration_n, duration_s)
+            if self.journal is not None:
+                self.journal.write("counts", (prefix, group), told)
         return self._kept()
 
     def failure(self, key: str, prefix: str, group: str, message: str) -> bool:
@@ -139,11 +146,13 @@ class Sender:
             seq = self._next_seq()
             if (key not in self._failures and len(self._failures) >= self._kept_max) or self._over:
                 return False
-            self._failures[key] = (prefix, group, seq, message)
+            self._failures[key] = told = (prefix, group, seq, message)
+            if self.journal is not None:
+                self.journal.write("failures", key, told)
         return self._kept()
 
     def ask(self, source: Source) -> None:
-        """Call `source` before each sending, in the sender's thread, until it returns None."""
+        """Call `source` before each sending, in the sender's thread, until it returns false."""
         with self._lock:
             self._sources[source] = None
         self._kept()
@@ -188,6 +197,19 @@ class Sender:
         self._over = True
         return self._complete
 
+    def tell_for(self, entries: Iterable[Entry], timeout_s: float) -> bool:
+        """In the name of a process that has died: tell what it had not delivered, and its end, in this thread.
+
+        Whether all was delivered within `timeout_s`.
+        """
+        self._sending += entries
+        self._told_anything = True
+        self._deadline = time.monotonic() + timeout_s
+        self._closing.set()
+        self._deliver()
+        self._end()
+        return self._complete or self._refused
+
     # What they need, with the lock held or without.
 
     def _next_seq(self) -> int:
@@ -231,6 +253,10 @@ class Sender:
                 asked, closing = self._asked, self._closing.is_set()
                 self._gather()
                 self._deliver()
+                if self.journal is not None and not self._sending:
+                    self.journal.delivered()
+                if self._beside is not None:
+                    self._beside()
                 if closing:
                     self._end()
                     return
@@ -244,6 +270,8 @@ class Sender:
             log.warning("reporting tasks ended by an error", exc_info=True)
         finally:
             self._over = True
+            if self.journal is not None and (self._complete or self._refused):
+                self.journal.remove()
             self._forget()
             with self._delivered:
                 self._answered = self._asked
@@ -254,16 +282,15 @@ class Sender:
         with self._lock:
             sources, self._sources = self._sources, {}
         for source in sources:
-            counts = source()
-            if counts is not None:
+            if source():
                 with self._lock:
                     self._sources[source] = None
-                for prefix, group, states, duration_n, duration_s in counts:
-                    self.count(prefix, group, states, duration_n, duration_s)
         self._take()
 
     def _take(self) -> None:
         with self._lock:
+            if self.journal is not None:
+                self.journal.turn()
             events, self._events = self._events, {}
             groups, self._counts = self._counts, {}
             failures, self._failures = self._failures, {}
@@ -295,7 +322,7 @@ class Sender:
         """What the server said for good of a batch."""
         if answer.verdict is Verdict.OVER:
             log.info("nothing more is reported: %s", answer.detail)
-            self._over = True
+            self._over = self._refused = True
             return
         if answer.verdict is Verdict.TAKEN:
             self._told_anything = True
@@ -338,7 +365,7 @@ class Sender:
     def _body(self, entries: list[Entry], **more: Any) -> bytes:
         body: dict[str, Any] = {"reporter": self.reporter, **more}
         for kind, key, told in entries:
-            body.setdefault(kind, []).append(WRITERS[kind](key, *told))
+            body.setdefault(kind, []).append(written(kind, key, told))
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _end(self) -> None:
@@ -347,8 +374,9 @@ class Sender:
             with self._lock:
                 seq = self._next_seq()
             body = self._body([], seq=seq, ended=True)
-            while (answer := self._ask(body)).verdict is Verdict.LATER and self._pause(answer.wait_s, 0):
-                pass
+            while (answer := self._ask(body)).verdict is Verdict.LATER:
+                if not self._pause(answer.wait_s, 0):
+                    return
         lost = self._dropped + self.backlog
         self._complete = not lost and not self._over
         if lost and not self._over:
@@ -358,41 +386,3 @@ class Sender:
         with self._lock:
             for kept in (self._events, self._counts, self._failures, self._sources, self._sending):
                 kept.clear()
-
-
-def _text(text: str) -> str:
-    """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
-    return text.encode(errors="replace").decode().replace("\0", "?")
-
-
-def _event(
-    key: str, state: str, seq: int, prefix: str | None, group: str | None, duration_s: float | None, message: str
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {"key": _text(key), "state": state, "seq": seq}
-    if prefix is not None:
-        entry["prefix"] = _text(prefix)
-    if group is not None:
-        entry["group"] = _text(group)
-    if duration_s is not None:
-        entry["duration_s"] = round(duration_s, 6)
-    if message:
-        entry["message"] = _text(message[:MESSAGE_MAX])
-    return entry
-
-
-def _count(
-    place: tuple[str, str], states: Mapping[str, int], seq: int, duration_n: int, duration_s: float
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {"prefix": _text(place[0]), "group": _text(place[1]), "seq": seq, "states": states}
-    if duration_n:
-        entry["duration_n"], entry["duration_s"] = duration_n, round(duration_s, 6)
-    return entry
-
-
-def _failure(key: str, prefix: str, group: str, seq: int, message: str) -> dict[str, Any]:
-    names = {"key": _text(key), "prefix": _text(prefix), "group": _text(group)}
-    return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
-
-
-WRITERS: dict[str, Callable[..., dict[str, Any]]] = {"events": _event, "counts": _count, "failures": _failure}
-"""How an entry of each list of the body is written."""

@@ -22,7 +22,7 @@ def start(folder: Path, code: str, env: dict[str, str]) -> subprocess.Popen[str]
     program.write_text(code)
     return subprocess.Popen(
         [sys.executable, program], env={**os.environ, "PYTHONPATH": str(REPO), **env},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -107,23 +107,80 @@ if __name__ == "__main__":
     assert ear.ended == ear.reporters
 
 
-def test_a_pool_that_is_closed_and_joined_tells_all(ear: Ear, tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_pools_workers_did_last_is_told_though_the_pool_ends_them(ear: Ear, tmp_path: Path, method: str) -> None:
+    code = f"""
 import multiprocessing
-from dstackweb.tracking import task
+from dstackweb.tracking import task, track
+
+@task("train")
+def train(number):
+    for _ in track(range(10), prefix="step"):
+        pass
+    return number
+
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:  # which is terminated as the block is left
+        assert pool.map(train, range(50)) == list(range(50))
+"""
+    assert run(tmp_path, code, {**ear.env, "TMPDIR": str(tmp_path)}) == ""
+    assert list(ear.states().values()) == ["memory"] * 50
+    assert ear.counts("step") == {"memory": 500}
+    assert ear.ended == ear.reporters
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("dstackweb")] == []
+
+
+def test_a_child_that_is_killed_is_ended_by_its_parent(ear: Ear, tmp_path: Path) -> None:
+    code = """
+import multiprocessing, os, signal, time
+from dstackweb.tracking import flush, task
+
+def work():
+    for number in range(100):
+        with task(f"train-{number}"):
+            pass
+    with task("hang-1"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+"""
+    assert run(tmp_path, code, {**ear.env, "TMPDIR": str(tmp_path)}) == ""
+    assert ear.states() == {**{f"train-{number}": "memory" for number in range(100)}, "hang-1": "processing"}
+    assert len(ear.reporters) == 1
+    assert ear.ended == ear.reporters  # so that the server releases what hung
+
+
+def test_a_program_that_goes_on_tells_for_its_pool_meanwhile(ear: Ear, tmp_path: Path) -> None:
+    code = """
+import multiprocessing, sys
+from dstackweb.tracking import current, flush, task
+current.CHILDREN_EVERY_S = 0
 
 @task
 def train(number):
     return number
 
 if __name__ == "__main__":
-    pool = multiprocessing.Pool(2)
-    assert pool.map(train, range(50)) == list(range(50))
-    pool.close()
+    with multiprocessing.Pool(2) as pool:
+        pool.map(train, range(50))
     pool.join()
+    with task("further"):
+        flush()
+    print("there", flush=True)
+    sys.stdin.read()
 """
-    assert run(tmp_path, code, ear.env) == ""
-    assert list(ear.states().values()) == ["memory"] * 50
+    process = start(tmp_path, code, {**ear.env, "TMPDIR": str(tmp_path)})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    states = ear.states()
+    assert states.pop("further") == "processing"
+    assert list(states.values()) == ["memory"] * 50
+    assert len(ear.ended) == len(ear.reporters) - 1
+    process.communicate(timeout=30)
     assert ear.ended == ear.reporters
 
 

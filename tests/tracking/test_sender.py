@@ -286,8 +286,14 @@ def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
 def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None:
     post = Post()
     sender = sending(post)
-    left = [[("a", "a", {"memory": 1}, 0, 0.0)], [], [("a", "a", {"memory": 2}, 0, 0.0)]]
-    sender.ask(lambda: left.pop(0) if left else None)
+    left = [1, None, 2]
+
+    def source() -> bool:
+        if left and (count := left.pop(0)):
+            sender.count("a", "a", {"memory": count})
+        return bool(left)
+
+    sender.ask(source)
     eventually(lambda: len(post.entries("counts")) == 2, deadline=5)
     assert [count["states"] for count in post.entries("counts")] == [{"memory": 1}, {"memory": 2}]
     eventually(lambda: not sender._sources, deadline=5)

@@ -1,0 +1,53 @@
+"""What is told, as it is kept, and as it stands in a request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MESSAGE_MAX = 2000
+
+Entry = tuple[str, Any, tuple[Any, ...]]
+"""Which list of the request's body it belongs to, its key, and what was told."""
+
+
+def written(kind: str, key: Any, told: tuple[Any, ...]) -> dict[str, Any]:
+    """An entry of the request's list `kind`."""
+    return _WRITERS[kind](key, *told)
+
+
+def _text(text: str) -> str:
+    """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
+
+
+def _event(
+    key: str, state: str, seq: int, prefix: str | None, group: str | None, duration_s: float | None, message: str
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"key": _text(key), "state": state, "seq": seq}
+    if prefix is not None:
+        entry["prefix"] = _text(prefix)
+    if group is not None:
+        entry["group"] = _text(group)
+    if duration_s is not None:
+        entry["duration_s"] = round(duration_s, 6)
+    if message:
+        entry["message"] = _text(message[:MESSAGE_MAX])
+    return entry
+
+
+def _count(
+    place: tuple[str, str], states: Mapping[str, int], seq: int, duration_n: int, duration_s: float
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"prefix": _text(place[0]), "group": _text(place[1]), "seq": seq, "states": states}
+    if duration_n:
+        entry["duration_n"], entry["duration_s"] = duration_n, round(duration_s, 6)
+    return entry
+
+
+def _failure(key: str, prefix: str, group: str, seq: int, message: str) -> dict[str, Any]:
+    names = {"key": _text(key), "prefix": _text(prefix), "group": _text(group)}
+    return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
+
+
+_WRITERS: dict[str, Callable[..., dict[str, Any]]] = {"events": _event, "counts": _count, "failures": _failure}

@@ -1,0 +1,230 @@
+"""Programs that report to the real API, over HTTP: what they did stands in the counters, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
+from dstackweb.progress.recount import differences
+from dstackweb.progress.states import STATE_OF, TaskState
+from dstackweb.runs.models import Job
+from dstackweb.runs.reporting import tasks_token
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import move_run
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.runner.machines import Gate
+from tests.support import REPO, eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def job(transactional_db: None) -> Job:
+    """A job that runs."""
+    project = make_project("main")
+    make_host()
+    run = make_run(project, join(project, make_user("ada")), "search")
+    place_all()
+    return start(placed_job(run))
+
+
+@pytest.fixture
+def env(job: Job, live_server: Any) -> Iterator[dict[str, str]]:
+    """What its commands find in their environment."""
+    yield environment(job, live_server.url)
+    connections.close_all()
+
+
+def environment(job: Job, url: str) -> dict[str, str]:
+    path = f"/api/v1/projects/main/runs/{job.run.uid}/tasks"
+    return {"DSTACKWEB_TASKS_URL": url + path, "DSTACKWEB_TASKS_TOKEN": tasks_token(job.pk)}
+
+
+def program(folder: Path, code: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    file = folder / "program.py"
+    file.write_text(code)
+    return subprocess.Popen(
+        [sys.executable, file], env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What it said on stderr; it must have ended well."""
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, output + errors
+    return errors
+
+
+def counted(prefix: str) -> dict[str, int]:
+    """The prefix's counters that are not 0."""
+    row = TaskPrefix.objects.get(name=prefix)
+    counts = {state.value: getattr(row, state.value) for state in TaskState}
+    assert row.total == sum(counts.values())
+    return {state: count for state, count in counts.items() if count}
+
+
+def kept() -> dict[str, str]:
+    return {task.key: STATE_OF[task.state].value for task in Task.objects.all()}
+
+
+def all_agree() -> None:
+    assert list(differences()) == []
+
+
+def test_a_programs_tasks_and_items_are_counted(env: dict[str, str], tmp_path: Path) -> None:
+    code = """
+from dstackweb.tracking import task, track, waiting
+waiting([f"train-{number}" for number in range(12)])
+for number in range(10):
+    try:
+        with task(f"train-{number}"):
+            for item in track(range(100), prefix="step"):
+                if number == 7 and item == 30:
+                    raise ValueError("diverged")
+    except ValueError:
+        pass
+
+@task
+def clean(): pass
+
+for _ in range(5):
+    clean()
+with task(("load-a1", 3)):
+    pass
+"""
+    assert finish(program(tmp_path, code, env)) == ""
+    assert counted("train") == {"memory": 9, "erred": 1, "released": 2}
+    assert counted("step") == {"memory": 930, "released": 70}
+    assert counted("clean") == {"memory": 5}
+    assert counted("load") == {"memory": 1}
+    failure = TaskFailure.objects.get()
+    assert failure.key == "train-7"
+    assert failure.message.startswith("ValueError: diverged (program.py:")
+    step = TaskPrefix.objects.get(name="step")
+    assert step.duration_n == 930
+    assert Reporter.objects.get().ended_seq is not None
+    all_agree()
+
+
+def test_processes_report_side_by_side(env: dict[str, str], tmp_path: Path) -> None:
+    code = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dstackweb.tracking import task, track
+
+@task("train")
+def train(number):
+    for _ in track(range(200), prefix="step"):
+        pass
+    return number
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        assert len(list(track(pool.map(train, range(100)), 100, prefix="result"))) == 100
+"""
+    assert finish(program(tmp_path, code, env)) == ""
+    assert counted("train") == {"memory": 100}
+    assert counted("step") == {"memory": 20_000}
+    assert counted("result") == {"memory": 100}
+    all_agree()
+
+
+def test_a_killed_program_that_is_started_again_loses_and_doubles_nothing(
+    env: dict[str, str], tmp_path: Path, job: Job
+) -> None:
+    code = """
+import sys, time
+from dstackweb.tracking import flush, task, track, waiting
+waiting([f"train-{number}" for number in range(50)])
+for number in range(50):
+    with task(f"train-{number}"):
+        if number == 20 and "{hang}" == "yes":
+            flush()
+            time.sleep(600)
+"""
+    process = program(tmp_path, code.replace("{hang}", "yes"), env)
+    eventually(lambda: kept().get("train-20") == "processing", deadline=30)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert counted("train") == {"memory": 20, "processing": 1, "waiting": 29}
+    assert finish(program(tmp_path, code, env)) == ""
+    assert counted("train") == {"memory": 50}
+    assert Scope.objects.get(run_id=job.run_id).tasks == 50
+    all_agree()
+
+
+def test_a_server_that_was_away_meanwhile_gets_all(job: Job, live_server: Any, tmp_path: Path) -> None:
+    gate = Gate(int(urlsplit(live_server.url).port or 0))
+    code = """
+import sys
+from dstackweb.tracking import task
+for number in range(2000):
+    with task(f"train-{number}"):
+        pass
+    if number in (10, 1000):
+        print(number, flush=True)
+        sys.stdin.readline()
+"""
+    file = tmp_path / "program.py"
+    file.write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, file], env={**os.environ, "PYTHONPATH": str(REPO), **environment(job, gate.url)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    eventually(lambda: kept().get("train-9") == "memory", deadline=30)
+    gate.shut()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    gate.open()
+    _output, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert counted("train") == {"memory": 2000}
+    all_agree()
+    gate.shut()
+    connections.close_all()
+
+
+def test_after_the_attempts_end_nothing_more_is_told(env: dict[str, str], tmp_path: Path, job: Job) -> None:
+    code = """
+import sys, time
+from dstackweb.tracking import current, flush, task
+with task("a-1"):
+    assert flush()
+    print("there", flush=True)
+    sys.stdin.readline()
+with task("a-2"):
+    assert not flush()
+assert current.current().over
+"""
+    file = tmp_path / "program.py"
+    file.write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, file], env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    job.run.refresh_from_db()
+    move_run(job.run, RunStatus.TERMINATING, now=timezone.now())
+    job.run.refresh_from_db()
+    move_run(job.run, RunStatus.TERMINATED, now=timezone.now())
+    output, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, output + errors
+    assert errors == ""
+    assert set(kept()) == {"a-1"}
