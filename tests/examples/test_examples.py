@@ -16,6 +16,7 @@ import pytest
 
 from dstackweb.profiles.resolve import resolve
 from dstackweb.runner.pyz import package, write_zip
+from dstackweb.runner.task_lines import parse
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.run_file import parse_run_file
 from tests.support import REPO
@@ -58,8 +59,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 
 def test_the_set_is_complete() -> None:
     assert FILES == [
-        "cloud.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "tracked.yaml",
-        "train-cpu.yaml",
+        "cloud.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "tasks.yaml",
+        "tracked.yaml", "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -71,6 +72,15 @@ def test_every_example_is_valid_and_says_what_it_shows(name: str) -> None:
     spec = spec_of(name)
     assert (spec.backends is None) == (name != "cloud.yaml")  # what costs money is named
     assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
+
+
+def test_tasks_tells_of_each_training_until_it_has_ended(tmp_path: Path) -> None:
+    code, output = run("tasks.yaml", tmp_path, PAUSE="0")
+    told = [parse(line.encode()) for line in output.splitlines()]
+    assert code == 0
+    assert Counter(event["state"] for event in told) == {"waiting": 12, "running": 12, "done": 11, "failed": 1}
+    last = {event["key"]: event["state"] for event in told}
+    assert Counter(last.values()) == {"done": 11, "failed": 1}
 
 
 def test_hello_says_hello(tmp_path: Path) -> None:
