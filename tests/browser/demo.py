@@ -13,6 +13,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs import attempts, holds, logs, ordering, queues, reorder, services
 from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
+from tests.browser import task_demo
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.watched import see
 
@@ -82,6 +83,7 @@ def build() -> tuple[Project, User]:
     place_all()
     _seen(start(placed_job(llama)), now - dt.timedelta(minutes=32))
     _log(llama)
+    task_demo.fill(llama)
     held = holds.hold(project, mia, "admin", holds.Wanted("3h", gpu="A100:1", name="hold-swift-otter"))
     place_all()
     start(placed_job(held))

@@ -19,6 +19,8 @@ PAGES = (
     "/p/main/queues/default/settings/",
     "/p/main/runs/",
     "/p/main/runs/train-llama-sft/",
+    "/p/main/progress/",
+    "/p/main/runs/train-llama-sft/progress/",
     "/p/main/runs/ab-reranker-7/",
     "/p/main/runs/ab-reranker-7/why/",
     "/p/main/runs/too-large/why/",

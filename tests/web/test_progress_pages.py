@@ -18,7 +18,7 @@ from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
 from dstackweb.web import progress_live
-from tests.browser.progress_demo import shift
+from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
