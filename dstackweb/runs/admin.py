@@ -10,23 +10,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dstackweb.accounts.models import Role, User
+from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.errors import DomainError
 from dstackweb.runs import edits, queues, services
 from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
 from dstackweb.runs.states import ACTIVE
-
-
-class ReadOnly(admin.ModelAdmin[Any]):
-    """Lists, filters and search, and no way to write past the services."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 def _user(request: HttpRequest) -> User:

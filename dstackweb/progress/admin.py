@@ -1,0 +1,48 @@
+"""What is counted, in the admin: to see who reports, and that ended attempts are settled. Nothing is written here."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.contrib import admin
+
+from dstackweb.lib.admin import ReadOnly
+from dstackweb.progress.models import Reporter, Scope
+
+
+def _moment(ms: int | None) -> dt.datetime | None:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC) if ms else None
+
+
+@admin.register(Scope)
+class ScopeAdmin(ReadOnly):
+    list_display = (
+        "project", "run_id", "attempt", "total", "processing", "erred", "prefixes", "groups", "tasks", "ended",
+        "settled",
+    )  # fmt: skip
+    list_filter = ("settled", "project")
+    list_select_related = ("project",)
+    search_fields = ("=run_id",)
+    ordering = ("-id",)
+    show_full_result_count = False
+
+    @admin.display(ordering="ended_ms")
+    def ended(self, scope: Scope) -> dt.datetime | None:
+        return _moment(scope.ended_ms)
+
+
+@admin.register(Reporter)
+class ReporterAdmin(ReadOnly):
+    list_display = ("name", "scope", "last_heard", "has_ended")
+    list_select_related = ("scope__project",)
+    search_fields = ("name", "=scope__run_id")
+    ordering = ("-id",)
+    show_full_result_count = False
+
+    @admin.display(ordering="last_ms")
+    def last_heard(self, reporter: Reporter) -> dt.datetime | None:
+        return _moment(reporter.last_ms)
+
+    @admin.display(boolean=True)
+    def has_ended(self, reporter: Reporter) -> bool:
+        return reporter.ended_seq is not None
