@@ -25,7 +25,7 @@ def find(statement: str, types: Types, rows: Collection[tuple[Any, ...]], *more:
         values = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(_quoted(types)))
         table, parameters = f"(SELECT {values} FROM json_each(%s)) AS given", [json.dumps(list(rows))]
     else:
-        table, parameters = f"{_unnest(types)} AS given({', '.join(_quoted(types))})", _columns(rows, len(types))
+        table, parameters = f"{_unnest(types)} AS given({', '.join(_quoted(types))})", _arrays(types, rows)
     with connection.cursor() as cursor:
         cursor.execute(statement.format(given=table), [*parameters, *more])
         found: list[tuple[Any, ...]] = cursor.fetchall()
@@ -41,7 +41,7 @@ def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
         if connection.vendor == "sqlite":
             cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({_marks(types)})", rows)
         else:
-            cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}", _columns(rows, len(types)))
+            cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}", _arrays(types, rows))
 
 
 def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -57,7 +57,7 @@ def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
             values = ", ".join(f"{name} = given.{name}" for name in _quoted(types))
             given = f"{_unnest(all_types)} AS given({', '.join(_quoted(all_types))})"
             cursor.execute(
-                f"UPDATE {table} SET {values} FROM {given} WHERE {table}.id = given.id", _columns(rows, len(all_types))
+                f"UPDATE {table} SET {values} FROM {given} WHERE {table}.id = given.id", _arrays(all_types, rows)
             )
 
 
@@ -89,5 +89,14 @@ def _unnest(types: Types) -> str:
     return f"unnest({', '.join(f'%s::{kind}[]' for kind in types.values())})"
 
 
-def _columns(rows: Collection[tuple[Any, ...]], width: int) -> list[Any]:
-    return [list(column) for column in zip(*rows, strict=True)] or [[]] * width
+def _arrays(types: Types, rows: Collection[tuple[Any, ...]]) -> list[str]:
+    """The columns of rows as PostgreSQL reads them. (psycopg's own lists take three times as long as all the rest.)"""
+    columns = zip(*rows, strict=True) if rows else [()] * len(types)
+    return [_array(kind, values) for kind, values in zip(types.values(), columns, strict=True)]
+
+
+def _array(kind: str, values: Collection[Any]) -> str:
+    if kind == "text":
+        quoted = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
+        return '{"' + '","'.join(quoted) + '"}' if quoted else "{}"
+    return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"

@@ -1,0 +1,59 @@
+"""Many rows by one statement: whatever a name may hold comes back as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from dstackweb.accounts.models import Project
+from dstackweb.progress import bulk
+from dstackweb.progress.counters import scope_of
+from dstackweb.progress.models import Task, TaskPrefix
+
+NAMES = ["", "a", '"', "\\", '\\"', "{a,b}", "NULL", "None", "it's", "%s", "a\nb\t", "ünï 任务 🚀", "$[0]", "::text"]
+
+pytestmark = pytest.mark.django_db
+
+ROW = {"scope_id": "bigint", "prefix_id": "bigint", "group_id": "bigint", "reporter_id": "bigint", "key": "text",
+       "state": "smallint", "seq": "bigint", "since_ms": "bigint"}  # fmt: skip
+
+
+@pytest.fixture
+def scope_id(project: Project) -> int:
+    """Any scope."""
+    return scope_of(project.pk)
+
+
+def test_names_are_stored_and_found_as_they_are(scope_id: int) -> None:
+    bulk.insert("progress_task", ROW, [(scope_id, 1, None, 1, name, 1, at, 2**53) for at, name in enumerate(NAMES)])
+    assert list(Task.objects.order_by("seq").values_list("key", flat=True)) == NAMES
+    assert set(Task.objects.values_list("group_id", "since_ms")) == {(None, 2**53)}
+    found = bulk.find(
+        "SELECT given.n, t.key FROM {given} CROSS JOIN progress_task t WHERE t.key = given.key AND t.scope_id = %s",
+        {"key": "text", "n": "bigint"},
+        [(name, at) for at, name in enumerate([*NAMES, "missing"])],
+        scope_id,
+    )
+    assert sorted(found) == list(enumerate(NAMES))
+
+
+def test_rows_are_changed_and_deleted_by_their_ids(scope_id: int) -> None:
+    bulk.insert("progress_task", ROW, [(scope_id, 1, 7, 1, name, 1, 0, 0) for name in "abc"])
+    ids = dict(Task.objects.values_list("key", "pk"))
+    bulk.update("progress_task", {"group_id": "bigint", "key": "text"}, [(None, '"', ids["a"]), (8, "y", ids["b"])])
+    bulk.delete("progress_task", [ids["c"]])
+    assert set(Task.objects.values_list("group_id", "key")) == {(None, '"'), (8, "y")}
+
+
+@pytest.mark.parametrize("number", [0.0, 0.1, 1e300, 5e-324, 1 / 3])
+def test_numbers_are_stored_to_the_last_digit(scope_id: int, number: float) -> None:
+    TaskPrefix.objects.create(scope_id=scope_id, name="a")
+    bulk.update("progress_taskprefix", {"duration_s": "float8"}, [(number, TaskPrefix.objects.get().pk)])
+    assert TaskPrefix.objects.get().duration_s == number
+
+
+def test_nothing_is_no_statement(scope_id: int, django_assert_num_queries: object) -> None:
+    with django_assert_num_queries(0):  # type: ignore[operator]
+        bulk.insert("progress_task", ROW, [])
+        bulk.update("progress_task", ROW, [])
+        bulk.delete("progress_task", [])
+    assert bulk.find("SELECT given.key FROM {given}", {"key": "text"}, []) == []
