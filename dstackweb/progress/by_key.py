@@ -53,20 +53,19 @@ class Tasks:
 
 def end(taking: Taking) -> None:
     """Release the tasks that were live when their reporter ended."""
-    mine = [taking.scope.pk, taking.reporter.pk, taking.reporter.ended_seq]
+    mine = [taking.reporter.pk, taking.reporter.ended_seq]
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT p.name, g.name, t.state, count(*) FROM progress_task t"
             " JOIN progress_taskgroup g ON g.id = t.group_id JOIN progress_taskprefix p ON p.id = t.prefix_id"
-            f" WHERE t.scope_id = %s AND t.reporter_id = %s AND t.seq <= %s AND t.{IS_LIVE}"
+            f" WHERE t.reporter_id = %s AND t.seq <= %s AND t.{IS_LIVE}"
             " GROUP BY p.name, g.name, t.state",
             mine,
         )
         for prefix, group, state, count in cursor.fetchall():
             taking.delta((prefix, group)).move(STATE_OF[state], TaskState.RELEASED, count)
         cursor.execute(
-            "UPDATE progress_task SET state = %s, since_ms = %s"
-            f" WHERE scope_id = %s AND reporter_id = %s AND seq <= %s AND {IS_LIVE}",
+            f"UPDATE progress_task SET state = %s, since_ms = %s WHERE reporter_id = %s AND seq <= %s AND {IS_LIVE}",
             [CODES[TaskState.RELEASED], taking.now_ms, *mine],
         )
 

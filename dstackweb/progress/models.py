@@ -165,7 +165,10 @@ class Task(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["scope", "key"], name="progress_task_once")]
-        indexes = [models.Index("group", "id", name="progress_task_of_group")]
+        indexes = [
+            models.Index("group", "id", name="progress_task_of_group"),
+            models.Index("reporter", name="progress_task_of_reporter"),
+        ]
 
     def __str__(self) -> str:
         return self.key

@@ -213,6 +213,10 @@ class Migration(migrations.Migration):
             model_name='task',
             index=models.Index(models.F('group'), models.F('id'), name='progress_task_of_group'),
         ),
+        migrations.AddIndex(
+            model_name='task',
+            index=models.Index(models.F('reporter'), name='progress_task_of_reporter'),
+        ),
         migrations.AddConstraint(
             model_name='task',
             constraint=models.UniqueConstraint(fields=('scope', 'key'), name='progress_task_once'),
