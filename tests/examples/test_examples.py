@@ -59,8 +59,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 
 def test_the_set_is_complete() -> None:
     assert FILES == [
-        "cloud.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml", "tasks.yaml",
-        "tracked.yaml", "train-cpu.yaml",
+        "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "sweep/sweep.yaml",
+        "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -169,6 +169,19 @@ def test_the_search_works_without_dstackweb_installed_and_without_a_place_to_rep
     assert code == 0, output
     assert (tmp_path / "tracking.zip").exists()
     assert output.endswith("31 of 40 converged; the best loss is 0.00903\n")
+
+
+@pytest.mark.slow
+def test_the_dask_program_shows_its_groups(tmp_path: Path) -> None:
+    with Ear() as ear:
+        code, output = run("dask.yaml", tmp_path, FILES="20", SECONDS_PER_TASK="0", **ear.env)
+    assert code == 0
+    assert output.endswith("19 of 20 files scored, 1 failed\n")
+    assert [sum(ear.counts(prefix).values()) for prefix in ("load", "clean", "score")] == [20, 20, 20]
+    failures = [failure["message"] for body in ear.bodies for failure in body.get("failures", [])]
+    assert len(failures) == 1
+    assert failures[0].startswith("ValueError('file 7 has no labels')")
+    assert ear.ended == ear.reporters
 
 
 def test_one_run_of_the_sweep_learns(tmp_path: Path) -> None:
