@@ -122,7 +122,12 @@ def prefixes(
     order in which they were first heard of, so that rows keep their places while counts move. `find` is a part of the
     name in whatever case.
     """
-    where, values = _found("scope_id", scope_id, find)
+    where = " WHERE scope_id = %s"
+    values: list[int | str] = [scope_id]
+    if find:
+        like, value = _like(find)
+        where += like
+        values.append(value)
     if order == "name":
         by, name = "id", 'name COLLATE "C"' if connection.vendor == "postgresql" else "name"
         if after is not None:
@@ -160,12 +165,12 @@ def groups(
 
     `only` leaves those with failed tasks, or with running ones. Raises ValueError for a bad `after`.
     """
-    where, values = _found("prefix_id", prefix_id, find)
-    where += _ONLY[only]
-    if after is not None:
-        where += " AND id > %s"
-        values.append(_cursor(after)[1])
-    found = sql.rows(f"{_GROUP}{where} ORDER BY id LIMIT %s", [*values, limit + 1])
+    where, values = _behind("prefix_id", prefix_id, after)
+    if find:
+        like, value = _like(find)
+        where += like
+        values.append(value)
+    found = sql.rows(f"{_GROUP}{where}{_ONLY[only]} ORDER BY prefix_id, id LIMIT %s", [*values, limit + 1])
     bars = [_bar(row, None) for row in found[:limit]]
     return bars, _next(found, limit, lambda: (0, bars[-1].id))
 
@@ -198,9 +203,10 @@ def tasks(group_id: int, after: str | None = None, limit: int = 50) -> tuple[lis
 
     None where they were told as counts. Raises ValueError for a bad `after`.
     """
+    where, values = _behind("group_id", group_id, after)
     found = sql.rows(
-        "SELECT id, key, state, since_ms FROM progress_task WHERE group_id = %s AND id > %s ORDER BY id LIMIT %s",
-        [group_id, 0 if after is None else _cursor(after)[1], limit + 1],
+        f"SELECT id, key, state, since_ms FROM progress_task{where} ORDER BY group_id, id LIMIT %s",
+        [*values, limit + 1],
     )
     rows = [TaskRow(pk, key, STATE_OF[state], since_ms) for pk, key, state, since_ms in found[:limit]]
     return rows, _next(found, limit, lambda: (0, rows[-1].id))
@@ -239,12 +245,22 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
     )
 
 
-def _found(column: str, value: int, find: str) -> tuple[str, list[int | str]]:
-    if not find:
-        return f" WHERE {column} = %s", [value]
+def _behind(column: str, value: int, after: str | None) -> tuple[str, list[int | str]]:
+    """Which rows have this value, from a place in their order by id on.
+
+    Said as a range of both: of an equality and an order by id alone PostgreSQL may make a walk through all ids.
+    """
+    return (
+        f" WHERE ({column}, id) > (%s, %s) AND {column} <= %s",
+        [value, 0 if after is None else _cursor(after)[1], value],
+    )
+
+
+def _like(find: str) -> tuple[str, str]:
+    """A condition for names with this in them, and its value."""
     like = "ILIKE" if connection.vendor == "postgresql" else "LIKE"
     plain = find.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return f" WHERE {column} = %s AND name {like} %s ESCAPE '\\'", [value, f"%{plain}%"]
+    return f" AND name {like} %s ESCAPE '\\'", f"%{plain}%"
 
 
 def _cursor(after: str) -> list[int]:
