@@ -96,4 +96,5 @@ def answer(
 def _changed(bar: Bar, seen: Stamp, stamp: Stamp, now: int) -> bool:
     if bar.version > seen.version:
         return True
-    return seen.moment != stamp.moment and now - bar.changed_ms < FADES_MS
+    has_rate = bar.live > 0 and bar.finished > 0 and now - bar.changed_ms < FADES_MS
+    return has_rate and seen.moment != stamp.moment
