@@ -168,12 +168,19 @@ def _reads(scope: Any, groups: int) -> None:
     sides.must_be(by_tasks(), kept)
     sides.must_be({place: number for place, number in by_groups().items() if number}, kept)
     today, merged = _dask(kept, groups)
+    prefix = bars[-1].id
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT max(id) FROM progress_taskgroup WHERE prefix_id = %s", [prefix])
+        last = f"0.{cursor.fetchone()[0] - 51 * PREFIXES}"
+    sides.must_be(len(selectors.groups(prefix, after=last)[0]), min(50, groups // PREFIXES))
     rows = {
         "floor: one row by its key": _timed(
             lambda: sql.rows("SELECT id FROM progress_scope WHERE id = %s", [scope.pk])
         ),
         "page's poll: has anything changed?": _timed(lambda: selectors.of_run(scope.run_id, now_ms)),
         "page's counters: totals and 23 prefixes": _timed(page),
+        "50 groups of a prefix, the last ones": _timed(lambda: selectors.groups(prefix, after=last)),
+        "its groups with failed tasks": _timed(lambda: selectors.groups(prefix, only="failed")),
         "GROUP BY over all tasks": _timed(by_tasks),
         "sums over all groups' counters": _timed(by_groups),
         "Dask today: counts kept in memory": _timed(today),
