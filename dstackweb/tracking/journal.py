@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import marshal
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -46,10 +46,10 @@ class Journal:
 
     def write(self, kind: str, key: Any, told: tuple[Any, ...]) -> None:
         """Keep an entry, as the sender has it."""
-        line = json.dumps((kind, key, told)).encode() + b"\n"
-        if self._size + len(line) <= SIZE_MAX:
+        entry = marshal.dumps((kind, key, told))  # the same Python reads it, and a third of the time of JSON
+        if self._size + len(entry) + 4 <= SIZE_MAX:
             with contextlib.suppress(OSError):  # a full disk: then it is only in memory
-                self._size += os.write(self._files[self._now], line)
+                self._size += os.write(self._files[self._now], len(entry).to_bytes(4, "big") + entry)
 
     def turn(self) -> None:
         """What is written from now on is not what is sent now."""
@@ -107,10 +107,15 @@ def _locked(path: Path) -> int:
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # the last one may be half
-            kind, key, told = json.loads(line)
-            yield kind, tuple(key) if isinstance(key, list) else key, tuple(told)
+    data = path.read_bytes()
+    at = 0
+    while at + 4 <= len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):  # the last one is half
+            return
+        kind, key, told = marshal.loads(data[at + 4 : end])
+        yield kind, key, told
+        at = end
 
 
 def _is_own(folder: Path) -> bool:

@@ -47,13 +47,13 @@ def test_what_was_not_delivered_is_left_by_the_dead_only(tmp_path: Path) -> None
     assert not folder.exists()
 
 
-def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
+def test_an_entry_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "left"
     journal = Journal(folder, "dead")
     journal.write("events", "a-1", ("memory", 1, None, None, None, ""))
     journal.close()
     with (folder / "dead.0").open("ab") as file:
-        file.write(b'["events", "a-2", ["mem')
+        file.write(b"\0\0\0\x30\xa9\x03")
     assert [key for _kind, key, _told in found(folder)["dead"]] == ["a-1"]
 
 
