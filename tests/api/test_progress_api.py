@@ -207,3 +207,10 @@ def test_a_scrape_costs_no_more_queries_with_many_runs(scope: Scope, project: Pr
                 scrape()
             counted.append(len(queries))
     assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize(
+    "path", ["progress?find=%00", "runs/sweep/progress?find=%00%25", "runs/sweep/progress/groups?prefix=%00"]
+)
+def test_characters_that_no_name_has_break_nothing(scope: Scope, api: Api, path: str) -> None:
+    assert api("GET", f"projects/main/{path}").status_code in (200, 404, 422)
