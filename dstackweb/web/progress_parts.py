@@ -10,7 +10,6 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project
-from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
@@ -84,7 +83,7 @@ def card(request: PageRequest, run: str) -> HttpResponse:
     """The tasks on a run's page; what polls of it get."""
     found = card_of(request, selectors.find_run(request.project, run))
     if found is None:
-        raise NotFound("no task of this run is told of")
+        return HttpResponse(status=204)  # its counters are no longer kept
     return polled(request, "progress/card.html", "progress/card.html", found.version, lambda: {"card": found})
 
 

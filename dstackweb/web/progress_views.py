@@ -46,7 +46,7 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
 
     theme = "light" if request.GET.get("theme") == "light" else "dark"
     by = "" if order == "active" else order
-    if wall:
+    if wall and not request.htmx:
         request.session.modified = True  # it lasts as long as somebody has the page open
 
     def context() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
@@ -292,6 +293,14 @@ def test_a_screen_for_the_wall_is_dark_unless_asked_otherwise(client: Client, sc
     assert rows(text) == ["train", "test"]
     assert 'data-bs-theme="light"' in page(client, f"{PAGE}wall/?theme=light")
     assert "No run yet." not in page(client, "progress/wall/")
+
+
+def test_who_has_a_wall_open_stays_signed_in(client: Client, scope: int) -> None:
+    """Each time it is opened; a poll each second writes nothing."""
+    name = settings.SESSION_COOKIE_NAME
+    assert name in client.get(f"/p/main/{PAGE}wall/").cookies
+    assert name not in client.get(f"/p/main/{PAGE}wall/", headers=HTMX).cookies
+    assert name not in client.get(f"/p/main/{PAGE}").cookies
 
 
 def test_a_wall_is_updated_by_rows_too(client: Client, scope: int) -> None:
