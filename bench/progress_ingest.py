@@ -1,0 +1,216 @@
+"""Counting what reporters tell: events of single tasks, and transitions told as counts, per second.
+
+python bench/progress_ingest.py [sqlite|postgres] [TASKS]
+
+Each task has three events (waiting, running, done), in batches of 1,000 events, and each batch is a transaction of the
+product's own intake. "Spread" means that a batch's tasks are of 1,000 groups of 23 prefixes, and "together" that they
+are of one. The floor is the same rows of tasks, written by the same statements in as many transactions, but read and
+counted by nobody. A count tells of 100 transitions of a group. Cells are thousands per second, the median of three. The
+second table is of scopes that have tasks already: 10,000 in 1,000 groups, up to 950,000 in 100,000.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import sides
+
+if TYPE_CHECKING:
+    from multiprocessing.pool import Pool
+
+    from dstackweb.progress.events import Batch
+
+BATCH = 1_000
+PREFIXES = 23
+PER_COUNT = 100
+WRITERS = 8
+RUNS = 3
+GROWN = ((1_000, 10_000), (10_000, 100_000), (100_000, 950_000))
+"""Groups and tasks that a scope has already."""
+NOW = 1_800_000_000_000
+
+_numbers = itertools.count(1)
+
+
+def main(arguments: list[str]) -> None:
+    """Measure on both sides, or in this process the one it is on."""
+    if sides.here():
+        measure(int(arguments[0]) if arguments else 20_000)
+    else:
+        sides.on_each_side(__file__, arguments)
+
+
+def measure(tasks: int) -> None:
+    """Prints the tables of this process's database."""
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    shared = tasks // WRITERS // BATCH * BATCH * WRITERS
+    told_as_counts = 3 * PER_COUNT
+    with multiprocessing.get_context("spawn").Pool(WRITERS, set_up) as pool:
+        rows = {
+            "floor: rows only, spread": [rate(lambda: lambda: floor(tasks, BATCH), tasks * 3)],
+            "floor: rows only, together": [rate(lambda: lambda: floor(tasks, 1), tasks * 3)],
+            "events, spread": [rate(lambda: taking(scope(), events(tasks, BATCH)), tasks * 3)],
+            "events, together": [rate(lambda: taking(scope(), events(tasks, 1)), tasks * 3)],
+            "the same events again": [again(tasks)],
+            f"events, {WRITERS} processes, one group": [rate(lambda: together(pool, tasks), shared * 3)],
+            "transitions as counts": [rate(lambda: taking(scope(), counts(tasks)), tasks * told_as_counts)],
+            f"the same, {WRITERS} processes": [rate(lambda: together(pool, tasks, True), shared * told_as_counts)],
+        }
+    sides.table(f"{sides.database()}, thousands per second:", [f"{tasks:,} tasks or counts"], rows)
+    cells: dict[str, list[str]] = {"events, spread": [], "transitions as counts": []}
+    for groups, there in GROWN:
+        full, few = scope(), BATCH * 5
+        taking(full, events(there, groups, "old", ("memory",)))()
+        sides.settle()
+        cells["events, spread"].append(rate(partial(grown, full, few), few * 3))
+        cells["transitions as counts"].append(rate(partial(grown, full, few, True), few * told_as_counts))
+    headings = [f"{groups:,} groups {there:,} tasks" for groups, there in GROWN]
+    sides.table(f"{sides.database()}, thousands per second:", headings, cells)
+
+
+def rate(prepare: Callable[[], Callable[[], object]], number: int) -> str:
+    """A cell: thousands per second of `number` things, each time newly prepared."""
+    return sides.cell([number / sides.timed(prepare()) for _ in range(RUNS)])
+
+
+def grown(full: int, few: int, counted: bool = False) -> Callable[[], object]:
+    """What takes a few more, of groups that are there already or not."""
+    return taking(full, counts(few) if counted else events(few, BATCH))
+
+
+def scope() -> int:
+    """A scope of its own."""
+    from dstackweb.accounts.models import Project
+    from dstackweb.progress.counters import scope_of
+
+    project, _made = Project.objects.get_or_create(name="bench")
+    return scope_of(project.pk, next(_numbers), 1)
+
+
+def taking(scope_id: int, batches: Iterator[Batch]) -> Callable[[], None]:
+    """What takes all of it."""
+    from dstackweb.progress.ingest import take
+
+    made = list(batches)
+
+    def take_all() -> None:
+        for batch in made:
+            receipt = take(scope_id, batch, NOW)
+            sides.must_be((receipt.refused, receipt.applied), ([], BATCH))
+
+    return take_all
+
+
+def again(tasks: int) -> str:
+    """A cell: events that are known already."""
+    from dstackweb.progress.ingest import take
+
+    found = scope()
+    batches = list(events(tasks, BATCH, first="again"))
+    for batch in batches:
+        take(found, batch, NOW)
+
+    def repeat() -> None:
+        for batch in batches:
+            sides.must_be(take(found, batch, NOW).outdated, BATCH)
+
+    return rate(lambda: repeat, tasks * 3)
+
+
+def events(
+    tasks: int, groups: int, first: str = "", states: Sequence[str] = ("waiting", "processing", "memory")
+) -> Iterator[Batch]:
+    """Batches of a reporter's events, the tasks going round the groups."""
+    from dstackweb.progress.events import Batch, Event
+    from dstackweb.progress.states import TaskState
+
+    first = first or f"new{next(_numbers)}"
+    for begin in range(0, tasks, BATCH):
+        for seq, state in enumerate(map(TaskState, states), begin * 3):
+            made = (
+                Event(f"{first}-{at}", state, seq, f"prefix-{group % PREFIXES}", f"{first}-{group}")
+                for at in range(begin, begin + BATCH)
+                for group in (at % groups,)
+            )
+            yield Batch(first, tuple(made))
+
+
+def counts(number: int, first: str = "") -> Iterator[Batch]:
+    """Batches of a reporter's counts: three of each group."""
+    from dstackweb.progress.events import Batch, Count
+    from dstackweb.progress.states import TaskState
+
+    first = first or f"new{next(_numbers)}"
+    states = (TaskState.WAITING, TaskState.PROCESSING, TaskState.MEMORY)
+    for begin in range(0, number, BATCH):
+        for seq, state in enumerate(states, begin * 3):
+            made = (
+                Count(f"prefix-{at % PREFIXES}", f"{first}-{at}", seq, {state: PER_COUNT})
+                for at in range(begin, begin + BATCH)
+            )
+            yield Batch(first, counts=tuple(made))
+
+
+def floor(tasks: int, groups: int) -> None:
+    """The rows of the same tasks, inserted and twice updated."""
+    from django.db import connection, transaction
+
+    from dstackweb.progress import bulk, by_key
+
+    found = scope()
+    ids: list[tuple[int, ...]] = []
+    for begin in range(0, tasks, BATCH):
+        with transaction.atomic():
+            rows = [
+                (found, at % groups % PREFIXES, f"floor-{at}", at % groups, 1, 1, begin, NOW)
+                for at in range(begin, begin + BATCH)
+            ]
+            bulk.insert("progress_task", by_key.FRESH, rows)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT id, group_id FROM progress_task WHERE scope_id = %s ORDER BY id DESC LIMIT 1000", [found]
+            )
+            ids = cursor.fetchall()
+        for state in (4, 5):
+            with transaction.atomic():
+                bulk.update(
+                    "progress_task", by_key.MOVED, [(group, 1, state, begin + state, NOW, pk) for pk, group in ids]
+                )
+
+
+def together(pool: Pool, tasks: int, counted: bool = False) -> Callable[[], object]:
+    """What lets several processes write at once, each its share of the tasks."""
+    share = tasks // WRITERS // BATCH * BATCH
+    found = scope()
+    shares = [(found, share, f"writer{next(_numbers)}", counted) for _ in range(WRITERS)]
+    return lambda: pool.map(write, shares, chunksize=1)
+
+
+def set_up() -> None:
+    """Make this process one that writes."""
+    import django
+
+    django.setup()
+
+
+def write(given: tuple[int, int, str, bool]) -> None:
+    """One process's share."""
+    found, share, first, counted = given
+    taking(found, counts(share, first) if counted else events(share, 1, first))()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
