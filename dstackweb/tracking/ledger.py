@@ -91,10 +91,10 @@ class Ledger:
             self.dirty.setdefault(group, 0)
 
     def look_over(self, groups: Iterable[Group]) -> None:
-        """Find what no transition told of, such as scattered data."""
+        """Find what no transition told of, such as scattered data. Some of `groups` may be gone meanwhile."""
         for group in groups:
             standing = self._standing.get(group)
-            if group not in self.dirty and (standing is None or standing.states != group.states):
+            if group not in self.dirty and (standing.states != group.states if standing else _alive(group.states)):
                 self.dirty[group] = 0
 
     def collect(self, limit: int | None = None) -> list[Told]:
@@ -130,7 +130,7 @@ class Ledger:
             total.timed += timed
             total.seconds += max(0.0, seconds - standing.seconds)
             standing.seconds = seconds
-        if any(n for state, n in now.items() if state != "forgotten"):
+        if _alive(now):
             standing.states = now
         else:  # the scheduler has dropped it, or is about to: nothing more happens to this object
             del self._standing[group]
@@ -151,6 +151,10 @@ def fitting(name: str, longest: int = NAME_MAX) -> str:
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"
+
+
+def _alive(states: Mapping[str, int]) -> bool:
+    return any(n for state, n in states.items() if state != "forgotten")
 
 
 def _seconds(group: Group) -> float:

@@ -153,6 +153,18 @@ def test_what_no_transition_told_is_found_by_looking_over() -> None:
     assert page["scattered", "scattered-"][0] == {"memory": 2}
 
 
+def test_a_group_that_died_since_the_looking_began_is_not_counted_again() -> None:
+    ledger, page = Ledger(), Page()
+    scheduler = Scheduler(ledger)
+    scheduler.put("a-1-0", "memory")
+    seen = list(scheduler.groups.values())
+    scheduler.put("a-1-0", "forgotten")
+    show(page, ledger)
+    ledger.look_over(seen)
+    show(page, ledger)
+    assert page["a", "a-1-"][0] == {"forgotten": 1}
+
+
 def test_a_state_that_is_not_known_counts_as_waiting() -> None:
     ledger, page = Ledger(), Page()
     group = Group("a-1-")
