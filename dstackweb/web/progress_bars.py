@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.progress.selectors import Bar
 from dstackweb.progress.states import TaskState
+from dstackweb.progress.wording import state as word
 from dstackweb.web import progress_words as words
 
 COLOURS = 8
@@ -162,8 +163,10 @@ class Line:
     def _stands(self) -> str:
         counts = self.bar.counts
         if counts[TaskState.NO_WORKER] == self.bar.live:
-            return _("no worker")
-        return "–" if counts[TaskState.PROCESSING] else _("waiting")
+            return word(TaskState.NO_WORKER)
+        if counts[TaskState.PROCESSING]:
+            return "–"
+        return word(TaskState.QUEUED if counts[TaskState.QUEUED] else TaskState.WAITING)
 
     @property
     def about(self) -> str:

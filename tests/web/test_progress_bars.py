@@ -113,7 +113,7 @@ def test_where_the_estimate_is_sure_one_number_says_it() -> None:
         ({"released": 3}, "finished"),
         ({"memory": 3, "no_worker": 1}, "no worker"),
         ({"waiting": 1, "no_worker": 1}, "waiting"),
-        ({"queued": 5}, "waiting"),
+        ({"queued": 5, "waiting": 9}, "queued"),
         ({"processing": 1}, "–"),
     ],
 )
