@@ -46,7 +46,7 @@ _FAILURE = _object(["key"], key=_KEY, prefix=_PREFIX, group=_GROUP, seq=_SEQ, me
 
 
 def _entries(item: dict[str, Any], told: str) -> dict[str, Any]:
-    return {"type": "array", "maxItems": ENTRIES_MAX, "items": item, "description": told}
+    return {"type": "array", "items": item, "description": f"{told}; of all entries at most {ENTRIES_MAX}"}
 
 
 BODY = _object(
