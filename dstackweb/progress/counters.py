@@ -142,16 +142,19 @@ class Book:
             more = _peopled(group) - bool(group.id)
             self.prefixes[place[0]].groups += more
             scope.groups += more
+        finished = 0
         for name, delta in of_prefix.items():
             whole.add(delta)
             prefix = self.prefixes[name]
+            more = _finished(prefix, delta)
+            finished += more
             _count(prefix, delta, scope.version, now_ms)
-            _rate(prefix, delta, now_ms)
+            _rate(prefix, more, now_ms)
             if not prefix.id:
                 scope.prefixes += 1
                 prefix.version, prefix.changed_ms = scope.version, now_ms
         _count(scope, whole, scope.version, now_ms)
-        _rate(scope, whole, now_ms)
+        _rate(scope, finished, now_ms)
         self._write_prefixes(sorted(of_prefix))
         self._write_groups(sorted(deltas), ids)
         bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
@@ -272,13 +275,15 @@ def _count(row: _Group | Scope, delta: Delta, version: int, now_ms: int) -> None
     row.changed_ms = now_ms
 
 
-def _rate(row: _Prefix | Scope, delta: Delta, now_ms: int) -> None:
+def _finished(prefix: _Prefix, delta: Delta) -> int:
+    """How many tasks finished since the prefix was last told of. What had when it was first counted says nothing."""
+    return max(0, sum(delta.states.get(state, 0) for state in FINISHED)) if prefix.total else 0
+
+
+def _rate(row: _Prefix | Scope, finished: int, now_ms: int) -> None:
     """How fast its tasks finish: what it knew has faded since, and what finished now is added."""
     row.first_ms = row.first_ms or now_ms
-    if not delta:
-        return
     age = max(0, now_ms - row.rated_ms) / MINUTE_MS
-    finished = max(0, sum(delta.states.get(state, 0) for state in FINISHED))
     row.finished_1m = row.finished_1m * math.exp(-age) + finished
     row.finished_10m = row.finished_10m * math.exp(-age / 10) + finished
     row.rated_ms = now_ms

@@ -91,22 +91,43 @@ def test_where_tasks_are_counted_is_known_afterwards(scope_id: int) -> None:
     assert book.ids(("a", "a-2")) == (prefix.pk, 0)
 
 
+def rated(scope_id: int) -> list[tuple[float, float, int, int]]:
+    """What the scope and its only prefix know of how fast tasks finish."""
+    rows = (Scope.objects.get(pk=scope_id), TaskPrefix.objects.get(scope=scope_id))
+    return [(row.finished_1m, row.finished_10m, row.rated_ms, row.first_ms) for row in rows]
+
+
 def test_finishes_fade_by_the_minute(scope_id: int) -> None:
-    shifted(scope_id, {("a", "a"): states(memory=8, waiting=2)})
-    scope = shifted(scope_id, {("a", "a"): states(waiting=-2, erred=1, released=1)}, NOW + 60_000)
-    for row in (scope, TaskPrefix.objects.get()):
-        assert row.finished_1m == pytest.approx(8 * math.exp(-1) + 2)
-        assert row.finished_10m == pytest.approx(8 * math.exp(-0.1) + 2)
-        assert row.rated_ms == NOW + 60_000
-        assert row.first_ms == NOW
+    shifted(scope_id, {("a", "a"): states(waiting=10)})
+    shifted(scope_id, {("a", "a"): states(waiting=-8, memory=8)})
+    shifted(scope_id, {("a", "a"): states(waiting=-2, erred=1, released=1)}, NOW + 60_000)
+    fast, slow = pytest.approx(8 * math.exp(-1) + 2), pytest.approx(8 * math.exp(-0.1) + 2)
+    assert rated(scope_id) == [(fast, slow, NOW + 60_000, NOW)] * 2
+
+
+def test_what_had_finished_when_a_prefix_was_first_heard_of_is_no_pace(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(memory=100_000, forgotten=5, waiting=3)})
+    assert rated(scope_id) == [(0, 0, NOW, NOW)] * 2
+    shifted(scope_id, {("a", "a"): states(waiting=-1, memory=1)})
+    assert rated(scope_id) == [(1, 1, NOW, NOW)] * 2
+    scope = shifted(scope_id, {("b", "b"): states(memory=100_000), ("a", "a"): states(waiting=-1, memory=1)})
+    assert scope.finished_1m == scope.finished_10m == 2
+
+
+def test_nor_when_only_a_failure_had_named_it(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states()})
+    shifted(scope_id, {("a", "a"): states(memory=100_000)})
+    assert rated(scope_id) == [(0, 0, NOW, NOW)] * 2
 
 
 def test_a_task_that_is_forgotten_after_it_finished_has_not_finished_again(scope_id: int) -> None:
-    shifted(scope_id, {("a", "a"): states(memory=8)})
+    shifted(scope_id, {("a", "a"): states(waiting=8)})
+    shifted(scope_id, {("a", "a"): states(waiting=-8, memory=8)})
     assert shifted(scope_id, {("a", "a"): states(memory=-8, forgotten=8)}).finished_1m == 8
 
 
 def test_a_clock_that_goes_back_fades_nothing(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(waiting=1)})
     shifted(scope_id, {("a", "a"): states(memory=8)})
     assert shifted(scope_id, {("a", "a"): states(memory=1)}, NOW - 3_600_000).finished_1m == 9
 
