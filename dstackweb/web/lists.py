@@ -23,6 +23,8 @@ from dstackweb.web.gpu_marks import Mark
 from dstackweb.web.pages import PageRequest
 from dstackweb.web.templatetags.dw import moments
 
+NUMBER_MAX = 2**53
+
 
 def may_change(run: Run, user: User, role: str) -> bool:
     """Whether the controls of a run are of use to this reader; the services decide again."""
@@ -30,9 +32,9 @@ def may_change(run: Run, user: User, role: str) -> bool:
 
 
 def number(text: str | None, least: int = 0) -> int:
-    """A whole number of a query string; anything else is the least."""
+    """A whole number of a query string, no larger than databases can look for; anything else is the least."""
     try:
-        return max(least, int(text or ""))
+        return min(max(least, int(text or "")), NUMBER_MAX)
     except ValueError:
         return least
 

@@ -24,6 +24,8 @@ RATES_S = 5
 """While something is finishing, rates and times left are told anew so often, even if nothing changes meanwhile."""
 FADES_MS = 4 * 3600 * 1000
 """So long after its last change a row may still have a rate."""
+DIGITS = 20
+"""Of a number in a stamp, less than these."""
 
 
 class Stamp(NamedTuple):
@@ -38,7 +40,7 @@ class Stamp(NamedTuple):
     def of(cls, request: PageRequest) -> Stamp | None:
         """What the page that polls has; None for a page that is opened, or a stamp of another release."""
         parts = request.headers.get("HX-PTag", "").split("-") if request.htmx else []
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts[:3]):
+        if len(parts) != 4 or not all(part.isdecimal() and len(part) < DIGITS for part in parts[:3]):
             return None
         return cls(int(parts[0]), int(parts[1]), int(parts[2]), parts[3])
 

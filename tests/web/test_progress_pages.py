@@ -213,6 +213,22 @@ def test_a_page_of_the_list_that_never_was_one_is_refused(client: Client, scope:
         assert answer.status_code == 422
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["?attempt=-4", "?attempt=9" + 30 * "9", "?q=%00", "?order=name&after=0.99", "wall/?q=%25_", "prefix/?prefix=%00",
+     "prefix/?prefix=train&q=%00", "group/?prefix=train&group=%00", f"prefix/?prefix={300 * 'x'}"],
+)  # fmt: skip
+def test_no_address_breaks_a_page(client: Client, scope: int, path: str) -> None:
+    for headers in ({}, HTMX):
+        assert client.get(f"/p/main/{PAGE}{path}", headers=headers).status_code in (200, 204, 404)
+
+
+@pytest.mark.parametrize("stamp", [f"{5000 * '9'}-1-1-x", "1-2-3", "²-1-1-x", "---"])
+def test_whoever_shows_something_unknown_gets_everything(client: Client, scope: int, stamp: str) -> None:
+    answer = client.get(f"/p/main/{PAGE}", headers=HTMX | {"HX-PTag": stamp})
+    assert rows(answer) == ["train", "test"]
+
+
 def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Client, scope: int) -> None:
     text = page(client, "progress/")
     assert "Inside the runs" in text
