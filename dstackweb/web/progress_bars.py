@@ -171,7 +171,7 @@ class Line:
     @property
     def about(self) -> str:
         """The most likely time left, without its range."""
-        return f"≈ {words.span(self.bar.left.seconds)}" if self.bar.left else self.left
+        return words.about(self.bar.left) if self.bar.left else self.left
 
     @property
     def spread(self) -> str:
@@ -180,8 +180,8 @@ class Line:
 
     @property
     def ended_well(self) -> bool:
-        """Whether nothing is left to do, none has failed, and something is done."""
-        return not self.bar.live and not self.bar.counts[TaskState.ERRED] and self._done > 0
+        """Whether there is something, and all of it is done."""
+        return 0 < self._done == self.bar.total
 
     @property
     def failed(self) -> str:

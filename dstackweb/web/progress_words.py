@@ -81,18 +81,23 @@ def _rough(seconds: float) -> str:
     return _("%d s") % round(seconds)
 
 
+def _is_sure(known: Left) -> bool:
+    return known.low > 0 and known.high <= known.low * _SURE
+
+
 def left(known: Left) -> str:
     """One number where the range is narrow, otherwise the range."""
-    if known.low > 0 and known.high <= known.low * _SURE:
-        return span(known.seconds)
-    return between(known.low, known.high)
+    return span(known.seconds) if _is_sure(known) else between(known.low, known.high)
+
+
+def about(known: Left) -> str:
+    """One number; where its range is wide, not to the second."""
+    return f"≈ {span(known.seconds) if _is_sure(known) else _rough(known.seconds)}"
 
 
 def spread(known: Left | None) -> str:
     """The range beside the one number; nothing where that says it all."""
-    if known is None or (known.low > 0 and known.high <= known.low * _SURE):
-        return ""
-    return between(known.low, known.high)
+    return "" if known is None or _is_sure(known) else between(known.low, known.high)
 
 
 def rate_spread(known: Rate | None) -> str:
@@ -105,7 +110,7 @@ def rate_spread(known: Rate | None) -> str:
 
 def parts(counts: Mapping[TaskState, int]) -> list[tuple[TaskState, str]]:
     """What there is beside what is done, each with its number: `12 failed`, `640 running`."""
-    return [(one, f"{count(counts[one])} {state(one)}") for one in TOLD if counts.get(one)]
+    return [(one, f"{count(counts[one])}\N{NO-BREAK SPACE}{state(one)}") for one in TOLD if counts.get(one)]
 
 
 def sentence(name: str, counts: Mapping[TaskState, int], finished: int, total: int) -> str:

@@ -103,6 +103,11 @@ def test_where_the_estimate_is_sure_one_number_says_it() -> None:
     assert words.left(Left(720, 660, 1140)) == "11–19 min"
 
 
+def test_beside_a_wide_range_the_one_number_is_rough() -> None:
+    assert Line(bar(left=Left(509, 180, 1500), memory=3, queued=5)).about == "≈ 8 min"
+    assert Line(bar(left=Left(509, 480, 530), memory=3, queued=5)).about == "≈ 8 min 29"
+
+
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
@@ -110,6 +115,7 @@ def test_where_the_estimate_is_sure_one_number_says_it() -> None:
         ({"memory": 3}, "done"),
         ({"forgotten": 3}, "done"),
         ({"memory": 3, "erred": 1}, "finished"),
+        ({"memory": 3, "released": 1}, "finished"),
         ({"released": 3}, "finished"),
         ({"memory": 3, "no_worker": 1}, "no worker"),
         ({"waiting": 1, "no_worker": 1}, "waiting"),
