@@ -15,19 +15,25 @@ Types = Mapping[str, str]
 """Columns, with what PostgreSQL calls their types."""
 
 
-def find(statement: str, types: Types, rows: Collection[tuple[Any, ...]], *more: int) -> list[tuple[Any, ...]]:
-    """What a SELECT finds that has `{given}` in its FROM: these rows, as a table. `more` are its other parameters.
+def find(
+    columns: str, table: str, where: str, types: Types, rows: Collection[tuple[Any, ...]], *more: int
+) -> list[tuple[Any, ...]]:
+    """Columns of `table` (as t) for each of these rows (as `given`), where they fit; `more` are where's parameters.
 
-    However many rows there are, the statement stays the same. Write the joins as CROSS JOIN with their conditions in
-    the WHERE: SQLite, which knows nothing of how many rows are given, then reads them first, and the rest by index.
+    However many rows there are, the statement stays the same. Each is looked up by itself, by an index, whatever the
+    database believes of the table: one whose scope has filled since it was last analyzed would else be read whole.
     """
+    if not rows:
+        return []
     if connection.vendor == "sqlite":
         values = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(_quoted(types)))
-        table, parameters = f"(SELECT {values} FROM json_each(%s)) AS given", [json.dumps(list(rows))]
+        source = f"(SELECT {values} FROM json_each(%s)) AS given CROSS JOIN {table} t WHERE {where}"
+        parameters = [json.dumps(list(rows))]
     else:
-        table, parameters = f"{_unnest(types)} AS given({', '.join(_quoted(types))})", _arrays(types, rows)
+        source = f"{_given(types)} CROSS JOIN LATERAL (SELECT * FROM {table} t WHERE {where} OFFSET 0) t"
+        parameters = _arrays(types, rows)
     with connection.cursor() as cursor:
-        cursor.execute(statement.format(given=table), [*parameters, *more])
+        cursor.execute(f"SELECT {columns} FROM {source}", [*parameters, *more])
         found: list[tuple[Any, ...]] = cursor.fetchall()
     return found
 
@@ -55,9 +61,9 @@ def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
         else:
             all_types = {**types, "id": "bigint"}
             values = ", ".join(f"{name} = given.{name}" for name in _quoted(types))
-            given = f"{_unnest(all_types)} AS given({', '.join(_quoted(all_types))})"
             cursor.execute(
-                f"UPDATE {table} SET {values} FROM {given} WHERE {table}.id = given.id", _arrays(all_types, rows)
+                f"UPDATE {table} SET {values} FROM {_given(all_types)} WHERE {table}.id = given.id",
+                _arrays(all_types, rows),
             )
 
 
@@ -85,18 +91,21 @@ def _marks(types: Types) -> str:
     return ", ".join(["%s"] * len(types))
 
 
+def _given(types: Types) -> str:
+    return f"{_unnest(types)} AS given({', '.join(_quoted(types))})"
+
+
 def _unnest(types: Types) -> str:
     return f"unnest({', '.join(f'%s::{kind}[]' for kind in types.values())})"
 
 
 def _arrays(types: Types, rows: Collection[tuple[Any, ...]]) -> list[str]:
     """The columns of rows as PostgreSQL reads them. psycopg's own lists take longer than all else here."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(types)
-    return [_array(kind, values) for kind, values in zip(types.values(), columns, strict=True)]
+    return [_array(kind, values) for kind, values in zip(types.values(), zip(*rows, strict=True), strict=True)]
 
 
 def _array(kind: str, values: Collection[Any]) -> str:
     if kind == "text":
         quoted = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
-        return '{"' + '","'.join(quoted) + '"}' if quoted else "{}"
+        return '{"' + '","'.join(quoted) + '"}'
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"

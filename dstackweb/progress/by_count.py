@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from django.db import connection
+
 from dstackweb.progress import bulk
 from dstackweb.progress.counters import Delta, Place
 from dstackweb.progress.events import Count
@@ -19,7 +21,7 @@ TOLD = {
     "seq": "bigint", **{state.value: "bigint" for state in STATES}, "duration_n": "bigint", "duration_s": "float8",
 }  # fmt: skip
 NEW = {"reporter_id": "bigint", "prefix_id": "bigint", "group": "text", **TOLD}
-COLUMNS = ", ".join(f"c.{column}" for column in ("id", *TOLD))
+COLUMNS = ", ".join(f"t.{column}" for column in ("id", *TOLD))
 
 
 class Told(NamedTuple):
@@ -44,15 +46,15 @@ Counts = dict[Place, Told]
 
 def end(taking: Taking) -> None:
     """Release what was live by the word of a reporter that has ended."""
-    live = " OR ".join(f"c.{state} > 0" for state in LIVE)
-    found = bulk.find(
-        f"SELECT p.name, c.{bulk.quoted('group')}, {COLUMNS}"
-        " FROM {given} CROSS JOIN progress_reportercount c CROSS JOIN progress_taskprefix p"
-        f" WHERE c.reporter_id = given.reporter_id AND p.id = c.prefix_id AND c.seq <= %s AND ({live})",
-        {"reporter_id": "bigint"},
-        [(taking.reporter.pk,)],
-        taking.reporter.ended_seq or 0,
-    )
+    live = " OR ".join(f"t.{state} > 0" for state in LIVE)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT p.name, t.{bulk.quoted('group')}, {COLUMNS}"
+            " FROM progress_reportercount t JOIN progress_taskprefix p ON p.id = t.prefix_id"
+            f" WHERE t.reporter_id = %s AND t.seq <= %s AND ({live})",
+            [taking.reporter.pk, taking.reporter.ended_seq],
+        )
+        found = cursor.fetchall()
     rows = []
     for prefix, group, *values in found:
         old = Told.of(*values)
@@ -105,8 +107,9 @@ def write(taking: Taking, counts: Counts) -> None:
 
 def _known(taking: Taking, places: Iterable[Place]) -> Counts:
     found = bulk.find(
-        f"SELECT given.prefix, given.name, {COLUMNS} FROM {{given}} CROSS JOIN progress_reportercount c"
-        f" WHERE c.prefix_id = given.prefix_id AND c.{bulk.quoted('group')} = given.name AND c.reporter_id = %s",
+        f"given.prefix, given.name, {COLUMNS}",
+        "progress_reportercount",
+        f"t.prefix_id = given.prefix_id AND t.{bulk.quoted('group')} = given.name AND t.reporter_id = %s",
         {"prefix_id": "bigint", "name": "text", "prefix": "text"},
         [(taking.book.ids(place).prefix, place[1], place[0]) for place in places],
         taking.reporter.pk,

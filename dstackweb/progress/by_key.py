@@ -13,8 +13,9 @@ from typing import NamedTuple
 from django.db import connection
 
 from dstackweb.progress import bulk
-from dstackweb.progress.counters import Delta
+from dstackweb.progress.counters import Book, Delta, Place
 from dstackweb.progress.events import Event, Failure
+from dstackweb.progress.models import Reporter, TaskGroup
 from dstackweb.progress.states import CODES, LIVE, STATE_OF, TaskState
 from dstackweb.progress.taking import TASKS_MAX, Taking
 
@@ -28,7 +29,7 @@ FRESH = {"scope_id": "bigint", "prefix_id": "bigint", "key": "text", **MOVED}
 
 
 class Known(NamedTuple):
-    """A task that has been heard of: its row, and the names of its reporter, prefix and group (None: forgotten)."""
+    """A task that has been heard of, as its row says."""
 
     id: int
     key: str
@@ -36,9 +37,7 @@ class Known(NamedTuple):
     seq: int
     since_ms: int
     group_id: int | None
-    reporter: str
-    prefix: str
-    group: str | None
+    reporter_id: int
 
 
 @dataclass(slots=True)
@@ -77,6 +76,7 @@ def decide(taking: Taking, events: Sequence[Event]) -> Tasks:
         return tasks
     taking.book.read({(event.prefix, event.group) for event in events})
     known = _known(taking.scope.pk, {event.key for event in events})
+    place_of = _places(taking.book, known.values())
     for index, event in _counting(taking, events, known):
         row = known.get(event.key)
         state = TaskState.RELEASED if taking.over(event.state, event.seq) else event.state
@@ -89,7 +89,7 @@ def decide(taking: Taking, events: Sequence[Event]) -> Tasks:
             taking.scope.tasks += 1
             tasks.fresh.append((event, state))
         else:
-            place = (row.prefix, row.group or event.group)
+            place = place_of[row.group_id]
             tasks.moved.append((row, event, state))
         taking.receipt.applied += 1
         _change(taking.delta(place), row, event, state, taking.now_ms)
@@ -117,19 +117,29 @@ def write(taking: Taking, tasks: Tasks) -> None:
 
 def _known(scope_id: int, keys: Iterable[str]) -> dict[str, Known]:
     found = bulk.find(
-        "SELECT t.id, t.key, t.state, t.seq, t.since_ms, t.group_id, r.name, p.name, g.name"
-        " FROM {given} CROSS JOIN progress_task t CROSS JOIN progress_reporter r CROSS JOIN progress_taskprefix p"
-        " LEFT JOIN progress_taskgroup g ON g.id = t.group_id"
-        " WHERE t.key = given.key AND t.scope_id = %s AND r.id = t.reporter_id AND p.id = t.prefix_id",
+        ", ".join(f"t.{column}" for column in Known._fields),
+        "progress_task",
+        "t.key = given.key AND t.scope_id = %s",
         {"key": "text"},
         [(key,) for key in keys],
         scope_id,
     )
-    return {row[1]: Known(*row) for row in found}
+    return {row[1]: Known._make(row) for row in found}
+
+
+def _places(book: Book, tasks: Iterable[Known]) -> dict[int | None, Place]:
+    """By their rows, the groups that these tasks are in: mostly those that their events name."""
+    place_of: dict[int | None, Place] = {group.id: place for place, group in book.groups.items()}
+    others = {task.group_id for task in tasks} - place_of.keys() - {None}
+    found = TaskGroup.objects.filter(pk__in=others).values_list("pk", "prefix__name", "name") if others else ()
+    return place_of | {pk: (prefix, name) for pk, prefix, name in found}
 
 
 def _counting(taking: Taking, events: Sequence[Event], known: Mapping[str, Known]) -> Iterator[tuple[int, Event]]:
     """The one event of each task that counts, if any does; of two with the same sequence it is the later."""
+    others = {row.reporter_id for row in known.values()} - {taking.reporter.pk}
+    names = dict(Reporter.objects.filter(pk__in=others).values_list("pk", "name")) if others else {}
+    names[taking.reporter.pk] = mine = taking.reporter.name
     best: dict[str, int] = {}
     for index, event in enumerate(events):
         at = best.setdefault(event.key, index)
@@ -140,7 +150,7 @@ def _counting(taking: Taking, events: Sequence[Event], known: Mapping[str, Known
         gone_seq = None
         if row is not None and STATE_OF[row.state] == FORGOTTEN:
             gone_seq = row.seq
-        elif index == best[event.key] and (row is None or _outranks(event, taking.reporter.name, row)):
+        elif index == best[event.key] and (row is None or _outranks(event, mine, row, names[row.reporter_id])):
             yield index, event
             continue
         elif (winner := events[best[event.key]]).state == FORGOTTEN:
@@ -155,8 +165,8 @@ def _rank(event: Event) -> tuple[bool, int]:
     return (event.state == FORGOTTEN, event.seq)
 
 
-def _outranks(event: Event, reporter: str, row: Known) -> bool:
-    return event.state == FORGOTTEN or (event.seq, reporter) > (row.seq, row.reporter)
+def _outranks(event: Event, reporter: str, row: Known, other: str) -> bool:
+    return event.state == FORGOTTEN or (event.seq, reporter) > (row.seq, other)
 
 
 def _change(delta: Delta, row: Known | None, event: Event, state: TaskState, now_ms: int) -> None:

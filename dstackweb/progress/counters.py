@@ -160,12 +160,10 @@ class Book:
         bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
 
     def _found_prefixes(self, names: Collection[str]) -> dict[str, _Prefix]:
-        if not names:
-            return {}
-        columns = ", ".join(f"p.{column}" for column in ("name", "id", *OF_PREFIX))
         found = bulk.find(
-            f"SELECT {columns} FROM {{given}} CROSS JOIN progress_taskprefix p"
-            " WHERE p.name = given.name AND p.scope_id = %s",
+            ", ".join(f"t.{column}" for column in ("name", "id", *OF_PREFIX)),
+            "progress_taskprefix",
+            "t.name = given.name AND t.scope_id = %s",
             {"name": "text"},
             [(name,) for name in names],
             self.scope.pk,
@@ -174,12 +172,11 @@ class Book:
 
     def _found_groups(self, places: Collection[Place]) -> dict[Place, _Group]:
         known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in places if self.prefixes[prefix].id]
-        if not known:
-            return {}
-        columns = ", ".join(f"g.{column}" for column in ("id", *OF_GROUP))
+        columns = ", ".join(f"t.{column}" for column in ("id", *OF_GROUP))
         found = bulk.find(
-            f"SELECT given.prefix, g.name, {columns} FROM {{given}} CROSS JOIN progress_taskgroup g"
-            " WHERE g.prefix_id = given.prefix_id AND g.name = given.name",
+            f"given.prefix, t.name, {columns}",
+            "progress_taskgroup",
+            "t.prefix_id = given.prefix_id AND t.name = given.name",
             {"prefix_id": "bigint", "name": "text", "prefix": "text"},
             known,
         )

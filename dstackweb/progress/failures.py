@@ -58,8 +58,9 @@ def write(taking: Taking, failed: Sequence[Failure], done: Collection[str]) -> N
 def _rows(scope_id: int, keys: Collection[str], column: str) -> dict[str, int]:
     """A column of what is known of these tasks, by key."""
     found = bulk.find(
-        f"SELECT f.key, f.{column} FROM {{given}} CROSS JOIN progress_taskfailure f"
-        " WHERE f.key = given.key AND f.scope_id = %s",
+        f"t.key, t.{column}",
+        "progress_taskfailure",
+        "t.key = given.key AND t.scope_id = %s",
         {"key": "text"},
         [(key,) for key in keys],
         scope_id,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.db import connection
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import bulk
@@ -28,7 +31,9 @@ def test_names_are_stored_and_found_as_they_are(scope_id: int) -> None:
     assert list(Task.objects.order_by("seq").values_list("key", flat=True)) == NAMES
     assert set(Task.objects.values_list("group_id", "since_ms")) == {(None, 2**53)}
     found = bulk.find(
-        "SELECT given.n, t.key FROM {given} CROSS JOIN progress_task t WHERE t.key = given.key AND t.scope_id = %s",
+        "given.n, t.key",
+        "progress_task",
+        "t.key = given.key AND t.scope_id = %s",
         {"key": "text", "n": "bigint"},
         [(name, at) for at, name in enumerate([*NAMES, "missing"])],
         scope_id,
@@ -56,4 +61,29 @@ def test_nothing_is_no_statement(scope_id: int, django_assert_num_queries: objec
         bulk.insert("progress_task", ROW, [])
         bulk.update("progress_task", ROW, [])
         bulk.delete("progress_task", [])
-    assert bulk.find("SELECT given.key FROM {given}", {"key": "text"}, []) == []
+        assert bulk.find("t.id", "progress_task", "t.key = given.key", {"key": "text"}, []) == []
+
+
+def test_each_row_is_looked_up_by_the_whole_of_its_key(scope_id: int) -> None:
+    """Else a batch would read all tasks of a scope that has filled since PostgreSQL last looked at the table."""
+    plans: list[str] = []
+
+    def explained(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        with connection.cursor() as cursor:
+            cursor.cursor.execute(f"EXPLAIN {'QUERY PLAN' if connection.vendor == 'sqlite' else ''} {sql}", parameters)
+            plans.extend(str(row[-1]) for row in cursor.fetchall())
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(explained):
+        bulk.find(
+            "t.id",
+            "progress_task",
+            "t.key = given.key AND t.scope_id = %s",
+            {"key": "text"},
+            [("a",), ("b",)],
+            scope_id,
+        )
+    plan = "\n".join(plans)
+    by_both = "scope_id=? AND key=?" if connection.vendor == "sqlite" else "Index Cond: ((scope_id = "
+    assert by_both in plan, plan
+    assert "Hash" not in plan, plan

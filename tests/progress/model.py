@@ -1,0 +1,96 @@
+"""What the counters of a scope should be by all that was ever told, and random histories to tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from hypothesis import strategies as st
+
+from dstackweb.progress.events import Batch, Count, Event
+from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
+from dstackweb.progress.states import LIVE, SHOWN, TaskState
+
+S = TaskState
+KEYS = [f"{prefix}-{group}-{task}" for prefix in "ab" for group in (1, 2) for task in (1, 2)]
+GROUPS = sorted({key.rpartition("-")[0] for key in KEYS})
+REPORTERS = ("r", "s")
+
+Counters = dict[str, Counter[TaskState]]
+"""By scope (""), prefix and group."""
+
+seqs = st.integers(0, 12)
+"""Few, so that they are often the same."""
+events = st.builds(
+    lambda key, state, seq: Event(key, state, seq, key[0], key.rpartition("-")[0]),
+    st.sampled_from(KEYS),
+    st.sampled_from(TaskState),
+    seqs,
+)
+counts = st.builds(
+    lambda group, seq, states: (group, seq, states),
+    st.sampled_from(GROUPS),
+    seqs,
+    st.dictionaries(st.sampled_from(TaskState), st.integers(0, 3), max_size=3),
+)
+Told = tuple[str, list[Event], list[tuple[str, int, dict[TaskState, int]]], int | None]
+"""What one batch is made of: the reporter, events, counts, and the sequence of its end."""
+batches: st.SearchStrategy[Told] = st.tuples(
+    st.sampled_from(REPORTERS), st.lists(events, max_size=6), st.lists(counts, max_size=3), st.none() | seqs
+)
+
+
+def of_history(history: Sequence[Told]) -> list[Batch]:
+    """Batches as reporters make them: with one sequence a reporter says one thing of a task, and of a group."""
+    said: dict[tuple[str, str, int], object] = {}
+    made = []
+    for reporter, told, counted, ended in history:
+        mine = [said.setdefault((reporter, event.key, event.seq), event) for event in told]
+        sums = [
+            said.setdefault((reporter, f"counts {group}", seq), Count(group[0], group, seq, states))
+            for group, seq, states in counted
+        ]
+        made.append(Batch(reporter, tuple(mine), tuple(sums), (), ended))  # type: ignore[arg-type]
+    return made
+
+
+def modelled(batches: Iterable[Batch]) -> Counters:
+    """What should be counted, by everything that was ever told."""
+    events, counts, ended = [], [], dict[str, int]()
+    for batch in batches:
+        events += [(event.seq, batch.reporter, event) for event in batch.events]
+        counts += [(count.seq, batch.reporter, count) for count in batch.counts]
+        if batch.ended_seq is not None:
+            ended[batch.reporter] = max(ended.get(batch.reporter, 0), batch.ended_seq)
+
+    def now(state: TaskState, seq: int, reporter: str) -> TaskState:
+        return S.RELEASED if state in LIVE and seq <= ended.get(reporter, -1) else state
+
+    found: Counters = {}
+
+    def add(prefix: str, group: str, state: TaskState, number: int) -> None:
+        for name in ("", prefix, group) if state != S.FORGOTTEN else ("", prefix):
+            found.setdefault(name, Counter())[state] += number
+
+    for key in {event.key for _seq, _reporter, event in events}:
+        mine = [told for told in events if told[2].key == key]
+        seq, reporter, event = max(mine, key=lambda told: (told[2].state == S.FORGOTTEN, told[0], told[1]))
+        add(event.prefix, event.group, now(event.state, seq, reporter), 1)
+    for reporter, group in {(reporter, count.group) for _seq, reporter, count in counts}:
+        mine_too = [told for told in counts if told[1] == reporter and told[2].group == group]
+        seq, _reporter, count = max(mine_too, key=lambda told: told[0])
+        for state, number in count.states.items():
+            add(count.prefix, group, now(state, seq, reporter), number)
+    return {name: +states for name, states in found.items() if +states}
+
+
+def kept(scope_id: int) -> Counters:
+    """What is counted. Of groups without what they forgot, which they tell from their last making on only."""
+
+    def of(row: Scope | TaskPrefix | TaskGroup, states: Iterable[TaskState]) -> Counter[TaskState]:
+        return Counter({state: number for state in states if (number := getattr(row, state))})
+
+    found = {"": of(Scope.objects.get(pk=scope_id), TaskState)}
+    found |= {prefix.name: of(prefix, TaskState) for prefix in TaskPrefix.objects.filter(scope=scope_id)}
+    found |= {group.name: of(group, SHOWN) for group in TaskGroup.objects.filter(prefix__scope=scope_id)}
+    return {name: states for name, states in found.items() if states}
