@@ -128,7 +128,7 @@ def _tell_for_children(timeout_s: float = EXIT_S) -> None:
         sender = Sender(url, token, reporter=reporter)
         return sender.tell_for(entries, max(until - time.monotonic(), 0.0))
 
-    with contextlib.suppress(OSError, ValueError, TypeError, EOFError):  # what is damaged, too
+    with contextlib.suppress(Exception):  # whatever lies there, this process goes on
         left(folder_of(os.getpid(), token), tell)
 
 

@@ -16,6 +16,13 @@ def written(kind: str, key: Any, told: tuple[Any, ...]) -> dict[str, Any]:
     return _WRITERS[kind](key, *told)
 
 
+def plain(name: object) -> str:
+    """A name as nothing but text, whatever a program has for one: members of an enum, NumPy's strings, numbers."""
+    if type(name) is str:
+        return name
+    return str.__str__(name) if isinstance(name, str) else str(name)
+
+
 def _text(text: str) -> str:
     """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
     return text.encode(errors="replace").decode().replace("\0", "?")

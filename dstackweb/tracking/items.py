@@ -10,6 +10,7 @@ from operator import length_hint
 from typing import TypeVar
 
 from dstackweb.tracking.current import current
+from dstackweb.tracking.entries import plain
 from dstackweb.tracking.sender import Sender
 
 T = TypeVar("T")
@@ -30,9 +31,15 @@ def track(
     sender = current()
     if sender is None:
         return iter(iterable)
-    if total is None:
-        total = length_hint(iterable)
-    return _walk(iterable, _Progress(total), sender, (prefix, group or prefix))
+    return _walk(iterable, _Progress(_length(iterable, total)), sender, (plain(prefix), plain(group or prefix)))
+
+
+def _length(iterable: Iterable[object], total: int | None) -> int:
+    """How many items are known to come; 0 where nobody knows. What a program's own `len` raises is not raised here."""
+    try:
+        return int(length_hint(iterable) if total is None else total)
+    except Exception:
+        return 0
 
 
 class _Progress:

@@ -36,6 +36,8 @@ class Journal:
     """Two files that take turns: one has what is being sent, the other what was told since. Raises OSError."""
 
     def __init__(self, folder: Path, reporter: str) -> None:
+        if fcntl is None:
+            raise OSError("no file locks here")
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_own(folder):
             raise PermissionError(f"{folder} is somebody else's")
@@ -47,9 +49,15 @@ class Journal:
     def write(self, kind: str, key: Any, told: tuple[Any, ...]) -> None:
         """Keep an entry, as the sender has it."""
         entry = marshal.dumps((kind, key, told))  # the same Python reads it, and a third of the time of JSON
-        if self._size + len(entry) + 4 <= SIZE_MAX:
-            with contextlib.suppress(OSError):  # a full disk: then it is only in memory
-                self._size += os.write(self._files[self._now], len(entry).to_bytes(4, "big") + entry)
+        size = len(entry) + 4
+        if self._size + size > SIZE_MAX:
+            return
+        file = self._files[self._now]
+        with contextlib.suppress(OSError):  # a full disk: then it is only in memory
+            if os.write(file, len(entry).to_bytes(4, "big") + entry) == size:
+                self._size += size
+            else:  # nothing that follows could be read behind a half
+                os.ftruncate(file, self._size)
 
     def turn(self) -> None:
         """What is written from now on is not what is sent now."""
@@ -81,7 +89,7 @@ def left(folder: Path, tell: Callable[[str, list[Entry]], bool]) -> None:
         try:
             for path in paths:
                 files.append(_locked(path))
-            if tell(name, [entry for path in paths for entry in _entries(path)]):
+            if tell(name, [entry for path in paths for entry in _whole(path)]):
                 for path in paths:
                     path.unlink(missing_ok=True)
         except OSError:  # it lives
@@ -95,8 +103,6 @@ def left(folder: Path, tell: Callable[[str, list[Entry]], bool]) -> None:
 
 def _locked(path: Path) -> int:
     """The file, open and locked for as long. Raises OSError when another process has it."""
-    if fcntl is None:
-        raise OSError("no file locks here")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,6 +110,15 @@ def _locked(path: Path) -> int:
         os.close(file)
         raise
     return file
+
+
+def _whole(path: Path) -> list[Entry]:
+    """The entries of a file up to where it is damaged, if it is."""
+    found: list[Entry] = []
+    with contextlib.suppress(ValueError, TypeError, EOFError):
+        for entry in _entries(path):
+            found.append(entry)
+    return found
 
 
 def _entries(path: Path) -> Iterator[Entry]:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from dstackweb.tracking.current import current
+from dstackweb.tracking.entries import plain
 from dstackweb.tracking.sender import Sender
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,8 +29,10 @@ class Task:
 
     __slots__ = ("_began", "_pid", "_sender", "group", "key", "prefix")
 
-    def __init__(self, key: str, prefix: str | None = None, group: str | None = None) -> None:
-        self.key, self.prefix, self.group = key, prefix, group
+    def __init__(self, key: str | tuple[Any, ...], prefix: str | None = None, group: str | None = None) -> None:
+        self.key = plain(key)
+        self.prefix = None if prefix is None else plain(prefix)
+        self.group = None if group is None else plain(group)
 
     def __enter__(self) -> Task:
         self._sender: Sender | None = current()
@@ -80,7 +83,7 @@ def task(
     (DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN), nothing is done.
     """
     if isinstance(key, (str, tuple)):
-        return Task(key if isinstance(key, str) else str(key), prefix, group)
+        return Task(key, prefix, group)
     if callable(key):
         name = getattr(key, "__name__", type(key).__name__)
         return _each_call(key, name, name, None)
@@ -92,7 +95,8 @@ def waiting(keys: Iterable[str | tuple[Any, ...]], *, prefix: str | None = None,
     sender = current()
     if sender is not None:
         for key in keys:
-            sender.event(key if isinstance(key, str) else str(key), "waiting", prefix, group)
+            one = Task(key, prefix, group)
+            sender.event(one.key, "waiting", one.prefix, one.group)
 
 
 def described(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_an_iterable_without_a_length_may_be_given_one(reporting: Ear) -> None:
     assert counts(reporting, "more") == {"processing": 1}
     assert list(unknown) == [1]
     assert counts(reporting, "more") == {"memory": 2}
+
+
+def test_whatever_a_program_has_for_a_number_the_loop_goes_on(reporting: Ear) -> None:
+    class Rows:
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(2))
+
+    assert list(track(Rows(), prefix="rows")) == [0, 1]
+    for total in (Fraction(4, 2), 2.5, float("nan"), float("inf"), "many"):
+        assert list(track(range(2), total, prefix="odd")) == [0, 1]  # type: ignore[arg-type]
+    assert counts(reporting, "rows") == {"memory": 2}
+    assert counts(reporting, "odd") == {"memory": 10}
 
 
 def test_more_items_than_were_told_are_counted_all_the_same(reporting: Ear) -> None:

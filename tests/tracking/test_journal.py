@@ -57,6 +57,40 @@ def test_an_entry_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     assert [key for _kind, key, _told in found(folder)["dead"]] == ["a-1"]
 
 
+def test_a_damaged_file_keeps_nothing_else_from_being_told(tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    for name in ("a", "b"):
+        journal = Journal(folder, name)
+        journal.write("events", f"{name}-1", ("memory", 1, None, None, None, ""))
+        journal.close()
+    with (folder / "a.0").open("ab") as file:
+        file.write(b"\0\0\0\x03???" + b"\0\0\0\x01N")
+    assert [[key for _kind, key, _told in each] for each in found(folder).values()] == [["a-1"], ["b-1"]]
+
+
+def test_an_entry_that_a_full_disk_cuts_is_left_out_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "left"
+    journal = Journal(folder, "dead")
+    journal.write("events", "a-1", ("memory", 1, None, None, None, ""))
+    with monkeypatch.context() as full:
+        write = os.write
+        full.setattr(os, "write", lambda file, data: write(file, data[:7]))
+        journal.write("events", "a-2", ("memory", 2, None, None, None, ""))
+    journal.write("events", "a-3", ("memory", 3, None, None, None, ""))
+    journal.close()
+    assert [key for _kind, key, _told in found(folder)["dead"]] == ["a-1", "a-3"]
+
+
+def test_a_system_without_file_locks_has_no_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fcntl", None)
+    monkeypatch.delattr(os, "getuid")
+    with pytest.raises(OSError, match="no file locks"):
+        Journal(tmp_path / "left", "one")
+    assert found(tmp_path / "left") == {}
+
+
 def test_a_journal_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SIZE_MAX", 100)
     journal = Journal(tmp_path / "left", "slow")

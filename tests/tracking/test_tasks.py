@@ -8,10 +8,13 @@ import pickle
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from enum import StrEnum
+from pathlib import Path
 
 import pytest
 
-from dstackweb.tracking import current, flush, task, waiting
+from dstackweb.tracking import current, flush, task, track, waiting
+from dstackweb.tracking.journal import Journal
 from tests.support import REPO
 from tests.tracking.ear import Ear
 
@@ -34,6 +37,22 @@ def test_a_block_is_done_when_it_is_left(reporting: Ear) -> None:
     event = reporting.events()["train-17"]
     assert 0 < event["duration_s"] < 5
     assert "prefix" not in event  # which the server finds
+
+
+def test_names_of_any_kind_are_told_as_text(reporting: Ear, tmp_path: Path) -> None:
+    class Step(StrEnum):
+        CLEAN = "clean"
+
+    sender = current.current()
+    assert sender is not None
+    sender.journal = Journal(tmp_path / "left", "child")
+    with task(Step.CLEAN, prefix=Step.CLEAN, group=7):  # type: ignore[arg-type]
+        pass
+    waiting([("load", 1)], prefix=7)  # type: ignore[arg-type]
+    assert list(track([1], prefix=Step.CLEAN)) == [1]
+    assert states(reporting) == {"clean": "memory", "('load', 1)": "waiting"}
+    event = reporting.events()["clean"]
+    assert (event["prefix"], event["group"]) == ("clean", "7")
 
 
 def test_a_block_that_an_exception_leaves_has_failed_and_says_why_and_where(reporting: Ear) -> None:
