@@ -130,7 +130,7 @@ def _known(scope_id: int, keys: Iterable[str]) -> dict[str, Known]:
 def _places(book: Book, tasks: Iterable[Known]) -> dict[int | None, Place]:
     """By their rows, the groups that these tasks are in: mostly those that their events name."""
     place_of: dict[int | None, Place] = {group.id: place for place, group in book.groups.items()}
-    others = {task.group_id for task in tasks} - place_of.keys() - {None}
+    others = {task.group_id for task in tasks if task.group_id} - place_of.keys()
     found = TaskGroup.objects.filter(pk__in=others).values_list("pk", "prefix__name", "name") if others else ()
     return place_of | {pk: (prefix, name) for pk, prefix, name in found}
 

@@ -58,6 +58,12 @@ class Delta:
     def __bool__(self) -> bool:
         return self.duration_n != 0 or any(self.states.values())
 
+    def columns(self) -> dict[str, str]:
+        """What of a group's row it changes, or may."""
+        timed = ("duration_n", "duration_s", "duration_ewma_s") if self.duration_n else ()
+        changed = {*self.states, "total", *timed, "version", "changed_ms"}
+        return {name: kind for name, kind in OF_GROUP.items() if name in changed}
+
 
 class Ids(NamedTuple):
     """The rows that count a group; 0 where there is none."""
@@ -156,7 +162,7 @@ class Book:
         _count(scope, whole, scope.version, now_ms)
         _rate(scope, finished, now_ms)
         self._write_prefixes(sorted(of_prefix))
-        self._write_groups(sorted(deltas), ids)
+        self._write_groups(sorted(deltas), whole.columns(), ids)
         bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
 
     def _found_prefixes(self, names: Collection[str]) -> dict[str, _Prefix]:
@@ -195,8 +201,7 @@ class Book:
         for name, made in self._found_prefixes(fresh).items():
             self.prefixes[name].id = made.id
 
-    def _write_groups(self, places: Collection[Place], ids: bool) -> None:
-        values = attrgetter(*OF_GROUP)
+    def _write_groups(self, places: Collection[Place], columns: Mapping[str, str], ids: bool) -> None:
         fresh: list[Place] = []
         known: list[_Group] = []
         empty: list[_Group] = []
@@ -208,12 +213,13 @@ class Book:
                     fresh.append(place)
             elif self._changed(group):
                 (known if peopled else empty).append(group)
+        values = attrgetter(*OF_GROUP)
         bulk.insert(
             "progress_taskgroup",
             {"name": "text", "prefix_id": "bigint", **OF_GROUP},
             [(place[1], self.prefixes[place[0]].id, *values(self.groups[place])) for place in fresh],
         )
-        bulk.update("progress_taskgroup", OF_GROUP, [(*values(group), group.id) for group in known])
+        bulk.update("progress_taskgroup", columns, list(map(attrgetter(*columns, "id"), known)))
         bulk.delete("progress_taskgroup", [group.id for group in empty])
         for group in empty:
             group.id = 0
@@ -262,7 +268,7 @@ def _count(row: _Group | Scope, delta: Delta, version: int, now_ms: int) -> None
         return
     for state, more in delta.states.items():
         setattr(row, state, getattr(row, state) + more)
-    row.total += sum(delta.states.values())
+        row.total += more
     if delta.duration_n:
         mean_s = delta.duration_s / delta.duration_n
         row.duration_n += delta.duration_n
