@@ -69,7 +69,8 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return {
             **place.context(),
             "over": over,
-            "whole": Line(bar, bar.name),
+            "whole": place.line(bar),
+            "ended": place.ended(over),
             "shown": shown,
             "q": find,
             "after": after,
@@ -134,6 +135,8 @@ def group_page(request: PageRequest, run: str) -> HttpResponse:
             "whole": Line(group, bar.name),
             "tasks": [(one, state(one.state), _moment(one.since_ms)) for one in found],
             "after": after,
+            "ended": place.ended(over),
+            "failures_url": place.line(bar).failures,
             "prefix_url": place.url("prefix", prefix=bar.name),
             "first_url": place.url("group", prefix=bar.name, group=name),
             "following": place.url("group", prefix=bar.name, group=name, after=following or ""),

@@ -75,13 +75,15 @@ def named(bar: Bar, name: str) -> Bar:
 class Line:
     """One bar with its words.
 
-    `of` is whose colour it has; `where`, the address of what is behind it; `kind` tells rows of one kind from others.
+    `of` is whose colour it has; `where`, the address of what is behind it, and `failures` of what failed of it; `kind`
+    tells rows of one kind from others.
     """
 
     bar: Bar
     of: str = ""
     where: str = ""
     kind: str = ""
+    failures: str = ""
 
     @property
     def key(self) -> str:

@@ -62,13 +62,13 @@ class Card:
     @property
     def whole(self) -> Line:
         """All tasks."""
-        return Line(self.over.bar)
+        return Line(self.over.bar, failures=self.place.url(order="failed"))
 
     @property
     def lines(self) -> list[Line]:
         """The first prefixes, those first to which something is still to come."""
         bars, _ = progress.prefixes(self.over.scope_id, self.now, limit=ON_A_CARD)
-        return [Line(bar, bar.name, self.place.url("prefix", prefix=bar.name)) for bar in bars]
+        return [self.place.line(bar) for bar in bars]
 
 
 def card_of(request: PageRequest, run: Run) -> Card | None:
@@ -97,7 +97,7 @@ def inside_of(project: Project) -> tuple[str, list[Line]]:
         run = runs.get(pk)
         if run is not None and run.status not in ENDED:
             url = reverse("web:run-progress", args=[project.name, run.uid])
-            lines.append(Line(named(over.bar, run.name), run.name, url, "run-"))
+            lines.append(Line(named(over.bar, run.name), run.name, url, "run-", f"{url}?order=failed"))
             shown.append((over.scope_id, over.version, moment(over.bar, now)))
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:16], lines
 

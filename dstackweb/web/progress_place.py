@@ -16,7 +16,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
 from dstackweb.web import lists
 from dstackweb.web.pages import PageRequest
-from dstackweb.web.progress_bars import DRAWN
+from dstackweb.web.progress_bars import DRAWN, Line
 from dstackweb.web.progress_live import POLL_S
 
 
@@ -46,6 +46,11 @@ class Place:
             query["attempt"] = str(self.attempt)
         return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
 
+    def line(self, bar: progress.Bar) -> Line:
+        """A prefix's row: behind it are its groups, and of its failures what they said, or which runs failed."""
+        failures = self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed")
+        return Line(bar, bar.name, self.url("prefix", prefix=bar.name), failures=failures)
+
     def overview(self, now: int) -> progress.Overview | None:
         """Its counters; None where nothing was told of yet."""
         if self.run is None:
@@ -62,9 +67,17 @@ class Place:
 
     def ended(self, over: progress.Overview) -> bool:
         """Whether nothing can change in these counters any more."""
-        if self.run is None or not over.ended or over.bar.live:
+        return over.ended and not over.bar.live and self._is_over(over.attempt)
+
+    @property
+    def stays_empty(self) -> bool:
+        """Whether an attempt that told of no task can no longer tell of any."""
+        return self._is_over(self.attempt)
+
+    def _is_over(self, attempt: int | None) -> bool:
+        if self.run is None:
             return False
-        return self.run.status in ENDED or over.attempt < self.run.attempt
+        return self.run.status in ENDED or (attempt or self.run.attempt) < self.run.attempt
 
     def context(self) -> dict[str, Any]:
         """What all pages about it show."""

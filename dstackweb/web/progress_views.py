@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from django.http import HttpResponse
@@ -92,16 +91,12 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
             raise bad_page() from None
         more = {
             "over": whole,
-            "whole": Line(whole.bar),
+            "whole": Line(whole.bar, failures=place.url(q=find, order="failed")),
             "following": place.url(q=find, order=by, after=following or ""),
             "beyond": 0 if find else max(0, whole.prefixes - len(bars)),
             "has_following": following is not None,
             "ended": place.ended(whole),
         }
-        return Listing(_lines(place, bars), [bar.id for bar in bars], {**whole_page(), **more})
+        return Listing([place.line(bar) for bar in bars], [bar.id for bar in bars], {**whole_page(), **more})
 
     return answer(request, names[0], names[1], names[2], whole.bar, now, listing)
-
-
-def _lines(place: Place, bars: Sequence[progress.Bar]) -> list[Line]:
-    return [Line(bar, bar.name, place.url("prefix", prefix=bar.name)) for bar in bars]

@@ -94,9 +94,18 @@ def test_a_run_shows_all_its_prefixes_with_what_each_is_doing(client: Client, sc
     tell(scope, train={S.QUEUED: -1, S.ERRED: 1}, test={S.WAITING: -5, S.NO_WORKER: 5})
     text = page(client)
     assert rows(text) == ["train", "test"]
-    assert '<b class="bad">1 failed</b> · 2 running · 7 queued' in text
+    assert "2\N{NO-BREAK SPACE}running · 7\N{NO-BREAK SPACE}queued" in text
     assert 'aria-label="test: 0 of 5 finished; 5 no worker"' in text
-    assert "5 no worker" in text
+    assert "5\N{NO-BREAK SPACE}no worker" in text
+
+
+def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
+    tell(scope, train={S.QUEUED: -1, S.ERRED: 1})
+    why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'
+    assert why in page(client)
+    assert why in page(client, f"{PAGE}prefix/?prefix=train")
+    assert "prefix=train&amp;show=failures" in page(client, "runs/sweep/")
+    assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
 
 
 def test_a_poll_of_what_did_not_change_gets_nothing(client: Client, scope: int) -> None:
@@ -178,12 +187,32 @@ def test_a_run_that_told_of_nothing_says_how_to_and_shows_the_first_task(client:
     assert rows(poll(client)) == ["train"]
 
 
+def test_a_run_that_ended_without_tasks_is_not_asked_about_again(client: Client, run: Run) -> None:
+    assert "data-poll-over" not in page(client)
+    Run.objects.filter(pk=run.pk).update(status="done")
+    text = page(client)
+    assert "told of no tasks" in text
+    assert "data-poll-over" in text
+
+
+def test_beside_an_attempt_that_told_of_nothing_are_the_others(client: Client, scope: int, run: Run) -> None:
+    Run.objects.filter(pk=run.pk).update(attempt=2)
+    text = page(client, f"{PAGE}?attempt=2")
+    assert "::task key=" in text
+    assert "attempt=1" in text
+
+
+def test_a_runs_page_leads_to_its_progress(client: Client, run: Run) -> None:
+    assert f'href="/p/main/runs/{run.uid}/progress/"' in page(client, "runs/sweep/")
+
+
 def test_a_page_stops_asking_once_all_is_over(client: Client, scope: int, run: Run) -> None:
     Scope.objects.filter(pk=scope).update(ended_ms=NOW_MS)
     Run.objects.filter(pk=run.pk).update(status="done")
     assert "data-poll-over" not in page(client)  # what was live is yet to be released
     tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.RELEASED: 10}, test={S.WAITING: -5, S.RELEASED: 5})
-    assert "data-poll-over" in page(client)
+    for path in (PAGE, f"{PAGE}prefix/?prefix=train", f"{PAGE}group/?prefix=train&group=train-1"):
+        assert "data-poll-over" in page(client, path)
 
 
 def test_prefixes_are_found_by_a_part_of_their_name_and_put_in_order(client: Client, scope: int) -> None:
