@@ -7,11 +7,31 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
+from django.db import connection, transaction
+
+
+@contextmanager
+def snapshot() -> Iterator[None]:
+    """A transaction that only reads: all of one moment, however long it takes, and nobody waits for it."""
+    of_sqlite: Any = connection if connection.vendor == "sqlite" else None
+    mode = of_sqlite and of_sqlite.transaction_mode
+    outermost = not connection.in_atomic_block
+    if of_sqlite:
+        of_sqlite.transaction_mode = "DEFERRED"
+    try:
+        with transaction.atomic():
+            if outermost and not of_sqlite:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield
+    finally:
+        if of_sqlite:
+            of_sqlite.transaction_mode = mode
 
 
 def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequence[Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import transaction
 
+from dstackweb.lib.sql import snapshot
 from dstackweb.runs.recount import differences
 
 
@@ -17,7 +17,7 @@ class Command(BaseCommand):
         parser.add_argument("--check", action="store_true", required=True, help="compare; nothing is changed")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with transaction.atomic():
+        with snapshot():
             found = list(differences())
         if found:
             raise CommandError("counters differ:\n  " + "\n  ".join(map(str, found)))

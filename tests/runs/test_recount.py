@@ -1,0 +1,39 @@
+"""`manage.py recount --check` beside those who go on counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from dstackweb.lib.counted import Difference
+from dstackweb.progress.counters import scope_of
+from dstackweb.progress.models import Scope
+from dstackweb.runs.management.commands import recount
+from tests.factories import make_project
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_recount_sees_one_moment_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_project()
+
+    def write(number: int) -> None:
+        try:
+            scope_of(project.pk, number, 1)
+        finally:
+            connection.close()
+
+    def differences() -> Iterator[Difference]:
+        before = Scope.objects.count()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(write, before + 1).result()
+        if (after := Scope.objects.count()) != before:
+            yield Difference("scopes", before, after)
+
+    monkeypatch.setattr(recount, "differences", differences)
+    for _ in range(2):
+        call_command("recount", "--check")
+    assert Scope.objects.count() == 2
