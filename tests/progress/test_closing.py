@@ -88,6 +88,25 @@ def test_what_was_to_come_of_an_ended_attempt_is_released_everywhere(scope_id: i
     assert closing.due() == []
 
 
+@pytest.mark.parametrize("state", LIVE, ids=str)
+def test_a_group_that_only_had_tasks_of_one_kind_is_released(project: Project, state: TaskState) -> None:
+    scope_id = counters.scope_of(project.pk, 7, 1)
+    take(scope_id, Batch("log-0", (Event("a-1", state, 1, "a", "a"),), (Count("b", "b", 1, {state: 3}),)), NOW)
+    closing.end([(7, 1)], NOW + 5)
+    assert closing.settle(scope_id)
+    assert states(Scope.objects.get())[S.RELEASED] == 4
+    assert list(TaskGroup.objects.order_by("name").values_list("name", "released")) == [("a", 1), ("b", 3)]
+
+
+def test_who_looks_sees_that_all_is_settled(project: Project) -> None:
+    scope_id = counters.scope_of(project.pk, 7, 1)
+    take(scope_id, Batch("log-0", (Event("a-1", S.MEMORY, 1, "a", "a"),)), NOW)
+    closing.end([(7, 1)], NOW + 5)
+    version = Scope.objects.get().version
+    assert closing.settle(scope_id)
+    assert Scope.objects.get().version > version
+
+
 def test_counters_between_the_end_and_settling_are_right_too(scope_id: int) -> None:
     closing.end([(7, 1)], NOW)
     assert list(recount.differences()) == []

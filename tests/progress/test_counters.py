@@ -126,6 +126,12 @@ def test_a_task_that_is_forgotten_after_it_finished_has_not_finished_again(scope
     assert shifted(scope_id, {("a", "a"): states(memory=-8, forgotten=8)}).finished_1m == 8
 
 
+def test_what_is_begun_again_is_no_finish_less(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a"): states(waiting=8)})
+    shifted(scope_id, {("a", "a"): states(waiting=-3, memory=3)})
+    assert shifted(scope_id, {("a", "a"): states(memory=-2, waiting=2)}).finished_1m == 3
+
+
 def test_a_clock_that_goes_back_fades_nothing(scope_id: int) -> None:
     shifted(scope_id, {("a", "a"): states(waiting=1)})
     shifted(scope_id, {("a", "a"): states(memory=8)})

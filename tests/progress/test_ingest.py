@@ -141,6 +141,14 @@ def test_the_difference_of_counts_is_counted(scope_id: int) -> None:
     assert (group.duration_n, group.duration_s, group.duration_ewma_s) == (60, 20.0, 0.4)
 
 
+def test_durations_that_shrink_take_nothing_away(scope_id: int) -> None:
+    take(scope_id, count("a", 1, 10, 5.0, memory=10))
+    take(scope_id, count("a", 2, 12, 1.0, memory=12))
+    take(scope_id, count("a", 3, 4, 9.0, memory=12))
+    group = TaskGroup.objects.get()
+    assert (group.duration_n, group.duration_s) == (12, 5.0)
+
+
 def test_counts_of_several_reporters_add_up(scope_id: int) -> None:
     for reporter in ("r", "s"):
         take(scope_id, count("a", 1, memory=2), reporter=reporter)
@@ -216,6 +224,11 @@ def test_failures_told_beside_counts_are_kept_by_sequence(scope_id: int) -> None
     assert outcome(take(scope_id, Failure("x", "a", "a-1", 3, "3"), Failure("x", "a", "a-1", 4, "4"))) == (1, 1, [])
     assert TaskFailure.objects.get().message == "4"
     assert counted(scope_id) == {}
+
+
+def test_of_two_messages_of_a_task_in_one_batch_the_newer_is_kept(scope_id: int) -> None:
+    take(scope_id, event("a-1", S.ERRED, 3, message="older"), Failure("a-1", "a", "a", 5, "newer"))
+    assert TaskFailure.objects.get().message == "newer"
 
 
 def test_only_the_newest_failures_of_a_prefix_are_kept(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
