@@ -186,9 +186,9 @@ def _explore(examples: int, steps: int) -> None:
 
 
 def test_counters_are_right_after_every_step() -> None:
-    _explore(8, 20)
+    _explore(6, 20)
 
 
 @pytest.mark.slow
 def test_counters_are_right_after_every_step_of_many_more() -> None:
-    _explore(150, 50)
+    _explore(40, 40)
