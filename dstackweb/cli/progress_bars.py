@@ -22,8 +22,9 @@ GLYPHS = {
     "no_worker": "!", "waiting": "·",
 }  # fmt: skip
 STYLES = {"█": "green", "✗": "bold red", "▓": "green dim", "▒": "cyan", "░": "blue", "!": "bold red", "·": "dim"}
-BAR, NARROW_BAR, ROOMY = 24, 12, 110
-"""Cells of a bar; in a terminal of fewer characters than the last its bars are narrow."""
+BAR, NARROW_BAR, ROOMY, TIGHT = 24, 12, 110, 60
+"""Cells of a bar; in a terminal of fewer characters than the third its bars are narrow, of fewer than the last what has
+finished is told in percent only, and what is left without its range."""
 
 MOST_TELLING = (
     "PREFIX", "FINISHED", "BAR", "LEFT", "FAILED", "RUNNING", "RATE", "DONE", "WAITING", "QUEUED", "NO WORKER",
@@ -53,10 +54,16 @@ def bar(counts: Mapping[str, int], cells: int) -> str:
     return "".join(GLYPHS[state] * shares.get(state, 0) for state in WORDS)
 
 
-def finished_text(item: Mapping[str, Any]) -> str:
-    """`41/52 78 %`: all of it only where nothing is left."""
+def finished_text(item: Mapping[str, Any], short: bool = False) -> str:
+    """`41/52 78 %`, in short `78 %`: all of it only where nothing is left."""
     done, total = item["finished"], item["total"]
-    return f"{done:,}/{total:,} {100 * done // total if total else 100:3} %"
+    percent = f"{100 * done // total if total else 100:3} %"
+    return percent.strip() if short else f"{done:,}/{total:,} {percent}"
+
+
+def pace_text(item: Mapping[str, Any]) -> str:
+    """How fast tasks finish, while any is left."""
+    return rate_text(item["rate_per_s"]) if item["total"] > item["finished"] else ""
 
 
 def rate_text(per_s: float | None) -> str:
@@ -70,20 +77,23 @@ def rate_text(per_s: float | None) -> str:
     return f"{value:,.0f}/{unit}" if value >= 10 else f"{value:.1f}/{unit}"
 
 
-def left_text(item: Mapping[str, Any]) -> str:
-    """`12m (9m–20m)`; `?` where something is left and nobody can say."""
+def left_text(item: Mapping[str, Any], short: bool = False) -> str:
+    """`12m (9m–20m)`, `12m` in short or where both ends read alike; `?` where nobody can say when the rest is done."""
     if item["left_s"] is None:
         return "?" if item["total"] > item["finished"] else ""
     low, high = wait_text(int(item["left_low_s"])), item["left_high_s"]
-    spread = f"≥{low}" if high is None else f"{low}–{wait_text(int(high))}"
-    return f"{wait_text(int(item['left_s']))} ({spread})"
+    far = None if high is None else wait_text(int(high))
+    left = wait_text(int(item["left_s"]))
+    if short or low == far:
+        return left
+    return f"{left} ({f'≥{low}' if far is None else f'{low}–{far}'})"
 
 
-def states(items: Sequence[Mapping[str, Any]], everything: bool) -> dict[str, list[int]]:
+def states(items: Sequence[Mapping[str, Any]], everything: bool) -> dict[str, list[str]]:
     """How many of each item are in a state, by its word as a title; of states that don't occur only where asked."""
     counted = [counts_of(item) for item in items]
     found = {word.upper(): [counts[state] for counts in counted] for state, word in WORDS.items()}
-    return {title: values for title, values in found.items() if everything or any(values)}
+    return {title: [f"{n:,}" for n in values] for title, values in found.items() if everything or any(values)}
 
 
 def groups_table(items: Sequence[Mapping[str, Any]], everything: bool) -> tuple[list[Column], list[tuple[object, ...]]]:
@@ -100,14 +110,15 @@ def table(items: Sequence[Mapping[str, Any]], width: int | None) -> tuple[list[C
     """A line for each prefix: all figures, or what a terminal of `width` characters has room for, with bars."""
     longest = None if width is None else max(8, width // 4)
     cells = NARROW_BAR if width is None or width < ROOMY else BAR
+    short = width is not None and width < TIGHT
     columns: dict[str, Sequence[object]] = {
         "PREFIX": [_cut(clean(item["name"]), longest) for item in items],
         "BAR": [bar(counts_of(item), cells) for item in items],
-        "FINISHED": [finished_text(item) for item in items],
+        "FINISHED": [finished_text(item, short) for item in items],
         **states(items, everything=width is None),
-        "GROUPS": [item["groups"] for item in items],
-        "RATE": [rate_text(item["rate_per_s"]) for item in items],
-        "LEFT": [left_text(item) for item in items],
+        "GROUPS": [f"{item['groups']:,}" for item in items],
+        "RATE": [pace_text(item) for item in items],
+        "LEFT": [left_text(item, short) for item in items],
     }
     if width is None:
         del columns["BAR"]
@@ -161,7 +172,7 @@ def summary(told: Mapping[str, Any]) -> list[str]:
     share = 100 * total["finished"] // total["total"]
     first = f"{name}{attempt}: {total['finished']:,} of {total['total']:,} {things} finished ({share} %){groups}"
     parts = [f"{number:,} {WORDS[state]}" for state, number in counts_of(total).items() if number]
-    pace = [f"{rate_text(total['rate_per_s'])}"] if total["rate_per_s"] is not None else []
+    pace = [pace_text(total)] if pace_text(total) else []
     pace += [f"{left_text(total)} left"] if total["left_s"] is not None else []
     return [first, "; ".join([", ".join(parts), *([", ".join(pace)] if pace else [])])]
 

@@ -143,6 +143,7 @@ def item(**changes: Any) -> dict[str, Any]:
         ({"left_s": 4000.0, "left_low_s": 3000.0, "left_high_s": 9000.0}, "1h06 (50m–2h30)"),
         ({"left_s": None}, "?"),
         ({"left_s": None, "finished": 40}, ""),
+        ({"left_s": 62.0, "left_low_s": 61.0, "left_high_s": 64.0}, "1m"),
     ],
 )
 def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None:
@@ -154,8 +155,9 @@ def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None
     [
         (140, ["PREFIX", "", "FINISHED", "DONE", "RUNNING", "GROUPS", "RATE", "LEFT"]),
         (80, ["PREFIX", "", "FINISHED", "RUNNING", "RATE", "LEFT"]),
-        (50, ["PREFIX", "", "FINISHED", "RUNNING"]),
-        (24, ["PREFIX", "FINISHED"]),
+        (50, ["PREFIX", "", "FINISHED", "RATE", "LEFT"]),
+        (40, ["PREFIX", "", "FINISHED", "LEFT"]),
+        (24, ["PREFIX", "FINISHED", "LEFT"]),
     ],
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width: int, titles: list[str]) -> None:
@@ -165,6 +167,15 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width
     out = io.StringIO()
     Console(file=out, width=width).print(drawn(items, width))
     assert len(out.getvalue().splitlines()) == 2 + len(items)
+
+
+def test_numbers_read_alike_and_what_is_over_has_no_rate() -> None:
+    many = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 2000}
+    over = item(total=2000, finished=2000, states=many, groups=1500, left_s=None)
+    columns, rows = table([over], None)
+    figures = dict(zip([column.title for column in columns], rows[0], strict=True))
+    assert (figures["DONE"], figures["GROUPS"], figures["RATE"]) == ("2,000", "1,500", "")
+    assert summary(told(total=over))[1] == "2,000 done"
 
 
 def told(**changes: Any) -> dict[str, Any]:
