@@ -17,6 +17,8 @@ PER_RUN = 2
 """Requests of one run at once: one at work, and one that is understood meanwhile."""
 COST = 50
 """What a request costs besides its entries, in entries."""
+ENTRY_BYTES = 1000
+"""Of a body that cost as much as an entry: entries are smaller, and what is none is not read for nothing."""
 AGAIN_S = 1.0
 REMEMBERED = 1000
 """Runs whose bucket is kept at most before full ones are forgotten."""
@@ -46,8 +48,9 @@ class Gate:
                 if not self._inside[run_id]:
                     del self._inside[run_id]
 
-    def spend(self, run_id: int, entries: int, now_us: int) -> None:
-        """Take what a request costs from the run's bucket. Raises TooMany while that is empty.
+    def spend(self, run_id: int, size: int, now_us: int) -> None:
+        """Take what a request of `size` bytes costs from the run's bucket, before its body is understood, which is
+        work. Raises TooMany while the bucket is empty.
 
         The last one may go into debt: any request that is allowed at all gets through in the end.
         """
@@ -59,7 +62,14 @@ class Gate:
                 raise TooMany(detail, max(AGAIN_S, -left / self._rate))
             if len(self._buckets) >= REMEMBERED:
                 self._forget_full(now_us)
-            self._buckets[run_id] = (left - entries - COST, now_us)
+            self._buckets[run_id] = (left - size / ENTRY_BYTES - COST, now_us)
+
+    def owe(self, run_id: int, entries: int) -> None:
+        """Take what its entries cost, now that they are known."""
+        with self._lock:
+            if run_id in self._buckets:
+                tokens, at_us = self._buckets[run_id]
+                self._buckets[run_id] = (tokens - entries, at_us)
 
     def _forget_full(self, now_us: int) -> None:
         self._buckets = {

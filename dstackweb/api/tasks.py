@@ -71,9 +71,11 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
     """
     with gate.enter(run.pk):
         now_us = time.time_ns() // 1000
-        told = read(_json(request), reporter, now_us)
+        raw = _body(request)
+        gate.spend(run.pk, len(raw), now_us)
+        told = read(_json(raw), reporter, now_us)
+        gate.owe(run.pk, told.entries)
         scope_id = scope_for(run, told.attempt if attempt is None else attempt)
-        gate.spend(run.pk, told.entries, now_us)
         return TasksOut.of(told, ingest.take(scope_id, told.batch, now_us // 1000))
 
 
@@ -87,10 +89,15 @@ def _job(job_id: UUID, name: str) -> Job:
     return job
 
 
-def _json(request: HttpRequest) -> object:
+def _body(request: HttpRequest) -> bytes:
     try:
-        return json.loads(request.body)
+        return request.body
     except RequestDataTooBig:
         raise TooLarge(f"at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB in one request") from None
+
+
+def _json(raw: bytes) -> object:
+    try:
+        return json.loads(raw)
     except (ValueError, RecursionError):
         raise Invalid("the body is no JSON") from None

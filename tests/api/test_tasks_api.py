@@ -190,6 +190,18 @@ def test_a_run_that_tells_too_much_is_told_when_to_go_on(
     assert 1 <= int(answer["Retry-After"]) <= 6
 
 
+def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
+) -> None:
+    monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
+    nonsense = {"events": "x" * 100_000}
+    assert commands.tell(nonsense).status_code == 422
+    monkeypatch.setattr(tasks, "read", None)
+    answer = commands.tell(nonsense)
+    assert answer.status_code == 429
+    assert 9 <= int(answer["Retry-After"]) <= 10
+
+
 def test_requests_beyond_what_is_worked_on_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
 ) -> None:
@@ -256,7 +268,8 @@ class TestGate:
 
     def test_a_bucket_refills(self) -> None:
         gate = Gate(3, rate=100, burst=100)
-        gate.spend(1, 150, 0)
+        gate.spend(1, 10_000, 0)
+        gate.owe(1, 140)
         with pytest.raises(TooMany) as refused:
             gate.spend(1, 1, 100_000)
         assert refused.value.retry_after == pytest.approx(1.0)
