@@ -53,6 +53,8 @@ class TaskLines:
         self.start()
         assert self._thread is not None
         self._thread.join(most_s)
+        if self._thread.is_alive():
+            say(f"task lines from byte {self._offset} of the output on could not be told in {most_s:g} s")
 
     def _follow(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,24 @@ def test_the_end_does_not_wait_for_a_server_that_is_busy(tmp_path: Path) -> None
     lines = TaskLines(server, str(spool), [])  # type: ignore[arg-type]
     lines.finish(0.05)
     assert len(server.calls) == 1
+
+
+def test_what_there_was_no_time_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(task_lines, "say", said.append)
+    monkeypatch.setattr(task_lines, "AT_ONCE", 1)
+    spool, answer = tmp_path / "spool", threading.Event()
+    spool.write_bytes(b"::task key=k state=done\n" * 2)
+
+    class Slow(Server):
+        def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if self.calls:
+                answer.wait(10)
+            return super().post(path, body)
+
+    TaskLines(Slow(), str(spool), []).finish(0.2)  # type: ignore[arg-type]
+    answer.set()
+    assert said == ["task lines from byte 24 of the output on could not be told in 0.2 s"]
 
 
 @pytest.mark.parametrize(
