@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 
@@ -13,8 +14,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.progress import counters
+from dstackweb.progress import counters, ingest
 from dstackweb.progress.counters import Delta
+from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
@@ -250,6 +252,31 @@ def test_a_page_of_the_list_that_never_was_one_is_refused(client: Client, scope:
 def test_no_address_breaks_a_page(client: Client, scope: int, path: str) -> None:
     for headers in ({}, HTMX):
         assert client.get(f"/p/main/{PAGE}{path}", headers=headers).status_code in (200, 204, 404)
+
+
+NAMES = (
+    '"><script>alert(1)</script>', "a/../../b/", "..", "?q=1&show=failures#x", "%2e%2f%00", "tâche ✓ 仕事", "x" * 200,
+    "</hx-partial><b>", "{{ 7 }}", "javascript:alert(1)", " ", "\u202egpj", "-", "\n",
+)  # fmt: skip
+
+
+def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_to_them(
+    client: Client, scope: int
+) -> None:
+    events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
+    ingest.take(scope, Batch("r", events=tuple(events)), NOW_MS)
+    links = re.findall(r'<th scope="row"><a href="([^"]*)">([^<]*)</a>', page(client, f"{PAGE}?order=failed"))
+    where = {html.unescape(name): html.unescape(href) for href, name in links}
+    assert where.keys() >= set(NAMES)
+    for name in NAMES:
+        for path in (where[name], f"{where[name]}&show=failures"):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            found = answer.content.decode()
+            assert "<script>alert" not in found
+            assert "<i>" not in found
+            assert html.escape(name) in found
+        assert client.get(f"/p/main/{PAGE}group/", {"prefix": name, "group": name}).status_code == 200
 
 
 @pytest.mark.parametrize("stamp", [f"{5000 * '9'}-1-1-x", "1-2-3", "²-1-1-x", "---"])
