@@ -34,6 +34,7 @@ class GroupOut(Schema):
     forgotten: int = Field(description="Finished, and dropped by who reported them; they go on to count in `total`")
     finished: int = Field(description="`memory`, `erred`, `released` and `forgotten`")
     mean_s: float | None = Field(description="What a task took on average; null where none was timed")
+    recent_s: float | None = Field(description="What the latest took: each report weighs as much as all before it")
     changed_at: dt.datetime | None = Field(description="When any of this changed last")
 
 
@@ -106,7 +107,7 @@ class TaskListOut(Schema):
 def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
     """A ProgressOut; all nothing where nothing was told."""
     if overview is None:
-        nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
+        nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, None, 0, 0)
         overview = Overview(0, 0, 0, 0, nothing, ended=False)
     return {
         "run": run and run.name,
@@ -146,6 +147,7 @@ def group_of(bar: Bar) -> dict[str, Any]:
         "forgotten": bar.counts[TaskState.FORGOTTEN],
         "finished": bar.finished,
         "mean_s": bar.mean_s,
+        "recent_s": bar.recent_s,
         "changed_at": moment(bar.changed_ms) if bar.changed_ms else None,
     }
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.progress.events import Batch, Count, Event, Failure, Where
@@ -21,6 +20,8 @@ SEQ_MAX = 2**53
 """What every JSON reader holds exactly."""
 COUNT_MAX = 10**12
 SECONDS_MAX = 1e12
+
+T = TypeVar("T")
 
 BODY_FIELDS: Final = frozenset({"reporter", "seq", "events", "counts", "failures", "ended", "attempt"})
 EVENT_FIELDS: Final = frozenset({"key", "state", "seq", "prefix", "group", "duration_s", "message"})
@@ -39,14 +40,14 @@ class Refused:
     detail: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Told:
     """What a request tells. `places` says for each list of the batch where its entries stood in the request."""
 
     batch: Batch
-    attempt: int | None = None
-    refused: list[Refused] = field(default_factory=list)
-    places: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    attempt: int | None
+    refused: list[Refused]
+    places: dict[Where, list[int]]
 
     @property
     def entries(self) -> int:
@@ -75,37 +76,33 @@ def read(body: object, reporter: str, seq: int) -> Told:
     if sum(map(len, lists.values())) > ENTRIES_MAX:
         raise TooLarge(f"at most {ENTRIES_MAX:,} entries in one request", most=ENTRIES_MAX)
     default = _whole_seq(body, seq)
-    told = Told(Batch(_reporter(body, reporter)), _attempt(body))
-    events: list[Event] = []
-    counts: list[Count] = []
-    failures: list[Failure] = []
-    for index, entry in enumerate(lists["events"]):
-        try:
-            events.append(_event(entry, default))
-        except _Bad as bad:
-            told.refused.append(_refused("events", index, entry, bad))
-        else:
-            told.places["events"].append(index)
-    for index, entry in enumerate(lists["counts"]):
-        try:
-            counts.append(_count(entry, default))
-        except _Bad as bad:
-            told.refused.append(_refused("counts", index, entry, bad))
-        else:
-            told.places["counts"].append(index)
-    for index, entry in enumerate(lists["failures"]):
-        try:
-            failures.append(_failure(entry, default))
-        except _Bad as bad:
-            told.refused.append(_refused("failures", index, entry, bad))
-        else:
-            told.places["failures"].append(index)
+    refused: list[Refused] = []
+    events, of_events = _read("events", lists["events"], _event, default, refused)
+    counts, of_counts = _read("counts", lists["counts"], _count, default, refused)
+    failures, of_failures = _read("failures", lists["failures"], _failure, default, refused)
     ended_seq = None
     if _flag(body, "ended"):
         said = [*(event.seq for event in events), *(count.seq for count in counts), *(one.seq for one in failures)]
         ended_seq = max(said if said and body.get("seq") is None else [default, *said])
-    told.batch = Batch(told.batch.reporter, tuple(events), tuple(counts), tuple(failures), ended_seq)
-    return told
+    batch = Batch(_reporter(body, reporter), tuple(events), tuple(counts), tuple(failures), ended_seq)
+    places: dict[Where, list[int]] = {"events": of_events, "counts": of_counts, "failures": of_failures}
+    return Told(batch, _attempt(body), refused, places)
+
+
+def _read(
+    name: Where, entries: list[Any], entry_of: Callable[[object, int], T], default: int, refused: list[Refused]
+) -> tuple[list[T], list[int]]:
+    """The good entries of a list, and where in it they stood; the others are added to `refused`."""
+    good: list[T] = []
+    places: list[int] = []
+    for index, entry in enumerate(entries):
+        try:
+            good.append(entry_of(entry, default))
+        except _Bad as bad:
+            refused.append(_refused(name, index, entry, bad))
+        else:
+            places.append(index)
+    return good, places
 
 
 def _event(entry: object, default: int) -> Event:

@@ -20,7 +20,8 @@ Only = Literal["", "failed", "running"]
 class Bar:
     """One row of counters. `finished` and `live` are sums of `counts`, which has all eight states and sums to `total`.
 
-    A group has no rate and no groups of its own. `mean_s` is what a task took on average, where any was timed.
+    A group has no rate and no groups of its own. `mean_s` is what a task took on average, where any was timed,
+    and `recent_s` what the latest did: each report weighs as much as all before it.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Bar:
     rate: Rate | None
     left: Left | None
     mean_s: float | None
+    recent_s: float | None
     version: int
     changed_ms: int
 
@@ -78,7 +80,7 @@ class _Rated(NamedTuple):
 
 _ALL = tuple(TaskState)
 _STATES = ", ".join(_ALL)
-_COUNTS = f"{_STATES}, total, duration_n, duration_s, version, changed_ms"
+_COUNTS = f"{_STATES}, total, duration_n, duration_s, duration_ewma_s, version, changed_ms"
 _RATED = "first_ms, finished_1m, finished_10m, rated_ms"
 _PREFIX = f"SELECT id, name, groups, {_COUNTS}, {_RATED} FROM progress_taskprefix"
 _GROUP = f"SELECT id, name, 0, {_COUNTS} FROM progress_taskgroup"
@@ -226,9 +228,9 @@ def _told(columns: Sequence[Any], now_ms: int) -> Overview:
 def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
     """A row as `_PREFIX` has it, or `_GROUP`, which is not rated."""
     pk, name, number_of_groups = row[:3]
-    total, duration_n, duration_s, version, changed_ms = row[_AT : _AT + 5]
+    total, duration_n, duration_s, recent_s, version, changed_ms = row[_AT : _AT + 6]
     live = sum([row[place] for place in _OF_LIVE])
-    speed = rate(_Rated(*row[_AT + 5 : _AT + 9]), now_ms) if now_ms is not None else None
+    speed = rate(_Rated(*row[_AT + 6 : _AT + 10]), now_ms) if now_ms is not None else None
     return Bar(
         id=pk,
         name=name,
@@ -240,6 +242,7 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
         rate=speed,
         left=left(live, speed),
         mean_s=duration_s / duration_n if duration_n else None,
+        recent_s=recent_s,
         version=version,
         changed_ms=changed_ms,
     )

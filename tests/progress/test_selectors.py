@@ -49,14 +49,15 @@ def names(scope: Scope, limit: int = 50, **asked: Any) -> list[str]:
 def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> None:
     add_group(scope, "train", "train-a", NOW - 60_000, memory=30, erred=2, processing=4, queued=3, no_worker=1)
     add_group(scope, "train", "train-b", NOW, waiting=5, released=1, forgotten=7)
-    TaskPrefix.objects.update(duration_n=4, duration_s=10)
+    TaskPrefix.objects.update(duration_n=4, duration_s=10, duration_ewma_s=1.5)
     [bar], following = selectors.prefixes(scope.pk, NOW)
     assert following is None
     assert bar.counts == {
         "memory": 30, "erred": 2, "released": 1, "processing": 4, "queued": 3, "no_worker": 1, "waiting": 5,
         "forgotten": 7,
     }  # fmt: skip
-    assert (bar.name, bar.total, bar.finished, bar.live, bar.groups, bar.mean_s) == ("train", 53, 40, 13, 2, 2.5)
+    assert (bar.name, bar.total, bar.finished, bar.live, bar.groups) == ("train", 53, 40, 13, 2)
+    assert (bar.mean_s, bar.recent_s) == (2.5, 1.5)
     assert bar.rate is not None
     assert bar.left is not None
     assert bar.left.seconds == pytest.approx(13 / bar.rate.per_s)
