@@ -145,6 +145,8 @@ class Book:
             sums.add(delta)
             group = self.groups[place]
             _count(group, delta, scope.version, now_ms)
+            if group.forgotten < 0:  # some are taken back that were forgotten before its last making
+                group.total, group.forgotten = group.total - group.forgotten, 0
             more = _peopled(group) - bool(group.id)
             self.prefixes[place[0]].groups += more
             scope.groups += more

@@ -11,6 +11,7 @@ from dstackweb.progress import failures, ingest, taking
 from dstackweb.progress.counters import scope_of
 from dstackweb.progress.events import Batch, Count, Event, Failure, Receipt
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
+from dstackweb.progress.recount import differences
 from dstackweb.progress.states import TaskState
 
 S = TaskState
@@ -170,6 +171,16 @@ def test_a_group_all_of_which_is_forgotten_comes_back_as_a_difference(scope_id: 
     take(scope_id, count("a", 3, forgotten=5, waiting=2))
     assert counted(scope_id) == {"waiting": 2, "forgotten": 5}
     assert states_of(TaskGroup.objects.get()) == {"waiting": 2}
+
+
+def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(scope_id: int) -> None:
+    take(scope_id, count("a", 1, memory=1, forgotten=10))
+    take(scope_id, count("a", 2, forgotten=11))
+    take(scope_id, count("a", 3, memory=5, forgotten=3))
+    group = TaskGroup.objects.get()
+    assert (states_of(group), group.total) == ({"memory": 5}, 5)
+    assert counted(scope_id) == {"memory": 5, "forgotten": 3}
+    assert list(differences()) == []
 
 
 def test_a_reporter_that_ends_releases_what_it_left_unfinished(scope_id: int) -> None:
