@@ -77,7 +77,8 @@ def _settle(scope: Scope) -> Iterator[None]:
     for prefix_id in TaskPrefix.objects.filter(IS_LIVE, scope=scope).order_by("pk").values_list("pk", flat=True):
         yield from _release(scope, prefix_id)
     yield from _delete_counted(scope.pk, "tasks", Task.objects.filter(scope=scope, state=CODES[TaskState.FORGOTTEN]))
-    for reporter_id in Reporter.objects.filter(scope=scope).values_list("pk", flat=True):
+    of_counts = Reporter.objects.filter(Exists(ReporterCount.objects.filter(reporter=OuterRef("pk"))), scope=scope)
+    for reporter_id in of_counts.values_list("pk", flat=True):
         yield from _delete_counted(scope.pk, "counted", ReporterCount.objects.filter(reporter=reporter_id))
     Scope.objects.filter(pk=scope.pk).update(settled=True, version=F("version") + 1)
 

@@ -15,7 +15,8 @@ from dstackweb.progress.events import Batch, Receipt
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.taking import Taking
 
-REPORTERS_MAX = 1_000
+REPORTERS_MAX = 10_000
+"""Processes that tell of one attempt: a sweep may start one for each of its tasks."""
 
 
 def take(scope_id: int, batch: Batch, now_ms: int) -> Receipt:
