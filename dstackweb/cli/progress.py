@@ -23,6 +23,7 @@ ENDED = ("done", "failed", "terminated")
 PAGE = 500
 AROUND = 8
 """Lines of a terminal that the table's rows leave to the rest."""
+HOW = "Its program can tell of them by lines such as  ::task key=train-17 state=done  or by dstackweb.tracking."
 
 
 def progress(
@@ -114,7 +115,9 @@ def show_once(told: dict[str, Any]) -> None:
     """The totals, and all prefixes."""
     for line in summary(told):
         typer.echo(line)
-    if told["prefixes"] and sys.stdout.isatty():
+    if tells_nothing(told):
+        note(HOW)
+    elif told["prefixes"] and sys.stdout.isatty():
         from rich.console import Console
 
         console = Console(highlight=False)
@@ -150,6 +153,11 @@ def watch(
         note(f"{clean(told['run'] or 'It')} goes on without being watched.")
 
 
+def tells_nothing(told: dict[str, Any]) -> bool:
+    """Whether it is a run that told of no task."""
+    return bool(told["run"] and not told["total"]["total"])
+
+
 def is_live(bar: dict[str, Any]) -> bool:
     """Whether something is still to come: what an ended attempt leaves is released a moment later."""
     return bool(bar["total"] > bar["finished"])
@@ -161,6 +169,8 @@ def _page(told: dict[str, Any], trouble: str, width: int) -> RenderableType:
     from rich.text import Text
 
     lines: list[RenderableType] = [Text(line) for line in summary(told)]
+    if tells_nothing(told):
+        lines.append(Text(HOW, style="dim"))
     if told["prefixes"]:
         lines.append(drawn(told["prefixes"], width))
     if told["next"]:
