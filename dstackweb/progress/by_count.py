@@ -6,7 +6,7 @@ The counts are absolute and their sequence rises, so that a repeated or overtake
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connection
 
@@ -34,10 +34,9 @@ class Told(NamedTuple):
     duration_s: float = 0.0
 
     @classmethod
-    def of(cls, pk: int, seq: int, *values: float) -> Told:
+    def of(cls, pk: int, seq: int, *values: Any) -> Told:
         """From a row."""
-        *states, duration_n, duration_s = values
-        return cls(pk, seq, tuple(map(int, states)), int(duration_n), duration_s)
+        return cls(pk, seq, values[:-2], *values[-2:])
 
 
 Counts = dict[Place, Told]
