@@ -32,7 +32,7 @@ class _Process:
     def __init__(self) -> None:
         self.sender: Sender | None = None
         self.off = False
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal's handler may report while its thread makes the sender
 
 
 _process = _Process()
@@ -45,7 +45,8 @@ def current() -> Sender | None:
         return process.sender
     with process.lock:
         if process.sender is None and not process.off:
-            process.sender = _made()
+            made = _made()
+            process.sender = process.sender or made
             process.off = process.sender is None
         return process.sender
 

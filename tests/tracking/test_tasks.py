@@ -7,6 +7,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from dstackweb.tracking import current, flush, task, track, waiting
 from dstackweb.tracking.journal import Journal
+from dstackweb.tracking.sender import Sender
 from tests.support import REPO
 from tests.tracking.ear import Ear
 
@@ -53,6 +55,25 @@ def test_names_of_any_kind_are_told_as_text(reporting: Ear, tmp_path: Path) -> N
     assert states(reporting) == {"clean": "memory", "('load', 1)": "waiting"}
     event = reporting.events()["clean"]
     assert (event["prefix"], event["group"]) == ("clean", "7")
+
+
+def test_who_reports_while_the_sender_is_made_does_not_lock_itself_out(
+    reporting: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = current._made
+
+    def interrupted() -> Sender | None:
+        monkeypatch.setattr(current, "_made", made)
+        with task("in-the-handler"):
+            return made()
+
+    monkeypatch.setattr(current, "_made", interrupted)
+    one = threading.Thread(target=task("outside")(double), args=(1,), daemon=True)
+    one.start()
+    one.join(5)
+    assert not one.is_alive()
+    assert states(reporting)["in-the-handler"] == "memory"
+    assert len(reporting.states()) == 3  # and the function's own
 
 
 def test_a_block_that_an_exception_leaves_has_failed_and_says_why_and_where(reporting: Ear) -> None:
