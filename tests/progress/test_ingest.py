@@ -281,6 +281,13 @@ def test_what_is_too_much_is_refused_and_the_rest_taken(
     assert counted(scope_id) == {"memory": 1, "waiting": 1}
 
 
+@pytest.mark.parametrize("limit", ["GROUPS_MAX", "PREFIXES_MAX"])
+def test_the_last_place_has_room_for_many_tasks(scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(taking, limit, 1)
+    receipt = take(scope_id, event("a-1", S.WAITING, 1), event("a-2", S.WAITING, 1), event("a-3", S.WAITING, 1))
+    assert outcome(receipt) == (3, 0, [])
+
+
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [("TASKS_MAX", "too_many_groups"), ("GROUPS_MAX", "too_many_groups"), ("PREFIXES_MAX", "too_many_prefixes")],
