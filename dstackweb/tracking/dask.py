@@ -20,6 +20,8 @@ from distributed import Client, Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dstackweb.tracking
+from dstackweb.tracking.current import TOKEN, URL
+from dstackweb.tracking.entries import MESSAGE_MAX
 from dstackweb.tracking.ledger import Ledger, fitting
 from dstackweb.tracking.sender import EXIT_S, Sender
 
@@ -37,7 +39,6 @@ BACKLOG_MAX = 10_000
 FAILURES_MAX = 1_000
 """Messages of a tick; those of tasks that failed only because of another take half of them at most."""
 KEY_MAX = 300
-MESSAGE_MAX = 2_000
 
 
 def watch(client: Client, *, url: str | None = None, token: str | None = None) -> Any:
@@ -60,10 +61,10 @@ async def dask_setup(scheduler: Any) -> None:
 
 
 def _from_environment(url: str | None, token: str | None) -> GroupCounts | None:
-    url = url or os.environ.get("DSTACKWEB_TASKS_URL")
-    token = token or os.environ.get("DSTACKWEB_TASKS_TOKEN")
+    url = url or os.environ.get(URL)
+    token = token or os.environ.get(TOKEN)
     if not url or not token:
-        log.debug("no DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN: this cluster's tasks are not reported")
+        log.debug("%s and %s are not set: this cluster's tasks are not reported", URL, TOKEN)
         return None
     return GroupCounts(url, token)
 
