@@ -344,10 +344,18 @@ LOGGING = {
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
     },
+    # Whoever is told to wait may ask often: that must not fill a disk.
+    "filters": {
+        "not_429": {
+            "()": "django.utils.log.CallbackFilter",
+            "callback": lambda record: getattr(record, "status_code", 0) != 429,
+        }
+    },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "django.request": {"filters": ["not_429"]},
         "django-q": {"level": "WARNING"},
         "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},

@@ -191,14 +191,17 @@ def test_a_run_that_tells_too_much_is_told_when_to_go_on(
 
 
 def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
+    monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
     nonsense = {"events": "x" * 100_000}
     assert commands.tell(nonsense).status_code == 422
     monkeypatch.setattr(tasks, "read", None)
+    assert "Unprocessable" in caplog.text
+    caplog.clear()
     answer = commands.tell(nonsense)
     assert answer.status_code == 429
+    assert not caplog.text  # which would fill a disk
     assert 9 <= int(answer["Retry-After"]) <= 10
 
 
