@@ -106,6 +106,7 @@ def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
     why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'
     assert why in page(client)
     assert why in page(client, f"{PAGE}prefix/?prefix=train")
+    assert why in page(client, f"{PAGE}group/?prefix=train&group=train-1")
     assert "prefix=train&amp;show=failures" in page(client, "runs/sweep/")
     assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
 
