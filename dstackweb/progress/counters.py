@@ -9,17 +9,15 @@ tasks are forgotten; should it come back, its own forgotten ones and durations b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
 from dstackweb.progress import bulk
+from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import FINISHED, SHOWN, TaskState
-
-MINUTE_MS = 60_000.0
 
 COUNTS = {
     **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
@@ -288,9 +286,9 @@ def _finished(prefix: _Prefix, delta: Delta) -> int:
 def _rate(row: _Prefix | Scope, finished: int, now_ms: int) -> None:
     """How fast its tasks finish: what it knew has faded since, and what finished now is added."""
     row.first_ms = row.first_ms or now_ms
-    age = max(0, now_ms - row.rated_ms) / MINUTE_MS
-    row.finished_1m = row.finished_1m * math.exp(-age) + finished
-    row.finished_10m = row.finished_10m * math.exp(-age / 10) + finished
+    age_ms = now_ms - row.rated_ms
+    row.finished_1m = decayed(row.finished_1m, age_ms, MINUTE_S) + finished
+    row.finished_10m = decayed(row.finished_10m, age_ms, TEN_MINUTES_S) + finished
     row.rated_ms = now_ms
 
 
