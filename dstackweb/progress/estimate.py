@@ -78,11 +78,16 @@ def rate(row: Rated, now_ms: int) -> Rate | None:
     )
 
 
-def left(remaining: int, rate: Rate | None) -> Left | None:
-    """How long so many tasks take at a rate. None when nothing remains, or the rate is not known."""
-    if remaining <= 0 or rate is None or rate.per_s <= 0:
+def left(remaining: int, rate: Rate | None, stuck: int = 0) -> Left | None:
+    """How long so many tasks take at a rate. None when nothing moves on, or the rate is not known.
+
+    `stuck` of them have nobody to run them: when these will finish, nobody can say.
+    """
+    moving = remaining - stuck
+    if moving <= 0 or rate is None or rate.per_s <= 0:
         return None
-    return Left(remaining / rate.per_s, remaining / rate.high, remaining / rate.low if rate.low > 0 else math.inf)
+    high = moving / rate.low if rate.low > 0 and not stuck else math.inf
+    return Left(moving / rate.per_s, moving / rate.high, high)
 
 
 def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, float, float, float]:

@@ -231,16 +231,17 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
     total, duration_n, duration_s, recent_s, version, changed_ms = row[_AT : _AT + 6]
     live = sum([row[place] for place in _OF_LIVE])
     speed = rate(_Rated(*row[_AT + 6 : _AT + 10]), now_ms) if now_ms is not None else None
+    counts = dict(zip(_ALL, row[3:_AT], strict=True))
     return Bar(
         id=pk,
         name=name,
-        counts=dict(zip(_ALL, row[3:_AT], strict=True)),
+        counts=counts,
         total=total,
         finished=sum([row[place] for place in _OF_FINISHED]),
         live=live,
         groups=number_of_groups,
         rate=speed,
-        left=left(live, speed),
+        left=left(live, speed, counts[TaskState.NO_WORKER]),
         mean_s=duration_s / duration_n if duration_n else None,
         recent_s=recent_s,
         version=version,

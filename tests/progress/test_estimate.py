@@ -103,6 +103,11 @@ def test_what_is_left_takes_as_long_as_the_rate_says() -> None:
     assert left(100, None) is None
 
 
+def test_tasks_that_nobody_can_run_have_no_end_in_sight() -> None:
+    assert left(100, Rate(2.0, 1.0, 4.0), stuck=40) == Left(30.0, 15.0, math.inf)
+    assert left(40, Rate(2.0, 1.0, 4.0), stuck=40) is None
+
+
 @given(st.lists(st.floats(0, 3000), min_size=1, max_size=40).map(sorted), st.floats(0, 2000), st.integers(1, 10**12))
 def test_ranges_hold_their_estimate(finishes_s: list[float], later_s: float, remaining: int) -> None:
     found = rate(row_of(finishes_s), round((finishes_s[-1] + later_s) * 1000))
