@@ -18,6 +18,7 @@ from django.db import connection, transaction
 @contextmanager
 def snapshot() -> Iterator[None]:
     """A transaction that only reads: all of one moment, however long it takes, and nobody waits for it."""
+    connection.ensure_connection()  # from then on it knows its mode
     of_sqlite: Any = connection if connection.vendor == "sqlite" else None
     mode = of_sqlite and of_sqlite.transaction_mode
     outermost = not connection.in_atomic_block
