@@ -467,7 +467,7 @@ class TestMachines:
         assert error_of(ec2.terminate_instances, InstanceIds=["i-00000000000000000"])[1] == "InvalidInstanceID.NotFound"
 
     def test_sigterm_gives_processes_time_to_end_well(self, cloud: Cloud) -> None:
-        (one,) = launch(cloud, "#!/bin/bash\ntrap 'echo well ended; exit' TERM\necho up\nsleep 300 & wait\n")
+        (one,) = launch(cloud, "#!/bin/bash\ntrap 'echo well ended; exit' TERM\nsleep 300 &\necho up\nwait\n")
         eventually(lambda: "up" in cloud.machine(one)["console"], 5)
         cloud.client("ec2").terminate_instances(InstanceIds=[one])
         eventually(lambda: state(cloud, one) == "terminated", 5)
