@@ -102,9 +102,14 @@ def _moves() -> Iterator[str]:
                 yield f"move {move.pk}: {move.user} changed run {run} of somebody else"
             if after > max(most, before):
                 yield f"move {move.pk}: {move.user} gave run {run} priority {after}"
-    for event in RunEvent.objects.filter(kind="priority").select_related("run__project"):
+    left = set()
+    for event in RunEvent.objects.filter(kind="priority").select_related("run__project").order_by("pk"):
         role = roles[event.run.project_id, event.actor_id or 0]
-        if role == "member" and event.data["to"] > max(event.run.project.member_max_priority, event.data["from"]):
+        left.add((event.run_id, event.actor_id, event.data["from"]))
+        # What a manager gave and a member took away, the member may give back by taking that back.
+        undone = (event.run_id, event.actor_id, event.data["to"]) in left
+        most = max(event.run.project.member_max_priority, event.data["from"])
+        if role == "member" and event.data["to"] > most and not undone:
             yield f"a member gave {event.run} priority {event.data['to']}"
 
 
