@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.sides import cpu
+from tests.servers import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from bench.sides import cpu  # noqa: E402
-from tests.servers import free_port  # noqa: E402
-
 LOOPS = {
     "a loop": "for number in range(N): work(number)",
     "track(range(N))": "for number in track(range(N), prefix='rows'): work(number)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import isclose
 
@@ -97,11 +97,11 @@ def _runs_by_name() -> Iterator[Difference]:
         if kept[key] != counted[key]:
             yield Difference(f"{key[3]} among runs called {key[2]!r}", kept[key], counted[key])
     timed = Run.objects.filter(status__in=by_prefix.TIMED, started_at__isnull=False, ended_at__isnull=False)
-    took: Counter[int] = Counter()
+    took: defaultdict[int, float] = defaultdict(float)
     number_of: Counter[int] = Counter()
     for project, started, ended in timed.values_list("project", "started_at", "ended_at").iterator():
         number_of[project] += 1
-        took[project] += by_prefix.took_s(started, ended) or 0  # type: ignore[assignment]
+        took[project] += by_prefix.took_s(started, ended) or 0.0
     for scope in Scope.objects.filter(run_id=0).select_related("project"):
         if scope.duration_n != number_of[scope.project_id]:
             yield Difference(f"timed {scope}", scope.duration_n, number_of[scope.project_id])

@@ -19,6 +19,9 @@ from dstackweb.web.pages import PageRequest
 from dstackweb.web.progress_bars import DRAWN, Line
 from dstackweb.web.progress_live import POLL_S
 
+ATTEMPTS = 8
+"""Of a run that was tried again, so many of the newest are offered."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -59,11 +62,12 @@ class Place:
 
     @property
     def attempts(self) -> list[tuple[int, str]]:
-        """The attempts of a run that was tried again, each with its address."""
+        """The newest attempts of a run that was tried again, each with its address."""
         if self.run is None or self.run.attempt < 2:
             return []
-        place = [Place(self.request, self.run, self.called, n) for n in range(1, self.run.attempt + 1)]
-        return [(one.attempt or 0, one.url()) for one in place[-8:]]
+        last = self.run.attempt
+        newest = range(max(1, last - ATTEMPTS + 1), last + 1)
+        return [(n, Place(self.request, self.run, self.called, n).url()) for n in newest]
 
     def ended(self, over: progress.Overview) -> bool:
         """Whether nothing can change in these counters any more."""

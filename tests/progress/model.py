@@ -50,7 +50,7 @@ def of_history(history: Sequence[Told]) -> list[Batch]:
             said.setdefault((reporter, f"counts {group}", seq), Count(group[0], group, seq, states))
             for group, seq, states in counted
         ]
-        made.append(Batch(reporter, tuple(mine), tuple(sums), (), ended))  # type: ignore[arg-type]
+        made.append(Batch(reporter, tuple(mine), tuple(sums), (), ended))
     return made
 
 

@@ -28,7 +28,7 @@ def scope_id(project: Project) -> int:
 
 def event(key: str, state: TaskState, seq: int, **more: object) -> Event:
     """An event of a task whose group is its key up to the last dash, and whose prefix is up to the first."""
-    return Event(key, state, seq, key.split("-")[0], key.rpartition("-")[0], **more)  # type: ignore[arg-type]
+    return Event(key, state, seq, key.split("-")[0], key.rpartition("-")[0], **more)
 
 
 def count(group: str, seq: int, duration_n: int = 0, duration_s: float = 0.0, **states: int) -> Count:

@@ -122,7 +122,7 @@ def follow(tmp_path: Path, output: bytes, server: Server) -> list[dict[str, Any]
     """What is told of some output, from its first byte to its last."""
     spool = tmp_path / "spool"
     spool.write_bytes(output)
-    TaskLines(server, str(spool), []).finish(5)  # type: ignore[arg-type]
+    TaskLines(server, str(spool), []).finish(5)
     return server.events
 
 
@@ -139,7 +139,7 @@ def test_lines_are_found_at_any_place_in_long_output(tmp_path: Path, monkeypatch
 def test_lines_are_found_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_lines, "EVERY_S", 0.001)
     spool, server = tmp_path / "spool", Server()
-    lines = TaskLines(server, str(spool), [])  # type: ignore[arg-type]
+    lines = TaskLines(server, str(spool), [])
     lines.start()
     with spool.open("wb", buffering=0) as output:
         for number in range(50):
@@ -185,7 +185,7 @@ def test_the_end_does_not_wait_for_a_server_that_is_busy(tmp_path: Path) -> None
     spool = tmp_path / "spool"
     spool.write_bytes(b"::task key=k state=done\n")
     server = Server(Unreachable("busy", 3600.0))
-    lines = TaskLines(server, str(spool), [])  # type: ignore[arg-type]
+    lines = TaskLines(server, str(spool), [])
     lines.finish(0.05)
     assert len(server.calls) == 1
 
@@ -203,7 +203,7 @@ def test_what_there_was_no_time_for_is_said(tmp_path: Path, monkeypatch: pytest.
                 answer.wait(10)
             return super().post(path, body)
 
-    TaskLines(Slow(), str(spool), []).finish(0.2)  # type: ignore[arg-type]
+    TaskLines(Slow(), str(spool), []).finish(0.2)
     answer.set()
     assert said == ["task lines from byte 24 of the output on could not be told in 0.2 s"]
 
