@@ -158,7 +158,7 @@ class GroupCounts(SchedulerPlugin):
         elif cause.traceback_text:
             message = f"{message}\n{cause.traceback_text}"
         prefix, group = self._ledger.name_of(task.group)
-        self._failures.append((fitting(str(task.key), KEY_MAX), prefix, group, message[:MESSAGE_MAX]))
+        self._failures.append((fitting(task.key, KEY_MAX), prefix, group, message[:MESSAGE_MAX]))
 
 
 class _Portable(SchedulerPlugin):

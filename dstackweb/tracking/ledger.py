@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+from dstackweb.tracking.entries import plain
+
 NAME_MAX = 200
 GROUPS_MAX = 100_000
 """Names of groups that are told by themselves; what comes later counts together, in one group of its prefix."""
@@ -38,7 +40,9 @@ class Group(Protocol):
     of the same name is another object."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> object:
+        """The first item of a tuple key, whatever it is; else text."""
+
     @property
     def prefix(self) -> Prefix: ...
     @property
@@ -145,9 +149,9 @@ class Ledger:
         return prefix, name
 
 
-def fitting(name: str, longest: int = NAME_MAX) -> str:
+def fitting(name: object, longest: int = NAME_MAX) -> str:
     """A name that the server can hold: no longer than it allows, different names still different, never empty."""
-    clean = name.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode() or "?"
+    clean = plain(name).replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode() or "?"
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"

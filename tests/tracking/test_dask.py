@@ -81,7 +81,8 @@ def test_what_tasks_are_is_what_the_scheduler_says(ear: Ear, cluster: LocalClust
     assert len(messages) == 6
     assert messages[str(failed[3].key)].startswith("ValueError('3 is odd')\n")
     assert "raise ValueError" in messages[str(failed[3].key)]
-    assert messages[str(blamed.key)].startswith(f"It needs {failed[1].key}, which failed: ValueError(")
+    causes = tuple(f"It needs {one.key}, which failed: ValueError(" for one in failed[1::2])
+    assert messages[str(blamed.key)].startswith(causes)
     counts = {count["group"]: count for body in ear.bodies for count in body["counts"]}
     assert counts["later"]["duration_n"] == 30
     assert 0 < counts["later"]["duration_s"] < 10
@@ -92,6 +93,18 @@ def test_what_tasks_are_is_what_the_scheduler_says(ear: Ear, cluster: LocalClust
     again = client.map(work, range(20))
     wait(again)
     same(ear, cluster, work={"memory": 20, "forgotten": 20})
+
+
+def test_keys_and_groups_need_not_be_text(ear: Ear, cluster: LocalCluster, client: Client) -> None:
+    watch(client, url=ear.url, token="t")
+    keys = [(1, 2), (("a", 1), 2), (2.5, 1), 7, 8.5, ("t", ("u", 1)), "x\ud800y", "n\0l"]
+    wait([client.submit(odd, number, key=key) for number, key in enumerate(keys)])
+    eventually(lambda: sum(sum(states.values()) for states in sums(ear).values()) == len(keys), deadline=20)
+    assert sums(ear)["Other"] == own(cluster.scheduler)["Other"]
+    groups = {count["group"] for body in ear.bodies for count in body["counts"]}
+    assert groups >= {"1", "('a', 1)", "2.5", "Other", "t"}
+    failed = {failure["key"] for body in ear.bodies for failure in body.get("failures", [])}
+    assert failed == {"(('a', 1), 2)", "7", "('t', ('u', 1))", "n\N{REPLACEMENT CHARACTER}l"}
 
 
 def test_watching_twice_counts_once_and_the_end_is_told(ear: Ear) -> None:
