@@ -111,7 +111,6 @@ class TaskGroup(Counts):
         indexes = [
             models.Index("prefix", "id", name="progress_group_page"),
             models.Index("prefix", "id", condition=Q(erred__gt=0), name="progress_group_erred"),
-            models.Index("prefix", "id", condition=Q(processing__gt=0), name="progress_group_processing"),
         ]
 
     def __str__(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -64,17 +66,27 @@ def test_nothing_is_no_statement(scope_id: int, django_assert_num_queries: objec
         assert bulk.find("t.id", "progress_task", "t.key = given.key", {"key": "text"}, []) == []
 
 
-def test_each_row_is_looked_up_by_the_whole_of_its_key(scope_id: int) -> None:
-    """Else a batch would read all tasks of a scope that has filled since PostgreSQL last looked at the table."""
-    plans: list[str] = []
+@contextmanager
+def plans() -> Iterator[list[str]]:
+    """How the database goes about the statements of this block."""
+    lines: list[str] = []
 
     def explained(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
         with connection.cursor() as cursor:
-            cursor.cursor.execute(f"EXPLAIN {'QUERY PLAN' if connection.vendor == 'sqlite' else ''} {sql}", parameters)
-            plans.extend(str(row[-1]) for row in cursor.fetchall())
+            cursor.cursor.execute(
+                f"EXPLAIN {'QUERY PLAN' if connection.vendor == 'sqlite' else ''} {sql}",
+                parameters[0] if many else parameters,
+            )
+            lines.extend(str(row[-1]) for row in cursor.fetchall())
         return execute(sql, parameters, many, context)
 
     with connection.execute_wrapper(explained):
+        yield lines
+
+
+def test_each_row_is_looked_up_by_the_whole_of_its_key(scope_id: int) -> None:
+    """Else a batch would read all tasks of a scope that has filled since PostgreSQL last looked at the table."""
+    with plans() as found:
         bulk.find(
             "t.id",
             "progress_task",
@@ -83,7 +95,19 @@ def test_each_row_is_looked_up_by_the_whole_of_its_key(scope_id: int) -> None:
             [("a",), ("b",)],
             scope_id,
         )
-    plan = "\n".join(plans)
+    plan = "\n".join(found)
     by_both = "scope_id=? AND key=?" if connection.vendor == "sqlite" else "Index Cond: ((scope_id = "
     assert by_both in plan, plan
     assert "Hash" not in plan, plan
+
+
+def test_each_row_that_changes_is_looked_up_however_many_do(scope_id: int) -> None:
+    """For a thousand changes PostgreSQL would else read tens of thousands of rows, rather than a thousand by index."""
+    bulk.insert("progress_task", ROW, [(scope_id, 1, 7, 1, f"key-{at}", 1, 0, 0) for at in range(5_000)])
+    ids = list(Task.objects.values_list("pk", flat=True)[:1_000])
+    with plans() as found:
+        bulk.update("progress_task", {"seq": "bigint"}, [(at, pk) for at, pk in enumerate(ids)])
+    plan = "\n".join(found)
+    by_id = "PRIMARY KEY (rowid=?)" if connection.vendor == "sqlite" else "Index Cond: (id = "
+    assert by_id in plan, plan
+    assert "Seq Scan" not in plan, plan
