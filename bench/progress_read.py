@@ -46,9 +46,11 @@ def measure(sizes: list[int]) -> None:
     django.setup()
     from django.core.management import call_command
 
+    from dstackweb.lib.process import collect_rarely
     from dstackweb.runs import services
     from tests.factories import join, make_project, make_run, make_user
 
+    collect_rarely()  # as the web server's processes do
     call_command("migrate", verbosity=0)
     call_command("createcachetable", verbosity=0)
     project = make_project("main")
@@ -181,6 +183,7 @@ def _reads(scope: Any, groups: int) -> None:
         "page's counters: totals and 23 prefixes": _timed(page),
         "50 groups of a prefix, the last ones": _timed(lambda: selectors.groups(prefix, after=last)),
         "its groups with failed tasks": _timed(lambda: selectors.groups(prefix, only="failed")),
+        "a search of its groups that finds none": _timed(lambda: selectors.groups(prefix, find="missing")),
         "GROUP BY over all tasks": _timed(by_tasks),
         "sums over all groups' counters": _timed(by_groups),
         "Dask today: counts kept in memory": _timed(today),

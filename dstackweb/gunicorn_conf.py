@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 from dstackweb import settings
-from dstackweb.lib.process import die_with_supervisor
+from dstackweb.lib.process import collect_rarely, die_with_supervisor
 
 die_with_supervisor()
-
-# Requests make many objects and hardly a cycle: to look for those every 700 objects was a sixth of a large one's time.
-gc.set_threshold(50_000, 10, 10)
+collect_rarely()
 
 bind = f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
 worker_class = "gthread"
