@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -79,7 +80,7 @@ class GroupCounts(SchedulerPlugin):
     idempotent = True
 
     def __init__(self, url: str, token: str) -> None:
-        self._to = (url, token)
+        self.to = (url, token)
         self.name = f"dstackweb-{hashlib.sha256(f'{url} {token}'.encode()).hexdigest()[:12]}"
         self._sender = Sender(url, token)
         self._ledger = Ledger()
@@ -89,7 +90,7 @@ class GroupCounts(SchedulerPlugin):
         self._ticking: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._to
+        return type(self), self.to
 
     async def start(self, scheduler: Any) -> None:
         """Tell the groups that are there, and go on with what moves."""
@@ -171,6 +172,22 @@ class _Portable(SchedulerPlugin):
     def __reduce__(self) -> tuple[Any, ...]:
         cloudpickle.register_pickle_by_value(dstackweb.tracking)
         try:
-            return cloudpickle.loads, (cloudpickle.dumps(self._plugin),)
+            return cloudpickle.loads, (cloudpickle.dumps(_Packed(self._plugin)),)
         finally:
             cloudpickle.unregister_pickle_by_value(dstackweb.tracking)
+
+
+class _Packed:
+    """A plugin and its code, which is looked at only where it is needed."""
+
+    def __init__(self, plugin: GroupCounts) -> None:
+        self._plugin = plugin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (cloudpickle.dumps(self._plugin), *self._plugin.to)
+
+
+def _unpacked(code: bytes, url: str, token: str) -> Any:
+    """The plugin, by the module where that is loaded: in the process that packed it, the code would overwrite it."""
+    module = sys.modules.get("dstackweb.tracking.dask")
+    return cloudpickle.loads(code) if module is None else module.GroupCounts(url, token)

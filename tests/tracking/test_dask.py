@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster, wait
 
+from dstackweb.tracking import sender
 from dstackweb.tracking.dask import watch
+from dstackweb.tracking.sender import Sender
 from tests.support import REPO, eventually
 from tests.tracking.ear import Ear
 
@@ -140,6 +142,11 @@ def test_a_server_that_is_slow_or_away_delays_no_task_and_hears_the_newest(
     watch(client, url=ear.url, token="t")
     wait(client.map(work, range(50)))
     same(ear, cluster)
+
+
+def test_watching_a_cluster_of_ones_own_process_leaves_its_modules_alone(ear: Ear, client: Client) -> None:
+    watch(client, url=ear.url, token="t")
+    assert Sender.event.__globals__ is vars(sender)
 
 
 def test_without_an_address_nothing_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
