@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from dstackweb.tracking.entries import Entry
 from dstackweb.tracking.journal import Journal, folder_of, left
@@ -79,7 +78,7 @@ def _made() -> Sender | None:
         if parent is None:
             return Sender(url, token, beside=_now_and_then(_tell_for_children))
         name = reporter_name()
-        sender = Sender(url, token, reporter=name, journal=_journal(folder_of(parent, token), name))
+        sender = Sender(url, token, reporter=name, journal=_journal(parent, token, name))
     except ValueError as error:
         log.warning("tasks are not reported: %s: %s", URL, error)
         return None
@@ -90,10 +89,10 @@ def _made() -> Sender | None:
     return sender
 
 
-def _journal(folder: Path, reporter: str) -> Journal | None:
+def _journal(parent: int, token: str, reporter: str) -> Journal | None:
     try:
-        return Journal(folder, reporter)
-    except OSError as error:
+        return Journal(folder_of(parent, token), reporter)
+    except OSError as error:  # a machine may have no temporary directory, too
         log.debug("what is reported last may be lost: %s", error)
         return None
 

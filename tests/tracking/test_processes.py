@@ -154,6 +154,30 @@ if __name__ == "__main__":
     assert ear.ended == ear.reporters  # so that the server releases what hung
 
 
+def test_without_a_temporary_directory_a_child_works_and_reports(ear: Ear, tmp_path: Path) -> None:
+    code = """
+import multiprocessing, tempfile
+from dstackweb.tracking import task
+
+def work():
+    with task("train-1"):
+        pass
+
+def nowhere():
+    raise FileNotFoundError("No usable temporary directory")
+
+if __name__ == "__main__":
+    tempfile.gettempdir = nowhere
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+    assert run(tmp_path, code, ear.env) == ""
+    assert ear.states() == {"train-1": "memory"}
+    assert ear.ended == ear.reporters
+
+
 def test_a_program_that_goes_on_tells_for_its_pool_meanwhile(ear: Ear, tmp_path: Path) -> None:
     code = """
 import multiprocessing, sys
