@@ -22,8 +22,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dstackweb.tracking
 from dstackweb.tracking.current import TOKEN, URL
-from dstackweb.tracking.entries import MESSAGE_MAX
-from dstackweb.tracking.ledger import Ledger, fitting
+from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, fitting
+from dstackweb.tracking.ledger import Ledger
 from dstackweb.tracking.sender import EXIT_S, Sender
 
 log = logging.getLogger("dstackweb.tracking")
@@ -39,7 +39,6 @@ BACKLOG_MAX = 10_000
 """While so many groups wait to be sent, no more are read: they stay marked, and are told as they are then."""
 FAILURES_MAX = 1_000
 """Messages of a tick; those of tasks that failed only because of another take half of them at most."""
-KEY_MAX = 300
 
 
 def watch(client: Client, *, url: str | None = None, token: str | None = None) -> Any:

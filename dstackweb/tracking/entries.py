@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MESSAGE_MAX = 2000
+KEY_MAX, NAME_MAX, MESSAGE_MAX = 300, 200, 2000
+"""Characters of a key, of a prefix or a group, and of a message, that the server takes."""
 
 Entry = tuple[str, Any, tuple[Any, ...]]
 """Which list of the request's body it belongs to, its key, and what was told."""
@@ -23,6 +25,14 @@ def plain(name: object) -> str:
     return str.__str__(name) if isinstance(name, str) else str(name)
 
 
+def fitting(name: object, longest: int = NAME_MAX) -> str:
+    """A name that the server can hold: no longer than it allows, different names still different, never empty."""
+    clean = _text(plain(name)) or "?"
+    if len(clean) <= longest:
+        return clean
+    return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"
+
+
 def _text(text: str) -> str:
     """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
     return text.encode(errors="replace").decode().replace("\0", "?")
@@ -31,11 +41,11 @@ def _text(text: str) -> str:
 def _event(
     key: str, state: str, seq: int, prefix: str | None, group: str | None, duration_s: float | None, message: str
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"key": _text(key), "state": state, "seq": seq}
-    if prefix is not None:
-        entry["prefix"] = _text(prefix)
-    if group is not None:
-        entry["group"] = _text(group)
+    entry: dict[str, Any] = {"key": fitting(key, KEY_MAX), "state": state, "seq": seq}
+    if prefix:
+        entry["prefix"] = fitting(prefix)
+    if group:
+        entry["group"] = fitting(group)
     if duration_s is not None:
         entry["duration_s"] = round(duration_s, 6)
     if message:
@@ -46,14 +56,14 @@ def _event(
 def _count(
     place: tuple[str, str], states: Mapping[str, int], seq: int, duration_n: int, duration_s: float
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"prefix": _text(place[0]), "group": _text(place[1]), "seq": seq, "states": states}
+    entry: dict[str, Any] = {"prefix": fitting(place[0]), "group": fitting(place[1]), "seq": seq, "states": states}
     if duration_n:
         entry["duration_n"], entry["duration_s"] = duration_n, round(duration_s, 6)
     return entry
 
 
 def _failure(key: str, prefix: str, group: str, seq: int, message: str) -> dict[str, Any]:
-    names = {"key": _text(key), "prefix": _text(prefix), "group": _text(group)}
+    names = {"key": fitting(key, KEY_MAX), "prefix": fitting(prefix), "group": fitting(group)}
     return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from dstackweb.tracking.entries import plain
+from dstackweb.tracking.entries import fitting
 
-NAME_MAX = 200
 GROUPS_MAX = 100_000
 """Names of groups that are told by themselves; what comes later counts together, in one group of its prefix."""
 PREFIXES_MAX = 1_900
@@ -147,14 +145,6 @@ class Ledger:
         if (prefix, name) not in self._sums and len(self._sums) >= self._groups_max:
             return prefix, FURTHER
         return prefix, name
-
-
-def fitting(name: object, longest: int = NAME_MAX) -> str:
-    """A name that the server can hold: no longer than it allows, different names still different, never empty."""
-    clean = plain(name).replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode() or "?"
-    if len(clean) <= longest:
-        return clean
-    return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"
 
 
 def _alive(states: Mapping[str, int]) -> bool:

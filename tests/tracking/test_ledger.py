@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.tracking.ledger import FURTHER, NAME_MAX, STATES, Ledger, fitting
+from dstackweb.tracking.ledger import FURTHER, STATES, Ledger
 
 
 class Prefix:
@@ -182,17 +182,3 @@ def test_a_group_that_is_gone_is_held_no_longer() -> None:
         scheduler.put(f"a-{i}-0", "forgotten")
         ledger.collect()
     assert not ledger._standing
-
-
-@given(st.lists(st.text(max_size=400), max_size=20))
-def test_names_fit_and_stay_apart(names: list[str]) -> None:
-    told = [fitting(name) for name in names]
-    assert all(0 < len(name) <= NAME_MAX and "\0" not in name for name in told)
-    plain = {name for name in names if name and "\0" not in name}
-    assert len({fitting(name) for name in plain}) == len(plain)
-
-
-def test_long_names_with_the_same_beginning_stay_apart() -> None:
-    first, second = fitting("x" * 300 + "1"), fitting("x" * 300 + "2")
-    assert first != second
-    assert len(first) == len(second) == NAME_MAX
