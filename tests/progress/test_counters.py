@@ -57,6 +57,14 @@ def test_missing_prefixes_and_groups_are_made(scope_id: int) -> None:
     assert list(TaskGroup.objects.filter(prefix=a).values_list("name", "total")) == [("a-1", 2), ("a-2", 1)]
 
 
+def test_rows_are_written_in_the_order_of_their_names(scope_id: int) -> None:
+    places = [(prefix, f"{prefix}-{number}") for prefix in "cab" for number in (2, 3, 1)]
+    shifted(scope_id, {place: states(waiting=1) for place in places})
+    made = TaskGroup.objects.order_by("pk").values_list("prefix__name", "name")
+    assert list(made) == sorted(places)
+    assert list(TaskPrefix.objects.order_by("pk").values_list("name", flat=True)) == ["a", "b", "c"]
+
+
 def test_only_what_changed_gets_the_new_version(scope_id: int) -> None:
     shifted(scope_id, {("a", "a-1"): states(waiting=2), ("b", "b"): states(waiting=1)})
     scope = shifted(scope_id, {("a", "a-1"): states(waiting=-1, memory=1), ("b", "b"): states()})
