@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from dstackweb.lib.errors import Invalid, TooLarge
@@ -76,7 +77,8 @@ def read(body: object, reporter: str, seq: int) -> Told:
         raise TooLarge(f"at most {ENTRIES_MAX:,} entries in one request", most=ENTRIES_MAX)
     default = _whole_seq(body, seq)
     refused: list[Refused] = []
-    events, of_events = _read("events", lists["events"], _event, default, refused)
+    event_of = partial(_event, placed={})
+    events, of_events = _read("events", lists["events"], event_of, default, refused)
     counts, of_counts = _read("counts", lists["counts"], _count, default, refused)
     failures, of_failures = _read("failures", lists["failures"], _failure, default, refused)
     ended_seq = None
@@ -104,14 +106,15 @@ def _read(
     return good, places
 
 
-def _event(entry: object, default: int) -> Event:
+def _event(entry: object, default: int, placed: dict[str, tuple[str, str]]) -> Event:
+    """`placed` has the prefix and group of tasks told of before in the request: where one was told of first, it stays."""
     told = _entry(entry, EVENT_FIELDS)
     key = _key(told)
     state = told.get("state")
     known = ALIASES.get(state) if type(state) is str else None
     if known is None:
         raise _Bad("unknown_state", f"{_quoted(state)} is no state; known are {', '.join(ALIASES)}")
-    prefix, group = _place(told, key)
+    prefix, group = placed.setdefault(key, _place(told, key))
     seconds = told.get("duration_s")
     return Event(
         key,

@@ -61,6 +61,22 @@ def test_prefix_and_group_are_as_told_else_by_the_key(names: dict[str, Any], pla
     assert (event(**names).prefix, event(**names).group) == place
 
 
+def test_a_task_stays_where_a_request_told_of_it_first() -> None:
+    first = {"key": "train-0.1-1", "state": "waiting", "group": "train-0.1"}
+    later = {"key": "train-0.1-1", "state": "running"}
+    named_late = {"key": "test-1", "state": "done", "prefix": "p"}
+    batch = told(events=[first, {"key": "test-1", "state": "running"}, later, named_late]).batch
+    assert [(one.prefix, one.group) for one in batch.events] == [
+        ("train", "train-0.1"), ("test", "test"), ("train", "train-0.1"), ("test", "test"),
+    ]  # fmt: skip
+
+
+def test_a_bad_name_is_refused_wherever_the_task_is() -> None:
+    first = {"key": "a", "state": "running"}
+    (refused,) = told(events=[first, {"key": "a", "state": "done", "group": 7}]).refused
+    assert (refused.index, refused.reason) == (1, "bad_name")
+
+
 @pytest.mark.parametrize("word", list(ALIASES))
 def test_states_go_by_dasks_words_and_by_peoples(word: str) -> None:
     assert event(state=word).state in CODES
