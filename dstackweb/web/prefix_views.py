@@ -19,7 +19,7 @@ from dstackweb.web.pages import PageRequest, project_page
 from dstackweb.web.progress_bars import Line
 from dstackweb.web.progress_live import Listing, answer, now_ms
 from dstackweb.web.progress_place import Place
-from dstackweb.web.progress_views import asked_page, bad_page
+from dstackweb.web.progress_views import asked_find, asked_page, bad_page
 
 PER_PAGE = 100
 
@@ -57,7 +57,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return _gone(request, error)
     shown = request.GET.get("show", "")
     shown = shown if shown in ("running", "failed") or (shown == "failures" and place.run) else ""
-    find, after = request.GET.get("q", "").strip(), asked_page(request)
+    find, after = asked_find(request), asked_page(request)
 
     def url(**query: str) -> str:
         return place.url("prefix", prefix=bar.name, **query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from django.http import HttpResponse
@@ -11,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid
 from dstackweb.progress import selectors as progress
+from dstackweb.progress.selectors import Overview
 from dstackweb.web.pages import PageRequest, project_page
 from dstackweb.web.progress_bars import Line
 from dstackweb.web.progress_live import Listing, answer, now_ms
@@ -21,6 +23,40 @@ PER_PAGE = 50
 ON_A_WALL = 40
 """Bars for a screen that nobody scrolls."""
 ORDERS = ("active", "failed", "name")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an address asks for: prefixes with `find` in their names, in which order and from where on.
+
+    `light` is the theme of a wall; all other pages have their reader's.
+    """
+
+    order: progress.Order
+    find: str
+    after: str | None
+    light: bool
+
+    @classmethod
+    def of(cls, request: PageRequest) -> Asked:
+        """Whatever an address says that is not known is left out."""
+        order = request.GET.get("order", "")
+        known = cast(progress.Order, order if order in ORDERS else "active")
+        return cls(known, asked_find(request), asked_page(request), request.GET.get("theme") == "light")
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Of the list's other pages and of its wall; what goes without saying is empty."""
+        return self.ordered(self.order)
+
+    def ordered(self, order: str) -> dict[str, str]:
+        """Of the same list in another order."""
+        return {"q": self.find, "order": "" if order == "active" else order}
+
+
+def asked_find(request: PageRequest) -> str:
+    """The part of names that is looked for."""
+    return request.GET.get("q", "").strip()
 
 
 def asked_page(request: PageRequest) -> str | None:
@@ -36,67 +72,60 @@ def bad_page() -> Invalid:
 @project_page()
 def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> HttpResponse:
     """All prefixes; also what polls of the page get. On a wall they are large, and nothing is around them."""
-    place, now = Place.of(request, run), now_ms()
-    over = place.overview(now)
-    order = request.GET.get("order", "")
-    order = order if order in ORDERS else "active"
-    find, after = request.GET.get("q", "").strip(), asked_page(request)
-    names = [f"progress/{'wall' if wall else 'overview'}{part}.html" for part in ("", "_body", "_update")]
-
-    theme = "light" if request.GET.get("theme") == "light" else "dark"
-    by = "" if order == "active" else order
+    place, asked, now = Place.of(request, run), Asked.of(request), now_ms()
+    page, body, update = (f"progress/{'wall' if wall else 'overview'}{part}.html" for part in ("", "_body", "_update"))
     if wall and not request.htmx:
         request.session.modified = True  # it lasts as long as somebody has the page open
+    over = place.overview(now)
+    if over is not None:
+        limit = ON_A_WALL if wall else PER_PAGE
+        return answer(request, page, body, update, over.bar, now, lambda: _listing(place, over, asked, now, limit))
+    if request.htmx:
+        return HttpResponse(status=204)
+    return render(request, page, {**_context(place, asked), "over": None})
 
-    def context() -> dict[str, Any]:
-        return {
-            **place.context(),
-            "theme": theme,
-            "theme_url": place.url("wall", q=find, order=by, theme="light" if theme == "dark" else ""),
-            "order": order,
-            "q": find,
-            "after": after,
-            "wall_url": place.url("wall", q=find, order=by),
-            "first_url": place.url(q=find, order=by),
-            "orders": [
-                (key, label, place.url("wall" if wall else "", q=find, order="" if key == "active" else key))
-                for key, label in (("active", _("Active first")), ("failed", _("Failed first")), ("name", _("By name")))
-            ],
-        }
 
-    def whole_page() -> dict[str, Any]:
-        if run or request.htmx:
-            return context()
-        version, lines = inside_of(request.project)
-        inside_url = reverse("web:progress-inside", args=[request.project.name])
-        return {**context(), "inside": lines, "inside_version": version, "inside_url": inside_url}
+def _listing(place: Place, over: Overview, asked: Asked, now: int, limit: int) -> Listing:
+    try:
+        bars, following = progress.prefixes(
+            over.scope_id, now, find=asked.find, order=asked.order, after=asked.after, limit=limit
+        )
+    except ValueError:
+        raise bad_page() from None
+    context = {
+        **_context(place, asked),
+        "over": over,
+        "whole": Line(over.bar, failures=place.url(**asked.ordered("failed"))),
+        "following": place.url(**asked.query, after=following or ""),
+        "has_following": following is not None,
+        "beyond": 0 if asked.find else max(0, over.prefixes - len(bars)),
+        "ended": place.ended(over),
+    }
+    return Listing([place.line(bar) for bar in bars], [bar.id for bar in bars], context)
 
-    if over is None:
-        if request.htmx:
-            return HttpResponse(status=204)
-        return render(request, names[0], {**whole_page(), "over": None})
-    whole = over
 
-    def listing() -> Listing:
-        try:
-            bars, following = progress.prefixes(
-                whole.scope_id,
-                now,
-                find=find,
-                order=cast(progress.Order, order),
-                after=after,
-                limit=ON_A_WALL if wall else PER_PAGE,
-            )
-        except ValueError:
-            raise bad_page() from None
-        more = {
-            "over": whole,
-            "whole": Line(whole.bar, failures=place.url(q=find, order="failed")),
-            "following": place.url(q=find, order=by, after=following or ""),
-            "beyond": 0 if find else max(0, whole.prefixes - len(bars)),
-            "has_following": following is not None,
-            "ended": place.ended(whole),
-        }
-        return Listing([place.line(bar) for bar in bars], [bar.id for bar in bars], {**whole_page(), **more})
+def _context(place: Place, asked: Asked) -> dict[str, Any]:
+    """What the page shows beside its counters."""
+    labels = (("active", _("Active first")), ("failed", _("Failed first")), ("name", _("By name")))
+    return {
+        **place.context(),
+        **_inside(place),
+        "theme": "light" if asked.light else "dark",
+        "theme_url": place.url("wall", **asked.query, theme="" if asked.light else "light"),
+        "order": asked.order,
+        "q": asked.find,
+        "after": asked.after,
+        "wall_url": place.url("wall", **asked.query),
+        "first_url": place.url(**asked.query),
+        "orders": [(order, label, place.url(**asked.ordered(order))) for order, label in labels],
+    }
 
-    return answer(request, names[0], names[1], names[2], whole.bar, now, listing)
+
+def _inside(place: Place) -> dict[str, Any]:
+    """The tasks inside a project's runs, for a page that is opened: afterwards it asks for them by themselves."""
+    if place.run or place.request.htmx:
+        return {}
+    project = place.request.project
+    version, lines = inside_of(project)
+    url = reverse("web:progress-inside", args=[project.name])
+    return {"inside": lines, "inside_version": version, "inside_url": url}
