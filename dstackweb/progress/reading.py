@@ -107,7 +107,7 @@ def _read(
 
 
 def _event(entry: object, default: int, placed: dict[str, tuple[str, str]]) -> Event:
-    """`placed` has the prefix and group of tasks told of before in the request: where one was told of first, it stays."""
+    """`placed`: where the tasks are that the request told of before. A task stays where it was told of first."""
     told = _entry(entry, EVENT_FIELDS)
     key = _key(told)
     state = told.get("state")
