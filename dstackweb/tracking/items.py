@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from operator import length_hint
@@ -28,10 +27,9 @@ def track(
     released when the loop is left early, and an item that the iterable could not give (it raised) has failed. Loops
     with one prefix and group are counted together, in one process and in several.
     """
-    sender = current()
-    if sender is None:
+    if current() is None:
         return iter(iterable)
-    return _walk(iterable, _Progress(_length(iterable, total)), sender, (plain(prefix), plain(group or prefix)))
+    return _walk(iterable, _Progress(_length(iterable, total)), (plain(prefix), plain(group or prefix)))
 
 
 def _length(iterable: Iterable[object], total: int | None) -> int:
@@ -53,7 +51,11 @@ class _Progress:
         self.seconds = 0.0
 
 
-def _walk(iterable: Iterable[T], progress: _Progress, sender: Sender, place: tuple[str, str]) -> Iterator[T]:
+def _walk(iterable: Iterable[T], progress: _Progress, place: tuple[str, str]) -> Iterator[T]:
+    sender = current()  # of the process that begins the loop
+    if sender is None:
+        yield from iterable
+        return
     pid, clock = os.getpid(), time.perf_counter
     tally = _tally(sender, place)
     tally.add(progress)
@@ -82,7 +84,8 @@ class _Tally:
 
     def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
         self._sender, self._place = sender, place
-        self._lock = threading.RLock()  # the garbage collector may end a loop while this thread holds it
+        # The sender's: the garbage collector may end a loop amid a report, and two locks would be taken in two orders.
+        self._lock = sender.lock
         self._live: list[_Progress] = []
         self._over = _Progress(0)
         self._told: Told | None = None
@@ -131,20 +134,12 @@ class _Tally:
 
 
 _tallies: dict[tuple[str, tuple[str, str]], _Tally] = {}
-_lock = threading.Lock()
 
 
 def _tally(sender: Sender, place: tuple[str, str]) -> _Tally:
-    with _lock:
+    with sender.lock:
         return _tallies.setdefault((sender.reporter, place), _Tally(sender, place))
 
 
-def _forked() -> None:
-    """A lock may be held by a thread that is not in the child."""
-    global _lock
-    _lock = threading.Lock()
-    _tallies.clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_tallies.clear)

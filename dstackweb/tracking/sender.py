@@ -74,7 +74,7 @@ class Sender:
         self._post = post or Post(url, token)
         self._interval_s, self._kept_max, self._batch = interval_s, kept_max, BATCH
         # Reentrant: a signal's handler, or what the garbage collector ends, may report while its thread reports.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._seq = 0
         self._events: dict[str, tuple[Any, ...]] = {}
         self._counts: dict[tuple[str, str], tuple[Any, ...]] = {}
@@ -113,7 +113,7 @@ class Sender:
         Prefix and group: the server finds them from the key where they are None. `duration_s`: what its processing
         took. Returns whether it was kept for sending.
         """
-        with self._lock:
+        with self.lock:
             seq = self._next_seq()
             if (key not in self._events and len(self._events) >= self._kept_max) or self._over:
                 self._dropped += 1
@@ -131,7 +131,7 @@ class Sender:
         `duration_n`, `duration_s`: how many of its tasks were timed so far, and their seconds in all. Returns whether
         it was kept for sending: if not, tell it again later, since counts are absolute.
         """
-        with self._lock:
+        with self.lock:
             seq = self._next_seq()
             if ((prefix, group) not in self._counts and len(self._counts) >= self._kept_max) or self._over:
                 return False
@@ -142,7 +142,7 @@ class Sender:
 
     def failure(self, key: str, prefix: str, group: str, message: str) -> bool:
         """A task failed that is counted by `count`. Returns whether it was kept for sending."""
-        with self._lock:
+        with self.lock:
             seq = self._next_seq()
             if (key not in self._failures and len(self._failures) >= self._kept_max) or self._over:
                 return False
@@ -153,7 +153,7 @@ class Sender:
 
     def ask(self, source: Source) -> None:
         """Call `source` before each sending, in the sender's thread, until it returns false."""
-        with self._lock:
+        with self.lock:
             self._sources[source] = None
         self._kept()
 
@@ -228,7 +228,7 @@ class Sender:
             self._calls.put(None)
 
     def _start(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._thread is not None:
                 return
             thread = threading.Thread(target=self._run, name="dstackweb-tracking", daemon=True)
@@ -279,16 +279,16 @@ class Sender:
 
     def _gather(self) -> None:
         """Ask the sources, and take all that is kept."""
-        with self._lock:
+        with self.lock:
             sources, self._sources = self._sources, {}
         for source in sources:
             if source():
-                with self._lock:
+                with self.lock:
                     self._sources[source] = None
         self._take()
 
     def _take(self) -> None:
-        with self._lock:
+        with self.lock:
             if self.journal is not None:
                 self.journal.turn()
             events, self._events = self._events, {}
@@ -371,7 +371,7 @@ class Sender:
     def _end(self) -> None:
         """Say that this reporter has ended, if it ever said anything, and what it could not say."""
         if self._told_anything and not self._over and not self._sending:
-            with self._lock:
+            with self.lock:
                 seq = self._next_seq()
             body = self._body([], seq=seq, ended=True)
             while (answer := self._ask(body)).verdict is Verdict.LATER:
@@ -383,6 +383,6 @@ class Sender:
             log.warning("%d tasks or groups were not reported", lost)
 
     def _forget(self) -> None:
-        with self._lock:
+        with self.lock:
             for kept in (self._events, self._counts, self._failures, self._sources, self._sending):
                 kept.clear()

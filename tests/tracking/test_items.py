@@ -6,10 +6,12 @@ import gc
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
-from dstackweb.tracking import current, flush, track
+from dstackweb.tracking import current, flush, items, track
+from dstackweb.tracking.sender import Sender
 from tests.tracking.ear import Ear
 
 
@@ -130,6 +132,54 @@ def test_a_loop_that_the_garbage_collector_ends_is_over(reporting: Ear) -> None:
     del walk, cycle
     gc.collect()
     assert counts(reporting) == {"released": 3}
+
+
+def test_a_loop_that_ends_amid_another_threads_report_locks_nobody_out(
+    reporting: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when the garbage collector ends it there."""
+    walk = track(range(3))
+    next(walk)
+    sender = current.current()
+    assert sender is not None
+    telling, reporter, count = threading.Event(), threading.Event(), sender.count
+
+    def counting(*told: Any) -> bool:
+        telling.set()
+        reporter.wait(0.2)  # has the lock meanwhile, where it can
+        return count(*told)
+
+    def report() -> None:
+        telling.wait(5)
+        with sender.lock:
+            reporter.set()
+            walk.close()  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(sender, "count", counting)
+    one = threading.Thread(target=report, daemon=True)
+    one.start()
+    one.join(5)
+    assert not one.is_alive()
+    assert counts(reporting) == {"released": 3}
+
+
+def test_who_begins_a_loop_while_another_begins_does_not_lock_itself_out(
+    reporting: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = items._Tally
+
+    class Interrupted(tally):
+        def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
+            super().__init__(sender, place)
+            monkeypatch.setattr(items, "_Tally", tally)
+            list(track(range(2), prefix="inner"))
+
+    monkeypatch.setattr(items, "_Tally", Interrupted)
+    one = threading.Thread(target=lambda: list(track(range(3))), daemon=True)
+    one.start()
+    one.join(5)
+    assert not one.is_alive()
+    assert (counts(reporting), counts(reporting, "inner")) == ({"memory": 3}, {"memory": 2})
 
 
 def test_a_loop_that_was_never_begun_is_not_told(reporting: Ear) -> None:

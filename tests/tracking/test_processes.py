@@ -228,6 +228,24 @@ for item in track(range(3)):
     assert len(ear.ended) == len(ear.reporters) == 4
 
 
+def test_a_loop_that_a_forks_child_begins_is_the_childs(ear: Ear, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from dstackweb.tracking import flush, task, track
+with task("before"):
+    flush()
+loop = track(range(3))
+pid = os.fork()
+if pid == 0:
+    assert list(loop) == [0, 1, 2]
+    sys.exit(7)
+assert os.waitpid(pid, 0)[1] == 7 << 8
+"""
+    assert run(tmp_path, code, ear.env) == ""
+    assert ear.counts("items") == {"memory": 3}
+    assert len(ear.ended) == len(ear.reporters) == 2
+
+
 def test_threads_that_fork_while_others_report_do_not_hang(ear: Ear, tmp_path: Path) -> None:
     code = """
 import os, threading

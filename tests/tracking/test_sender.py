@@ -51,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_task_only_the_newest_state_is_sent() -> None:
     post = Post()
     sender = sending(post)
-    with sender._lock:  # so that nothing is sent between
+    with sender.lock:  # so that nothing is sent between
         sender.event("train-1", "waiting")
         sender.event("train-1", "processing")
         sender.event("train-1", "memory", duration_s=1.5)
@@ -66,7 +66,7 @@ def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypat
     monkeypatch.setattr(module.time, "time_ns", lambda: next(moments))
     post = Post()
     sender = sending(post)
-    with sender._lock:
+    with sender.lock:
         for number in range(4):
             sender.event(f"a-{number}", "waiting")
     assert sender.flush()
@@ -77,7 +77,7 @@ def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypat
 def test_a_request_has_a_thousand_entries_at_most() -> None:
     post = Post()
     sender = sending(post)
-    with sender._lock:
+    with sender.lock:
         for number in range(2500):
             sender.event(f"a-{number}", "waiting")
     assert sender.flush()
@@ -88,7 +88,7 @@ def test_a_request_has_a_thousand_entries_at_most() -> None:
 def test_a_request_that_would_be_too_large_is_split() -> None:
     post = Post()
     sender = sending(post)
-    with sender._lock:
+    with sender.lock:
         for number in range(1000):
             sender.event(f"a-{number}", "erred", message="x" * 2000)
     assert sender.flush()
@@ -100,7 +100,7 @@ def test_a_request_that_would_be_too_large_is_split() -> None:
 def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> None:
     post = Post(*[Answer(Verdict.SPLIT)] * 2)
     sender = sending(post)
-    with sender._lock:
+    with sender.lock:
         for number in range(100):
             sender.event(f"a-{number}", "erred", message="x" * 1000)
     assert sender.flush()
@@ -113,7 +113,7 @@ def test_what_is_small_and_yet_too_large_is_given_up_as_a_whole(caplog: pytest.L
     """As when a run has too many reporters: halving it would only ask a thousand times."""
     post = Post(Answer(Verdict.SPLIT, detail="413 too many reporters"))
     sender = sending(post)
-    with sender._lock:
+    with sender.lock:
         for number in range(100):
             sender.event(f"a-{number}", "waiting")
     assert sender.flush()
@@ -183,7 +183,7 @@ def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pyt
 def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     post = Post()
     sender = sending(post, kept_max=3)
-    with sender._lock:
+    with sender.lock:
         kept = [sender.event(f"a-{number}", "waiting") for number in range(5)]
         assert sender.event("a-0", "memory")  # known keys are taken on
         counted = [sender.count("a", f"a-{number}", {"memory": 1}) for number in range(5)]
