@@ -134,12 +134,9 @@ class _Tally:
 
 
 _tallies: dict[tuple[str, tuple[str, str]], _Tally] = {}
+"""By reporter and place: a fork's child finds none of its parent's."""
 
 
 def _tally(sender: Sender, place: tuple[str, str]) -> _Tally:
     with sender.lock:
         return _tallies.setdefault((sender.reporter, place), _Tally(sender, place))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tallies.clear)

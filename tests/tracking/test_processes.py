@@ -228,6 +228,34 @@ for item in track(range(3)):
     assert len(ear.ended) == len(ear.reporters) == 4
 
 
+def test_a_child_that_was_forked_amid_a_report_leaves_block_and_loop_at_once(ear: Ear, tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, threading
+from dstackweb.tracking import current, task, track
+held, over = threading.Event(), threading.Event()
+def report():
+    with current.current().lock:
+        held.set()
+        over.wait()
+loop = track(range(3))
+next(loop)
+with task("outer-1"):
+    threading.Thread(target=report).start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        loop.close()
+        sys.exit(7)
+    over.set()
+    assert os.waitpid(pid, 0)[1] == 7 << 8
+list(loop)
+"""
+    assert run(tmp_path, code, ear.env) == ""
+    assert ear.states() == {"outer-1": "memory"}
+    assert ear.counts("items") == {"memory": 3}
+
+
 def test_a_loop_that_a_forks_child_begins_is_the_childs(ear: Ear, tmp_path: Path) -> None:
     code = """
 import os, sys
@@ -340,8 +368,9 @@ print(time.monotonic() - began)
 
 def test_an_interrupted_program_tells_its_end(ear: Ear, tmp_path: Path) -> None:
     code = """
-import time
+import signal, time
 from dstackweb.tracking import task
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs in the background ignore
 with task("a-1"):
     time.sleep(600)
 """
