@@ -119,12 +119,13 @@ class GroupCounts(SchedulerPlugin):
 
     async def _tick(self) -> None:
         try:
-            while not self._sender.over and self._scheduler.plugins.get(self.name, self) is self:
+            while not self._sender.over and self._scheduler.plugins.get(self.name) is self:
                 began = time.thread_time()
                 self._look_over()
                 if self._sender.backlog < BACKLOG_MAX:
                     self._tell(GROUPS_A_TICK)
                 await asyncio.sleep(min(max(TICK_S, (time.thread_time() - began) / SHARE), TICK_MAX_S))
+            self._tell(None)  # it was unregistered, of which a plugin is told nothing
         except Exception:  # a bug here must not reach the cluster
             log.warning("reporting the cluster's tasks ended by an error", exc_info=True)
         if self._scheduler.plugins.get(self.name) is self:

@@ -125,6 +125,16 @@ def test_watching_twice_counts_once_and_the_end_is_told(ear: Ear) -> None:
     assert len(ear.reporters) == 1
 
 
+def test_who_takes_the_plugin_away_again_ends_the_reporter(ear: Ear, cluster: LocalCluster, client: Client) -> None:
+    watch(client, url=ear.url, token="t")
+    done = client.map(work, range(10))
+    wait(done)
+    name = next(name for name in cluster.scheduler.plugins if name.startswith("dstackweb-"))
+    client.unregister_scheduler_plugin(name)
+    eventually(lambda: ear.ended == ear.reporters and len(ear.reporters) == 1)
+    assert sums(ear) == {"work": {"memory": 10}}
+
+
 def test_an_attempt_that_is_over_is_told_nothing_and_the_scheduler_is_left_alone(
     ear: Ear, cluster: LocalCluster, client: Client
 ) -> None:
