@@ -29,9 +29,7 @@ def test_the_same_batches_in_any_order_and_number_give_the_same_counters(
 ) -> None:
     told = of_history(history)
     wanted = modelled(told)
-    for run_id, order in enumerate(
-        (told, [*told, *told], seed.sample(told, len(told)), seed.sample([*told, *told], 2 * len(told))), 1
-    ):
+    for run_id, order in enumerate((told, seed.sample([*told, *told], 2 * len(told))), 1):
         with transaction.atomic():
             scope_id = scope_of(project.pk, run_id, 1)
             for batch in order:

@@ -323,8 +323,9 @@ with task("a-1"):
 
 def test_a_server_that_is_away_is_one_warning_and_a_short_wait(tmp_path: Path) -> None:
     code = """
-import time
-from dstackweb.tracking import task, track
+import atexit
+from dstackweb.tracking import current, task, track
+atexit.register(current.close, 1)
 for item in track(range(1000)):
     with task(f"step-{item}"):
         pass
