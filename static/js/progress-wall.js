@@ -8,6 +8,8 @@ function fit() {
   if (!rows) return;
   const more = document.querySelector("[data-wall-more]");
   for (const row of rows.rows) row.hidden = false;
+  more.hidden = false;
+  more.textContent = more.dataset.wallMore; // it takes up room, too
   const bottom = innerHeight - more.offsetHeight - 8;
   const beyond = [...rows.rows].filter((row) => row.getBoundingClientRect().bottom > bottom);
   for (const row of beyond) row.hidden = true;

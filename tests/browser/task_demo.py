@@ -18,6 +18,7 @@ GROUPS = 120
 WORK: dict[str, dict[TaskState, int]] = {
     "train-baseline": {S.MEMORY: 41_210, S.ERRED: 12, S.PROCESSING: 640, S.QUEUED: 8_138},
     "evaluate-checkpoint": {S.MEMORY: 3_120, S.PROCESSING: 64, S.QUEUED: 800, S.NO_WORKER: 16},
+    "shuffle": {S.MEMORY: 1_700, S.ERRED: 12, S.PROCESSING: 300, S.QUEUED: 1_280, S.WAITING: 20_000},
     "tokenize-shard": {S.MEMORY: 8_000, S.FORGOTTEN: 4_000},
     "sweep-lr": {S.MEMORY: 210, S.ERRED: 41, S.PROCESSING: 11, S.QUEUED: 138},
     "export-onnx": {S.NO_WORKER: 40},
@@ -25,7 +26,6 @@ WORK: dict[str, dict[TaskState, int]] = {
     "getitem": {S.FORGOTTEN: 6_000, S.RELEASED: 1_200, S.MEMORY: 300},
     "report": {S.WAITING: 1},
     "read-parquet": {S.MEMORY: 512},
-    "shuffle": {S.MEMORY: 1_700, S.PROCESSING: 300, S.WAITING: 2_000},
     "reindex": {S.RELEASED: 250, S.ERRED: 6},
 }
 MESSAGE = """RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity)
@@ -38,11 +38,13 @@ def fill(run: Run) -> None:
     scope = counters.scope_of(run.project_id, run.pk, 1)
     now = time.time_ns() // 1_000_000
     chance = random.Random(7)
+    late = {prefix: states.get(S.MEMORY, 0) // 8 for prefix, states in WORK.items() if S.PROCESSING in states}
     for prefix, states in WORK.items():
-        late = states.get(S.MEMORY, 0) // 8 if S.PROCESSING in states else 0
-        before = states | {S.MEMORY: states.get(S.MEMORY, 0) - late, S.PROCESSING: states.get(S.PROCESSING, 0) + late}
+        then = late.get(prefix, 0)
+        before = states | {S.MEMORY: states.get(S.MEMORY, 0) - then, S.PROCESSING: states.get(S.PROCESSING, 0) + then}
         shift(scope, {(prefix, f"{prefix}-{n}"): one for n, one in enumerate(_groups(before, chance))}, now - 300_000)
-        each, rest = divmod(late, GROUPS)
+    for prefix, finished in late.items():
+        each, rest = divmod(finished, GROUPS)
         lately = {(prefix, f"{prefix}-{n}"): each + (n < rest) for n in range(GROUPS)}
         moved = {place: Delta({S.MEMORY: n, S.PROCESSING: -n}) for place, n in lately.items() if n}
         shift(scope, moved, now - 20_000)

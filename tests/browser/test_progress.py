@@ -89,7 +89,7 @@ def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, n
     expect(tip).to_be_hidden()
     page.get_by_role("link", name="sweep-lr").focus()
     page.keyboard.press("Shift+Tab")
-    expect(tip).to_contain_text("evaluate-checkpoint")
+    expect(tip).to_contain_text("shuffle")
 
 
 def test_a_server_that_was_away_is_told_of_and_caught_up_with(
@@ -116,18 +116,31 @@ def test_a_wall_counts_what_does_not_fit_and_opens_anew_after_the_server_was_awa
     page.evaluate("window.same = true")
     seen = page.locator("[data-wall-rows] tr:visible").count()
     assert 0 < seen < len(task_demo.WORK)
-    expect(page.locator("[data-wall-more]")).to_have_text(f"and {len(task_demo.WORK) - seen} more")
+    more = page.locator("[data-wall-more]")
+    expect(more).to_have_text(f"and {len(task_demo.WORK) - seen} more")
     task_demo.shift(scope, {("train-baseline", "train-baseline-1"): Delta({S.QUEUED: -1, S.MEMORY: 1})})
     expect(page.locator("tr", has_text="train-baseline")).to_contain_text("41,223")
     assert page.locator("[data-wall-rows] tr:visible").count() == seen
     page.set_viewport_size({"width": 1280, "height": 1600})
-    expect(page.locator("[data-wall-more]")).to_be_hidden()
+    expect(more).to_be_hidden()
     page.context.set_offline(True)
     expect(page.locator("[data-live]")).to_have_attribute("data-state", "lost")
     page.context.set_offline(False)
     page.wait_for_function("() => !window.same", timeout=15_000)
     expect(page.locator("tr", has_text="train-baseline")).to_contain_text("41,223")
     complaints.remove_failed_loads()
+
+
+def test_what_does_not_fit_a_wall_is_counted_below_the_last_row(live_server, new_page: Callable[..., Page]) -> None:
+    progress_demo.build()
+    page = new_page(viewport={"width": 1280, "height": 480})
+    opened(page, live_server.url, f"{RUN}wall/")
+    last, more = page.locator("[data-wall-rows] tr:visible").last, page.locator("[data-wall-more]")
+    bottom = "row => row.getBoundingClientRect().bottom"
+    page.set_viewport_size({"width": 1280, "height": int(last.evaluate(bottom)) + 10})
+    page.reload()
+    expect(more).to_be_visible()
+    assert last.evaluate(bottom) <= more.evaluate("it => it.getBoundingClientRect().top")
 
 
 @pytest.mark.slow
