@@ -88,7 +88,8 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
     def groups() -> Listing:
         only = cast(progress.Only, shown)
         found, following = progress.groups(bar.id, only=only, find=find, after=after, limit=PER_PAGE)
-        lines = [Line(one, bar.name, _group_url(place, bar.name, one.name)) for one in found]
+        said = place.line(bar).failures if place.run else ""
+        lines = [Line(one, bar.name, _group_url(place, bar.name, one.name), failures=said) for one in found]
         return Listing(lines, [one.id for one in found], context(following))
 
     return answer(

@@ -172,37 +172,45 @@ class Line:
 
     @property
     def about(self) -> str:
-        """The most likely time left, without its range."""
-        return words.about(self.bar.left) if self.bar.left else self.left
+        """The most likely time left, without its range; where some have nobody to run them, the least."""
+        return words.about(self.bar.left) if self.bar.left and not self._is_the_least else self.left
 
     @property
     def spread(self) -> str:
         """The range of it."""
-        return words.spread(self.bar.left)
+        return "" if self._is_the_least else words.spread(self.bar.left)
+
+    @property
+    def _is_the_least(self) -> bool:
+        return self.bar.counts[TaskState.NO_WORKER] > 0
 
     @property
     def ended_well(self) -> bool:
-        """Whether there is something, and all of it is done."""
-        return 0 < self._done == self.bar.total
-
-    @property
-    def failed(self) -> str:
-        """How many have failed, where any has."""
-        return words.count(self.bar.counts[TaskState.ERRED]) if self.bar.counts[TaskState.ERRED] else ""
-
-    @property
-    def released(self) -> str:
-        """How many are released, where any is."""
-        return words.count(self.bar.counts[TaskState.RELEASED]) if self.bar.counts[TaskState.RELEASED] else ""
+        """Whether there is something, and all of it is done: of what is forgotten nobody knows."""
+        return 0 < self.bar.counts[TaskState.MEMORY] == self.bar.total
 
     @property
     def done(self) -> str:
         """How many are done."""
-        return words.count(self._done)
+        return words.count(self.bar.counts[TaskState.MEMORY])
 
     @property
-    def _done(self) -> int:
-        return self.bar.counts[TaskState.MEMORY] + self.bar.counts[TaskState.FORGOTTEN]
+    def failed(self) -> str:
+        """How many have failed, where any has."""
+        return self._any(TaskState.ERRED)
+
+    @property
+    def forgotten(self) -> str:
+        """How many are forgotten, where any is."""
+        return self._any(TaskState.FORGOTTEN)
+
+    @property
+    def released(self) -> str:
+        """How many are released, where any is."""
+        return self._any(TaskState.RELEASED)
+
+    def _any(self, state: TaskState) -> str:
+        return words.count(self.bar.counts[state]) if self.bar.counts[state] else ""
 
     @property
     def percent(self) -> str:

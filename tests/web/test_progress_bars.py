@@ -108,12 +108,17 @@ def test_beside_a_wide_range_the_one_number_is_rough() -> None:
     assert Line(bar(left=Left(509, 480, 530), memory=3, queued=5)).about == "≈ 8 min 29"
 
 
+def test_beside_what_nobody_can_run_only_the_least_is_told() -> None:
+    line = Line(bar(left=Left(300, 290, math.inf), memory=3, queued=5, no_worker=1))
+    assert (line.left, line.about, line.spread) == ("over 5 min", "over 5 min", "")
+
+
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
         ({}, "–"),
         ({"memory": 3}, "done"),
-        ({"forgotten": 3}, "done"),
+        ({"forgotten": 3}, "finished"),
         ({"memory": 3, "erred": 1}, "finished"),
         ({"memory": 3, "released": 1}, "finished"),
         ({"released": 3}, "finished"),

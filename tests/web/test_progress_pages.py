@@ -20,7 +20,7 @@ from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
-from dstackweb.web import progress_live
+from dstackweb.web import prefix_views, progress_live, progress_parts, progress_views
 from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
@@ -36,8 +36,8 @@ PAGE = "runs/sweep/progress/"
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """The pages' clock, which tests move on by milliseconds."""
     at = [NOW_MS]
-    for module in ("progress_live", "progress_views", "prefix_views", "progress_parts"):
-        monkeypatch.setattr(f"dstackweb.web.{module}.now_ms", lambda: at[0])
+    for module in (progress_live, progress_views, prefix_views, progress_parts):
+        monkeypatch.setattr(module, "now_ms", lambda: at[0])
 
     def later(ms: int) -> None:
         at[0] += ms
@@ -109,6 +109,13 @@ def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
     assert why in page(client, f"{PAGE}group/?prefix=train&group=train-1")
     assert "prefix=train&amp;show=failures" in page(client, "runs/sweep/")
     assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
+
+
+def test_what_is_forgotten_is_not_said_to_be_done(client: Client, scope: int) -> None:
+    tell(scope, gone={S.FORGOTTEN: 5})
+    text = page(client)
+    assert "0 done" in text
+    assert "5 forgotten" in text
 
 
 def test_a_poll_of_what_did_not_change_gets_nothing(client: Client, scope: int) -> None:
@@ -318,6 +325,7 @@ def test_a_prefix_shows_its_groups(client: Client, scope: int) -> None:
     assert rows(text) == ["train-1", "train-2", "train-3", "train-4"]
     assert "2.0 s" in text
     assert rows(page(client, f"{path}&show=failed")) == ["train-3"]
+    assert '/progress/prefix/?prefix=train&amp;show=failures">1\xa0failed</a>' in page(client, f"{path}&show=failed")
     assert rows(page(client, f"{path}&show=running")) == ["train-1"]
     assert rows(page(client, f"{path}&q=-2")) == ["train-2"]
     tell(scope, train={S.PROCESSING: -1, S.MEMORY: 1})
