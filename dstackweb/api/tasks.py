@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest
+from django.http import HttpRequest, UnreadablePostError
 from ninja import Path, Router
 from ninja.security import HttpBearer
 
@@ -94,6 +94,8 @@ def _body(request: HttpRequest) -> bytes:
         return request.body
     except RequestDataTooBig:
         raise TooLarge(f"at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB in one request") from None
+    except UnreadablePostError:  # who told it is gone
+        raise Invalid("the body ended early") from None
 
 
 def _json(raw: bytes) -> object:

@@ -170,6 +170,19 @@ def test_what_is_no_json_is_refused(api: Api, run: Run) -> None:
         assert answer.status_code == 422, raw[:20]
 
 
+def test_who_is_killed_amid_a_request_is_no_error_of_the_servers(api: Api, run: Run) -> None:
+    class Cut:
+        def read(self, *_size: int) -> bytes:
+            raise ConnectionResetError
+
+        readline = read
+
+    more: dict[str, Any] = {"wsgi.input": Cut(), "headers": api.headers}
+    answer = api.client.generic("POST", "/api/v1/projects/main/runs/search/tasks", b"{}", "application/json", **more)
+    assert answer.status_code == 422
+    assert not Scope.objects.filter(run_id=run.pk).exists()
+
+
 def test_too_much_at_once_is_refused_with_what_may_be(run: Run, commands: Commands) -> None:
     many = commands.tell({"events": [{"key": "a", "state": "done"}] * 5001})
     assert (many.status_code, many.json()["most"]) == (413, 5000)
