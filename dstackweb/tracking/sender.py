@@ -170,6 +170,8 @@ class Sender:
     def flush(self, timeout_s: float = EXIT_S) -> bool:
         """Send all now; whether all had been delivered within `timeout_s`."""
         with self._delivered:
+            if self._over:
+                return self._complete
             if self._thread is None:
                 return not self.backlog
             self._asked += 1

@@ -209,6 +209,16 @@ def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept() -> None:
     assert len(post.asked) == 1
 
 
+def test_nobody_waits_for_what_is_over() -> None:
+    post = Post(Answer(Verdict.OVER, detail="409 the attempt is over"))
+    sender = sending(post)
+    sender.event("a-1", "memory")
+    assert not sender.flush()
+    began = time.monotonic()
+    assert not sender.flush()
+    assert time.monotonic() - began < 1
+
+
 def test_what_the_server_refuses_for_good_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     refusal = Answer(Verdict.TAKEN, detail="a-1: unknown state", refused=1)
     post = Post(refusal, refusal, Answer(Verdict.LOST, detail="422 no"))
