@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -140,8 +141,19 @@ def _each_call(function: Callable[..., Any], name: str, prefix: str, group: str 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
             with one():
-                async for item in function(*args, **kwargs):
-                    yield item
+                items = function(*args, **kwargs)
+                with contextlib.suppress(StopAsyncIteration):  # what `yield from` does for other generators
+                    item = await items.asend(None)
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:
+                            await items.aclose()
+                            raise
+                        except BaseException as error:
+                            item = await items.athrow(error)
+                        else:
+                            item = await items.asend(sent)
 
         return awaiting
     if inspect.isgeneratorfunction(function):

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
@@ -218,6 +218,32 @@ def test_coroutines_and_asynchronous_generators_are_tasks(reporting: Ear) -> Non
         "block-1": ["memory"],
         "hang-1": ["released"],
     }
+
+
+def test_an_asynchronous_generator_is_sent_to_thrown_into_and_closed_as_if_it_were_bare(reporting: Ear) -> None:
+    said: list[object] = []
+
+    @task
+    async def serve() -> AsyncGenerator[int, object]:
+        try:
+            while True:
+                try:
+                    said.append((yield len(said)))
+                except KeyError:
+                    said.append("thrown")
+        finally:
+            await asyncio.sleep(0)
+            said.append("closed")
+
+    async def main() -> list[object]:
+        items = serve()
+        got = [await items.asend(None), await items.asend("sent"), await items.athrow(KeyError())]
+        await items.aclose()
+        return [*got, *said]
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(asyncio.run, main()).result() == [0, 1, 2, "sent", "thrown", "closed"]
+    assert list(states(reporting).values()) == ["released"]
 
 
 def test_tasks_to_come_wait(reporting: Ear) -> None:
