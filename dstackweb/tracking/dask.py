@@ -30,9 +30,10 @@ log = logging.getLogger("dstackweb.tracking")
 
 TICK_S = 0.5
 TICK_MAX_S = 5.0
-SHARE = 0.01
-"""Of the scheduler's loop, for reading what is marked: a longer tick is followed by a longer pause."""
-GROUPS_A_TICK = 1_000
+SHARE = 0.005
+"""Of a busy scheduler's loop, for reading what is marked: a longer tick is followed by a longer pause. Sending it takes
+the sender's thread about as much again, and marking it the loop."""
+GROUPS_A_TICK = 500
 """Marked groups that one tick reads: some milliseconds. The others wait for the next."""
 LOOKED_OVER_A_TICK = 500
 BACKLOG_MAX = 10_000
@@ -118,13 +119,16 @@ class GroupCounts(SchedulerPlugin):
             await self._end()
 
     async def _tick(self) -> None:
+        moved = 0
         try:
             while not self._sender.over and self._scheduler.plugins.get(self.name) is self:
                 began = time.thread_time()
                 self._look_over()
                 if self._sender.backlog < BACKLOG_MAX:
                     self._tell(GROUPS_A_TICK)
-                await asyncio.sleep(min(max(TICK_S, (time.thread_time() - began) / SHARE), TICK_MAX_S))
+                pause_s = min(max(TICK_S, (time.thread_time() - began) / SHARE), TICK_MAX_S)
+                before, moved = moved, self._scheduler.transition_counter
+                await asyncio.sleep(TICK_S if moved == before else pause_s)  # a scheduler at rest has time
             self._tell(None)  # it was unregistered, of which a plugin is told nothing
         except Exception:  # a bug here must not reach the cluster
             log.warning("reporting the cluster's tasks ended by an error", exc_info=True)
