@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -198,6 +198,18 @@ def failures(
     )
     rows = [Failed(*row) for row in found[:limit]]
     return rows, _next(found, limit, lambda: (rows[-1].at_ms, rows[-1].id))
+
+
+def with_failures(prefixes: Collection[int]) -> set[int]:
+    """Which of these prefixes, by id, have tasks that failed and are remembered, though they may be forgotten."""
+    if not prefixes:
+        return set()
+    found = sql.rows(
+        f"SELECT prefix.id FROM progress_taskprefix prefix WHERE prefix.id IN ({sql.places(prefixes)})"
+        " AND EXISTS (SELECT 1 FROM progress_taskfailure failure WHERE failure.prefix_id = prefix.id)",
+        list(prefixes),
+    )
+    return {pk for (pk,) in found}
 
 
 def tasks(group_id: int, after: str | None = None, limit: int = 50) -> tuple[list[TaskRow], str | None]:

@@ -76,7 +76,7 @@ class Line:
     """One bar with its words.
 
     `of` is whose colour it has; `where`, the address of what is behind it, and `failures` of what failed of it; `kind`
-    tells rows of one kind from others.
+    tells rows of one kind from others. `had_failed`: some that are forgotten by now.
     """
 
     bar: Bar
@@ -84,6 +84,7 @@ class Line:
     where: str = ""
     kind: str = ""
     failures: str = ""
+    had_failed: bool = False
 
     @property
     def key(self) -> str:

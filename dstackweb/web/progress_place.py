@@ -49,10 +49,16 @@ class Place:
             query["attempt"] = str(self.attempt)
         return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
 
-    def line(self, bar: progress.Bar) -> Line:
+    def line(self, bar: progress.Bar, *, had_failed: bool = False) -> Line:
         """A prefix's row: behind it are its groups, and of its failures what they said, or which runs failed."""
         failures = self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed")
-        return Line(bar, bar.name, self.url("prefix", prefix=bar.name), failures=failures)
+        return Line(bar, bar.name, self.url("prefix", prefix=bar.name), failures=failures, had_failed=had_failed)
+
+    def lines(self, bars: list[progress.Bar]) -> list[Line]:
+        """Rows of prefixes; those whose failed tasks are all forgotten lead to what is remembered of them, too."""
+        gone = [bar.id for bar in bars if bar.counts[TaskState.FORGOTTEN] and not bar.counts[TaskState.ERRED]]
+        failed = progress.with_failures(gone) if self.run else set()
+        return [self.line(bar, had_failed=bar.id in failed) for bar in bars]
 
     def overview(self, now: int) -> progress.Overview | None:
         """Its counters; None where nothing was told of yet."""

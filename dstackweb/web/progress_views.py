@@ -101,7 +101,7 @@ def _listing(place: Place, over: Overview, asked: Asked, now: int, limit: int) -
         "beyond": 0 if asked.find else max(0, over.prefixes - len(bars)),
         "ended": place.ended(over),
     }
-    return Listing([place.line(bar) for bar in bars], [bar.id for bar in bars], context)
+    return Listing(place.lines(bars), [bar.id for bar in bars], context)
 
 
 def _context(place: Place, asked: Asked) -> dict[str, Any]:

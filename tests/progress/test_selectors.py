@@ -204,6 +204,7 @@ def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
         "progress_group_erred": lambda: selectors.groups(of.id, only="failed"),
         "progress_failure_of_scope": lambda: selectors.failures(scope.pk),
         "progress_failure_newest": lambda: selectors.failures(scope.pk, of.id),
+        "progress_failure_newest.*prefix_id=": lambda: selectors.with_failures([of.id]),
         "progress_task_of_group": lambda: selectors.tasks(1),
         "progress_scope_of_run": lambda: selectors.of_run(7, NOW),
     }

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.progress import counters, ingest
 from dstackweb.progress.counters import Delta
-from dstackweb.progress.events import Batch, Event
+from dstackweb.progress.events import Batch, Event, Failure
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
@@ -109,6 +109,14 @@ def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
     assert why in page(client, f"{PAGE}group/?prefix=train&group=train-1")
     assert "prefix=train&amp;show=failures" in page(client, "runs/sweep/")
     assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
+
+
+def test_what_had_failed_before_it_was_forgotten_still_leads_to_what_it_said(client: Client, run: Run) -> None:
+    scope = counters.scope_of(run.project_id, run.pk, 1)
+    ingest.take(scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS)
+    tell(scope, train={S.FORGOTTEN: 5}, test={S.FORGOTTEN: 5})
+    (link,) = re.findall(r'<a href="([^"]*)">some had failed</a>', page(client))
+    assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
 
 
 def test_what_is_forgotten_is_not_said_to_be_done(client: Client, scope: int) -> None:
