@@ -52,7 +52,7 @@ PREFIXES = ("load", "clean", "augment", "train", "score")
 TASKS = 4
 """In each group."""
 ENGINE_GROUPS, ENGINE_PAIRS, ENGINE_WARM_UP = 50, 400, 20
-GROUPS, PAIRS = 1_000, 16
+GROUPS, PAIRS = 3_000, 10
 PAUSE_S = 1.0
 """After a round: its last counts are told meanwhile."""
 SPEC = Task("bench", abs, 1)
