@@ -14,6 +14,9 @@ TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 60.0
 """What a server may ask for at most before the next try."""
 
+# A connection would import this in the sender's thread, and a child that is forked amid it find that locked for ever.
+"".encode("idna")
+
 
 class Verdict(Enum):
     """What to do with a batch after its request."""

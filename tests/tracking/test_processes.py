@@ -302,6 +302,27 @@ over.set()
     assert {f"child-{number}" for number in range(30)} <= set(ear.states())
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_sending_thread_imports_nothing(ear: Ear, tmp_path: Path, scheme: str) -> None:
+    """A child that is forked amid an import finds it locked for ever, or half done."""
+    code = """
+import sys, threading
+from dstackweb.tracking import flush, task
+main, found = threading.main_thread(), []
+def heard(event, args):
+    if event == "import" and threading.current_thread() is not main:
+        found.append(args[0])
+sys.addaudithook(heard)
+with task("one"):
+    pass
+flush(2)
+print(found)
+"""
+    env = ear.env | {"DSTACKWEB_TASKS_URL": ear.url.replace("http", scheme).replace("127.0.0.1", "localhost")}
+    output, _errors = start(tmp_path, code, env).communicate(timeout=60)
+    assert output == "[]\n"
+
+
 def test_a_killed_program_leaves_what_it_had_told(ear: Ear, tmp_path: Path) -> None:
     code = """
 import time
