@@ -156,7 +156,7 @@ def test_a_taken_port_is_told_in_one_line(deployment: dict[str, str]) -> None:
         other.listen()
         console = up(deployment)
 
-        assert console.process.wait(10) == 1
+        assert console.process.wait(30) == 1
     assert re.fullmatch(r"dstackweb: port \d+ of 127\.0\.0\.1 is taken: .* set DSTACKWEB_PORT\n", console.text)
 
 
@@ -183,7 +183,7 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
     below = descendants(console.process)
 
     second = Console([sys.executable, "manage.py", "up"], tmp_path, deployment)
-    assert second.process.wait(10) == 1
+    assert second.process.wait(30) == 1
     assert re.match(rf"dstackweb: it runs already at {address}, with the data in", second.text)
     # `make login` in another terminal doesn't know of a port that was given to `make run` alone.
     link = login_link({**deployment, "DSTACKWEB_PORT": "8000"}).stdout

@@ -29,7 +29,10 @@ def start(folder: Path, code: str, env: dict[str, str]) -> subprocess.Popen[str]
 def run(folder: Path, code: str, env: dict[str, str]) -> str:
     """What it wrote to stderr; it must end well."""
     process = start(folder, code, env)
-    output, errors = process.communicate(timeout=60)
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0, output + errors
     return errors
 
