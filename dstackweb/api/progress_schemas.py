@@ -107,7 +107,7 @@ class TaskListOut(Schema):
 def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
     """A ProgressOut; all nothing where nothing was told."""
     if overview is None:
-        nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, None, 0, 0)
+        nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
         overview = Overview(0, 0, 0, 0, nothing, ended=False)
     return {
         "run": run and run.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from django.db import connection
@@ -16,7 +17,17 @@ Order = Literal["active", "failed", "name"]
 Only = Literal["", "failed", "running"]
 
 
-@dataclass(frozen=True, slots=True)
+class Rated(NamedTuple):
+    """How fast a row's tasks finished, as it is kept (models.Rated), and when it was read."""
+
+    first_ms: int
+    finished_1m: float
+    finished_10m: float
+    rated_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True)
 class Bar:
     """One row of counters. `finished` and `live` are sums of `counts`, which has all eight states and sums to `total`.
 
@@ -31,12 +42,21 @@ class Bar:
     finished: int
     live: int
     groups: int
-    rate: Rate | None
-    left: Left | None
+    rated: Rated | None
     mean_s: float | None
     recent_s: float | None
     version: int
     changed_ms: int
+
+    @cached_property
+    def rate(self) -> Rate | None:
+        """How fast its tasks finish. None when nothing has finished lately."""
+        return rate(self.rated, self.rated.now_ms) if self.rated else None
+
+    @cached_property
+    def left(self) -> Left | None:
+        """How long the rest takes. None when nothing moves on."""
+        return left(self.live, self.rate, self.counts[TaskState.NO_WORKER])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +89,6 @@ class TaskRow(NamedTuple):
     key: str
     state: TaskState
     since_ms: int
-
-
-class _Rated(NamedTuple):
-    first_ms: int
-    finished_1m: float
-    finished_10m: float
-    rated_ms: int
 
 
 _ALL = tuple(TaskState)
@@ -241,19 +254,15 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> Bar:
     """A row as `_PREFIX` has it, or `_GROUP`, which is not rated."""
     pk, name, number_of_groups = row[:3]
     total, duration_n, duration_s, recent_s, version, changed_ms = row[_AT : _AT + 6]
-    live = sum([row[place] for place in _OF_LIVE])
-    speed = rate(_Rated(*row[_AT + 6 : _AT + 10]), now_ms) if now_ms is not None else None
-    counts = dict(zip(_ALL, row[3:_AT], strict=True))
     return Bar(
         id=pk,
         name=name,
-        counts=counts,
+        counts=dict(zip(_ALL, row[3:_AT], strict=True)),
         total=total,
         finished=sum([row[place] for place in _OF_FINISHED]),
-        live=live,
+        live=sum([row[place] for place in _OF_LIVE]),
         groups=number_of_groups,
-        rate=speed,
-        left=left(live, speed, counts[TaskState.NO_WORKER]),
+        rated=Rated._make((*row[_AT + 6 : _AT + 10], now_ms)) if now_ms is not None else None,
         mean_s=duration_s / duration_n if duration_n else None,
         recent_s=recent_s,
         version=version,
