@@ -153,7 +153,7 @@ def test_a_loop_that_ends_amid_another_threads_report_locks_nobody_out(
         telling.wait(5)
         with sender.lock:
             reporter.set()
-            walk.close()  # type: ignore[attr-defined]
+            walk.close()
 
     monkeypatch.setattr(sender, "count", counting)
     one = threading.Thread(target=report, daemon=True)
