@@ -196,6 +196,10 @@ class Migration(migrations.Migration):
             model_name='taskgroup',
             index=models.Index(models.F('prefix'), models.F('id'), condition=models.Q(('erred__gt', 0)), name='progress_group_erred'),
         ),
+        migrations.AddIndex(
+            model_name='taskgroup',
+            index=models.Index(models.F('prefix'), models.F('id'), condition=models.Q(('processing__gt', 0)), name='progress_group_processing'),
+        ),
         migrations.AddConstraint(
             model_name='taskgroup',
             constraint=models.UniqueConstraint(fields=('prefix', 'name'), name='progress_group_once'),
