@@ -70,7 +70,7 @@ def twenty_at_once(cloud: Any) -> None:
 
     from dstackweb.offers import catalog, counts, sources, store
     from dstackweb.offers.models import CacheCount
-    from dstackweb.scheduler.plan import plan
+    from dstackweb.scheduler.passes.plan import plan
 
     backend, project, user = a_backend(), *somebody()
     sources.TICK_S = 60.0
@@ -136,7 +136,7 @@ def twenty_minutes(cloud: Any, *, known: bool) -> list[str]:
     from dstackweb.offers import catalog, sources
     from dstackweb.runs.models import Job, Run
     from dstackweb.runs.services import submit
-    from dstackweb.scheduler.passes import run_passes
+    from dstackweb.scheduler.passes.placement_pass import run_passes
 
     Job.objects.all().delete()
     Run.objects.all().delete()

@@ -9,8 +9,8 @@ from django.core.management import call_command
 from bench import sides
 from dstackweb.runs import services
 from dstackweb.runs.models import Queue, QueueCount, Run
-from dstackweb.runs.queues import now_us
-from dstackweb.scheduler.passes import run_passes
+from dstackweb.runs.queue.queues import now_us
+from dstackweb.scheduler.passes.placement_pass import run_passes
 from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 
 SHAPES = 20

@@ -36,12 +36,13 @@ def measure(sizes: list[int]) -> None:
     from django.test import Client
 
     from bench.filled import BOXES, SHAPES, Filled
-    from dstackweb.runs import attempts, queues, reorder, selectors, services
+    from dstackweb.runs import attempts, selectors, services
     from dstackweb.runs.models import Job, Run
-    from dstackweb.runs.reorder import Target
+    from dstackweb.runs.queue import queues, reorder
+    from dstackweb.runs.queue.reorder import Target
     from dstackweb.runs.states import JobStatus, Reason
-    from dstackweb.scheduler.lines import Line
-    from dstackweb.scheduler.passes import run_passes
+    from dstackweb.scheduler.passes.placement_pass import run_passes
+    from dstackweb.scheduler.passes.queue_scan import Line
 
     there = Filled(room=(100 * (REPEATS + 1) + 2 * MANY) * len(sizes))
     browser = Client(headers={"Host": "localhost"})

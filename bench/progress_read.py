@@ -61,7 +61,7 @@ def measure(sizes: list[int]) -> None:
         scope = _fill(run, groups)
         _reads(scope, groups)
     now_ms = time.time_ns() // 1_000_000
-    with patch("dstackweb.web.progress_views.now_ms", lambda: now_ms):  # rates change with time, too
+    with patch("dstackweb.web.progress.views.now_ms", lambda: now_ms):  # rates change with time, too
         _updates(ada, run, scope)
 
 

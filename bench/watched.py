@@ -12,9 +12,9 @@ from django.utils import timezone
 from bench import sides
 from dstackweb.backends.hosts.nvml import Look, Reading
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus import intake
-from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSample, GpuSeries
+from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from tests.factories import join, make_host, make_project, make_run, make_user

@@ -13,12 +13,12 @@ from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.progress.models import Scope
-from dstackweb.runs import attempts, by_prefix, services
+from dstackweb.runs import attempts, prefix_counters, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
-from dstackweb.scheduler.agents import join_token
-from dstackweb.scheduler.passes import run_passes
+from dstackweb.scheduler.cloud.agents import join_token
+from dstackweb.scheduler.passes.placement_pass import run_passes
 
 _numbers = itertools.count(1)
 
@@ -66,7 +66,7 @@ def make_run(project: Project, user: User, name: str | None = None, *, role: str
 def count_runs_anew() -> None:
     """Counters by prefix of the waiting and running runs that there are, where rows were written past the services."""
     Scope.objects.filter(run_id=0).delete()
-    by_prefix.entered(list(Run.objects.only("project", "name", "status", "submitted_at")))
+    prefix_counters.entered(list(Run.objects.only("project", "name", "status", "submitted_at")))
 
 
 def place_all() -> int:

@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dstackweb.scheduler import supervisor as supervisor_module
-from dstackweb.scheduler.supervisor import RoleLog
+from dstackweb.scheduler.processes import supervisor as supervisor_module
+from dstackweb.scheduler.processes.supervisor import RoleLog
 from tests.support import REPO, eventually
 
 START = """
 import sys
 from pathlib import Path
-from dstackweb.scheduler.supervisor import Role, Supervisor
+from dstackweb.scheduler.processes.supervisor import Role, Supervisor
 roles = [Role(f"role{n}", [sys.executable, "-c", code]) for n, code in enumerate(sys.argv[2:])]
 say = lambda line: print(line, flush=True)
 Supervisor(roles, Path(sys.argv[1]), Path.cwd(), say).run(lambda: say("all answer"))

@@ -12,8 +12,8 @@ from ninja import Path, Router, Schema
 from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.runs import selectors, why_words
-from dstackweb.scheduler.decision import Decision, Tried, decide_now
-from dstackweb.scheduler.reserving import Shown
+from dstackweb.scheduler.passes.decision import Decision, Tried, decide_now
+from dstackweb.scheduler.passes.reservations import Shown
 
 router = Router(tags=["runs"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut}

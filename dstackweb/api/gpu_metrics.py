@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dstackweb.backends.models import Gpu
-from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import HostSampling, PolicyStop
-from dstackweb.gpus.newest import is_fresh, newest
+from dstackweb.gpus.samples.latest import is_fresh, newest
 
 GAUGES = (
     ("utilization", "dstackweb_gpu_utilization_percent", "How much of the time a GPU computed", 1),

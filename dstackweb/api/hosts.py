@@ -32,12 +32,12 @@ from dstackweb.api.host_schemas import (
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.backends.hosts import care, joining
 from dstackweb.backends.models import HostInvite
-from dstackweb.gpus.judging import to_moment
+from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSeries, HostSampling
-from dstackweb.gpus.newest import held_back, newest
+from dstackweb.gpus.samples.latest import held_back, newest
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.host_list import Kept, Listed, listed
+from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
 
 router = Router(tags=["hosts"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 422: ErrorOut}

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BeforeValidator
 from dstackweb.api.runner_schemas import storable
 from dstackweb.lib.errors import Forbidden
 from dstackweb.runner.pyz import pyz
-from dstackweb.scheduler import agents
+from dstackweb.scheduler.cloud import agents
 
 router = Router()
 

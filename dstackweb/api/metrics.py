@@ -13,14 +13,14 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 from dstackweb.api.app import project_of, ready
 from dstackweb.api.policy_schemas import PolicyOut
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.gpus.judging import to_moment, to_ms
+from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.selectors import MEASURED, Columns, samples_of
-from dstackweb.gpus.standing import standing
+from dstackweb.gpus.policy.policy_status import standing
+from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.whereabouts import where
+from dstackweb.runs.placement_summary import where
 
 router = Router(tags=["utilization"])
 REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}

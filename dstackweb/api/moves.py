@@ -10,8 +10,9 @@ from dstackweb.api.app import IfMatch, caller, project_of
 from dstackweb.api.queue_schemas import MoveIn, MoveOut, UndoIn
 from dstackweb.api.schemas import ErrorOut, StaleOut
 from dstackweb.lib.errors import Conflict, Invalid, Stale
-from dstackweb.runs import edits, reorder, selectors
+from dstackweb.runs import concurrency, selectors
 from dstackweb.runs.models import Run
+from dstackweb.runs.queue import reorder
 
 router = Router(tags=["queues"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 412: StaleOut, 422: ErrorOut}
@@ -40,7 +41,7 @@ def move(
     seen = None if if_match is None else {runs[0].pk: if_match}
     done = reorder.move(runs, caller(request), role, target, seen)
     if len(runs) == 1:
-        response["ETag"] = f'"{edits.etag(Run.objects.get(pk=runs[0].pk))}"'
+        response["ETag"] = f'"{concurrency.etag(Run.objects.get(pk=runs[0].pk))}"'
     return MoveOut.of(done)
 
 

@@ -12,7 +12,7 @@ from dstackweb.api.schemas import ErrorOut
 from dstackweb.backends.models import Backend, BackendKind
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, listing, refreshing
-from dstackweb.scheduler import idle
+from dstackweb.scheduler.cloud import idle
 
 router = Router(tags=["offers"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}

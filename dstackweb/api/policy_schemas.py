@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from ninja import Field, Schema
 
-from dstackweb.gpus.ledger import Entry, Ledger, Total
-from dstackweb.gpus.standing import Standing
-from dstackweb.gpus.whatif import WhatIf, WouldStop
+from dstackweb.gpus.policy.ledger import Entry, Ledger, Total
+from dstackweb.gpus.policy.policy_status import Standing
+from dstackweb.gpus.policy.simulation_store import WhatIf, WouldStop
 from dstackweb.spec.effective import UtilizationPolicy
 
 Scope = Literal["any", "all"]

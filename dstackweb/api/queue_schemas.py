@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from ninja import Field, Schema
 
-from dstackweb.runs import reorder
 from dstackweb.runs.models import MAX_LIMIT, Queue
+from dstackweb.runs.queue import reorder
 from dstackweb.runs.states import ACTIVE
 
 Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]

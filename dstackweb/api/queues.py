@@ -11,8 +11,9 @@ from dstackweb.api.app import caller, project_of, ready
 from dstackweb.api.queue_schemas import NewQueueIn, PatchQueueIn, QueueRow, QueueSettings, QueuesOut
 from dstackweb.api.schemas import ErrorOut, QueueItem, QueueOut
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import queues, selectors, services
+from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue
+from dstackweb.runs.queue import queues
 
 router = Router(tags=["queues"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}

@@ -16,14 +16,14 @@ from pydantic import BeforeValidator
 from dstackweb.api import tasks
 from dstackweb.api.runner_schemas import SamplesIn, storable
 from dstackweb.api.task_schemas import TasksOut
-from dstackweb.gpus import intake
+from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import of_all_nodes, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler import gpu_watch
-from dstackweb.scheduler.hosting import job_of_token
+from dstackweb.scheduler.hosts import gpu_poll
+from dstackweb.scheduler.hosts.jobs import job_of_token
 
 
 class JobToken(HttpBearer):
@@ -129,7 +129,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    gpu_watch.act_on(intake.of_job(job, body.taken(now)), now)
+    gpu_poll.act_on(intake.of_job(job, body.taken(now)), now)
     return {}
 
 

@@ -9,7 +9,7 @@ from ninja import Field, Schema
 from pydantic import BeforeValidator
 
 from dstackweb.backends.hosts.nvml import Reading
-from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.clock import to_ms
 
 MESSAGE_CHARS = 4000
 

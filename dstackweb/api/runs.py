@@ -25,10 +25,10 @@ from dstackweb.api.schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import selectors, services, whereabouts
+from dstackweb.runs import placement_summary, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED
-from dstackweb.scheduler.plan import plan as plan_submission
+from dstackweb.scheduler.passes.plan import plan as plan_submission
 
 router = Router(tags=["runs"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
@@ -79,8 +79,8 @@ def index(
     lines, following = selectors.newest_lines(
         found, statuses=status or (), user=user, text=q, before=cursor, limit=limit
     )
-    at = whereabouts.of_runs([line.id for line in lines if line.status in PLACED])
-    items = [line._asdict() | whereabouts.shown(at.get(line.id), line.status_message) for line in lines]
+    at = placement_summary.of_runs([line.id for line in lines if line.status in PLACED])
+    items = [line._asdict() | placement_summary.shown(at.get(line.id), line.status_message) for line in lines]
     return ready(request, {"items": items, "next": str(following) if following else None})
 
 

@@ -12,16 +12,16 @@ from ninja import Field, Schema
 from dstackweb.api.policy_schemas import PolicyOut
 from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.backends.contract import Offer
-from dstackweb.gpus.standing import standing
+from dstackweb.gpus.policy.policy_status import standing
 from dstackweb.runs import selectors
-from dstackweb.runs.factors import Factors, factors
 from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.placement_summary import place, shown
+from dstackweb.runs.queue.rank_factors import Factors, factors
 from dstackweb.runs.spend import cost_of
 from dstackweb.runs.states import PLACED, RunStatus
-from dstackweb.runs.whereabouts import place, shown
 from dstackweb.runs.why_words import reason as reason_told
-from dstackweb.scheduler.plan import Plan
+from dstackweb.scheduler.passes.plan import Plan
 
 
 class SubmitIn(Schema):

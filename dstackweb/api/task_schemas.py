@@ -1,4 +1,4 @@
-"""The documented form of what is told of tasks (progress/reading.py understands it), and of the answer."""
+"""The documented form of what is told of tasks (progress/parse.py understands it), and of the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ninja import Field, Schema
 
 from dstackweb.progress.events import Receipt, Refusal, Where
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.reading import COUNT_MAX, ENTRIES_MAX, REPORTER_MAX, SECONDS_MAX, SEQ_MAX, Refused, Told
+from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, REPORTER_MAX, SECONDS_MAX, SEQ_MAX, Refused, Told
 from dstackweb.progress.states import ALIASES
 
 _SEQ = {"type": "integer", "minimum": 0, "maximum": SEQ_MAX, "description": "Rises per reporter; else the body's"}

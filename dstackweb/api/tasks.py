@@ -21,7 +21,7 @@ from dstackweb.api.task_gate import Gate
 from dstackweb.api.task_schemas import REQUEST_BODY, TasksOut
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge
 from dstackweb.progress import ingest
-from dstackweb.progress.reading import read
+from dstackweb.progress.parse import read
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.reporting import job_of_tasks_token, scope_for

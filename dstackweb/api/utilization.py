@@ -9,11 +9,11 @@ from ninja import Path, Router
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.policy_schemas import KeepIn, KeepOut, LedgerOut, ObserveIn, WhatIfIn, WhatIfOut
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.gpus.keeping import keep as keep_run
-from dstackweb.gpus.keeping import policies_of
-from dstackweb.gpus.ledger import ledger, set_observe_only
-from dstackweb.gpus.whatif import policy_asked
-from dstackweb.gpus.whatif import what_if as apply_policy
+from dstackweb.gpus.policy.exemptions import keep as keep_run
+from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.gpus.policy.ledger import ledger, set_observe_only
+from dstackweb.gpus.policy.simulation_store import policy_asked
+from dstackweb.gpus.policy.simulation_store import what_if as apply_policy
 from dstackweb.runs import selectors
 
 router = Router(tags=["utilization"])

@@ -20,8 +20,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from dstackweb.accounts.models import User
-from dstackweb.gpus import applying, wording
+from dstackweb.gpus import wording
 from dstackweb.gpus.models import ProjectPolicies
+from dstackweb.gpus.policy import rollout
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.admin import ProfileAdmin
 from dstackweb.profiles.models import Profile
@@ -60,7 +61,7 @@ class WithPolicyAdmin(ProfileAdmin):
         """After a save that changed the policy: which runs would change, or a link to that where the form stays."""
         if not getattr(profile, "policy_changed", False) or "_popup" in request.POST:
             return response
-        total = applying.changes(profile, timezone.now()).total
+        total = rollout.changes(profile, timezone.now()).total
         if not total:
             return response
         url = reverse("admin:profiles_profile_apply", args=[profile.pk])
@@ -89,8 +90,8 @@ class WithPolicyAdmin(ProfileAdmin):
         if request.method == "POST":
             return self._apply(request, profile)
         try:
-            found = applying.changes(profile, timezone.now())
-            policy = applying.policy_set_by(profile)
+            found = rollout.changes(profile, timezone.now())
+            policy = rollout.policy_set_by(profile)
         except DomainError as error:
             self.message_user(request, error.detail, messages.ERROR)
             return redirect("admin:profiles_profile_change", profile.pk)
@@ -114,17 +115,17 @@ class WithPolicyAdmin(ProfileAdmin):
             self.message_user(request, _("Choose at least one run."), messages.WARNING)
             return here
         try:
-            changed = applying.apply(profile, chosen, request.POST.get("mark", ""), request.user)
+            changed = rollout.apply(profile, chosen, request.POST.get("mark", ""), request.user)
         except DomainError as error:
             self.message_user(request, error.detail, messages.ERROR)
             return here
         text = ngettext("%d run has the new policy now.", "%d runs have the new policy now.", changed) % changed
         self.message_user(request, text, messages.SUCCESS)
-        left = applying.changes(profile, timezone.now()).total
+        left = rollout.changes(profile, timezone.now()).total
         return here if left else redirect("admin:profiles_profile_changelist")
 
 
-def _row(change: applying.Change) -> dict[str, Any]:
+def _row(change: rollout.Change) -> dict[str, Any]:
     """A run of the list, in words."""
     none = _("none")
     return {

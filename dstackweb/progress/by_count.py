@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from dstackweb.progress import bulk
+from dstackweb.progress.batch import TASKS_MAX, Taking
 from dstackweb.progress.counters import Delta, Place
 from dstackweb.progress.events import Count
 from dstackweb.progress.states import LIVE, TaskState
-from dstackweb.progress.taking import TASKS_MAX, Taking
 
 STATES = tuple(TaskState)
 TOLD = {

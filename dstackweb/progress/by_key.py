@@ -13,11 +13,11 @@ from typing import NamedTuple
 from django.db import connection
 
 from dstackweb.progress import bulk
+from dstackweb.progress.batch import TASKS_MAX, Taking
 from dstackweb.progress.counters import Book, Delta, Place
 from dstackweb.progress.events import Event, Failure
 from dstackweb.progress.models import Reporter, TaskGroup
 from dstackweb.progress.states import CODES, LIVE, STATE_OF, TaskState
-from dstackweb.progress.taking import TASKS_MAX, Taking
 
 FORGOTTEN = TaskState.FORGOTTEN
 TIMED = (TaskState.MEMORY, TaskState.ERRED)

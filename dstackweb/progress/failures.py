@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from dstackweb.progress import bulk
+from dstackweb.progress.batch import Taking
 from dstackweb.progress.events import Failure
 from dstackweb.progress.models import TaskFailure
-from dstackweb.progress.taking import Taking
 
 KEPT = 1_000
 """Of each prefix."""

@@ -10,10 +10,10 @@ from django.db import transaction
 
 from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import by_count, by_key, failures
+from dstackweb.progress.batch import Taking
 from dstackweb.progress.counters import Book, locked
 from dstackweb.progress.events import Batch, Receipt
 from dstackweb.progress.models import Reporter, Scope
-from dstackweb.progress.taking import Taking
 
 REPORTERS_MAX = 10_000
 """Processes that tell of one attempt: a sweep may start one for each of its tasks."""

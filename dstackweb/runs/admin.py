@@ -12,8 +12,9 @@ from django.http import HttpRequest
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.errors import DomainError
-from dstackweb.runs import edits, queues, services
+from dstackweb.runs import concurrency, services
 from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
+from dstackweb.runs.queue import queues
 from dstackweb.runs.states import ACTIVE
 
 
@@ -89,13 +90,13 @@ class PriorityForm(forms.ModelForm[Run]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["seen"].initial = edits.etag(self.instance)
+        self.fields["seen"].initial = concurrency.etag(self.instance)
 
     def clean(self) -> None:
         super().clean()
         run = Run.objects.select_related("queue").get(pk=self.instance.pk)
-        if not edits.matches(self.cleaned_data.get("seen", ""), run):
-            raise forms.ValidationError(edits.stale(run).detail)
+        if not concurrency.matches(self.cleaned_data.get("seen", ""), run):
+            raise forms.ValidationError(concurrency.stale(run).detail)
 
 
 @admin.register(Run)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs import allocations, hints, wording
+from dstackweb.runs import allocations, wakeups, wording
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
 from dstackweb.runs.schedule import after_end
@@ -84,7 +84,7 @@ def ended(
             log_size=log_size,
         )
         if job.host_id is None:
-            hints.want_look([job])
+            wakeups.want_look([job])
         settle(run)
     return True
 
@@ -107,7 +107,7 @@ def settle(run: Run) -> None:
     if held.exists():
         touch(run.queue_id)
         allocations.release(held)
-        hints.want_pass()
+        wakeups.want_pass()
 
 
 def _follow(run: Run) -> None:
@@ -184,7 +184,7 @@ def requeue_due(now: dt.datetime, limit: int = 500) -> int:
         event = "requeued" if run.attempt > 1 else "came_round"
         moved += move_run(run, RunStatus.SUBMITTED, now=now, event=event, retry_at=None)
     if moved:
-        hints.want_pass()
+        wakeups.want_pass()
     return moved
 
 
@@ -211,7 +211,7 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
         elif job.stop_grace_s is None or grace < job.stop_grace_s:
             Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_s=0)
         told.append(job)
-    hints.want_look(told)
+    wakeups.want_look(told)
 
 
 def job_view(job: Job) -> JobView:

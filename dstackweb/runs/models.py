@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from dstackweb.runs import ordering
+from dstackweb.runs.queue import ordering
 from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
 
 

@@ -16,7 +16,7 @@ from dstackweb.lib.counted import Difference
 from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
 from dstackweb.progress.states import TaskState
-from dstackweb.runs import by_prefix
+from dstackweb.runs import prefix_counters
 from dstackweb.runs.history import KEPT_DAYS
 from dstackweb.runs.history_math import BUCKETS, hour_of
 from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
@@ -88,7 +88,7 @@ def _runs_by_name() -> Iterator[Difference]:
     counted: Counter[tuple[int, str, str, TaskState]] = Counter()
     rows = Run.objects.order_by().values_list("project", "name", "status").annotate(n=Count("pk"))
     for project, name, status, number in rows:
-        counted[project, *by_prefix.place(name), by_prefix.STATE[RunStatus(status)]] += number
+        counted[project, *prefix_counters.place(name), prefix_counters.STATE[RunStatus(status)]] += number
     kept: Counter[tuple[int, str, str, TaskState]] = Counter()
     for group in TaskGroup.objects.filter(prefix__scope__run_id=0).select_related("prefix__scope"):
         for state in TaskState:
@@ -96,12 +96,12 @@ def _runs_by_name() -> Iterator[Difference]:
     for key in sorted(kept.keys() | counted.keys()):
         if kept[key] != counted[key]:
             yield Difference(f"{key[3]} among runs called {key[2]!r}", kept[key], counted[key])
-    timed = Run.objects.filter(status__in=by_prefix.TIMED, started_at__isnull=False, ended_at__isnull=False)
+    timed = Run.objects.filter(status__in=prefix_counters.TIMED, started_at__isnull=False, ended_at__isnull=False)
     took: defaultdict[int, float] = defaultdict(float)
     number_of: Counter[int] = Counter()
     for project, started, ended in timed.values_list("project", "started_at", "ended_at").iterator():
         number_of[project] += 1
-        took[project] += by_prefix.took_s(started, ended) or 0.0
+        took[project] += prefix_counters.took_s(started, ended) or 0.0
     for scope in Scope.objects.filter(run_id=0).select_related("project"):
         if scope.duration_n != number_of[scope.project_id]:
             yield Difference(f"timed {scope}", scope.duration_n, number_of[scope.project_id])

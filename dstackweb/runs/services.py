@@ -21,14 +21,15 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import hints, ordering, selectors
+from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.attempts import settle, stop_jobs
-from dstackweb.runs.edits import check_priority, matches, may_change, stale
-from dstackweb.runs.edits import etag as etag
+from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
+from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
 from dstackweb.runs.names import random_name
-from dstackweb.runs.queues import advance, hold_queue, refuse_draining
-from dstackweb.runs.reorder import set_priorities
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.queues import advance, hold_queue, refuse_draining
+from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
@@ -153,7 +154,7 @@ def submit(
             )
             entered(run)
             record(run, "submitted", {"priority": spec.priority, "queue": queue.name}, actor=user)
-            hints.want_pass()
+            wakeups.want_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
             return earlier, False
@@ -232,7 +233,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                     **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
                 )
             record(fresh, "queue", {"from": fresh.queue.name, "to": target.name}, actor=user)
-            hints.want_pass()
+            wakeups.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
@@ -258,7 +259,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             move_run(
                 fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}
             )
-            hints.want_pass()
+            wakeups.want_pass()
         else:
             if fresh.status != RunStatus.TERMINATING:
                 move_run(fresh, RunStatus.TERMINATING, now=now, actor=user, stop_reason=reason, data={"reason": reason})

@@ -16,8 +16,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
-from dstackweb.progress import closing
-from dstackweb.runs import by_prefix, hints
+from dstackweb.progress import finalize
+from dstackweb.runs import prefix_counters, wakeups
 from dstackweb.runs.history import count_placed
 from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
 from dstackweb.runs.states import (
@@ -87,7 +87,7 @@ def entered(run: Run) -> None:
     QueueCount.objects.filter(queue_id=run.queue_id).update(
         **{run.status: F(run.status) + 1, "version": F("version") + 1}
     )
-    by_prefix.entered([run])
+    prefix_counters.entered([run])
 
 
 def move_run(
@@ -147,10 +147,10 @@ def move_runs(
             raise MovedOn("a run has moved on")
         written |= dict.fromkeys(keys, values)
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
-    if over and closing.end(over, by_prefix.to_ms(now)):
-        hints.want_settling()
+    if over and finalize.end(over, prefix_counters.to_ms(now)):
+        wakeups.want_settling()
     _count_moves(runs, new, touched)
-    by_prefix.moved(runs, new, now)
+    prefix_counters.moved(runs, new, now)
     kind, was = event or new.value, {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)

@@ -10,13 +10,13 @@ class SchedulerConfig(AppConfig):
         from django_q.signals import post_execute_in_worker
 
         from dstackweb.offers import counts, sources
-        from dstackweb.runs import hints
-        from dstackweb.scheduler import tasks
+        from dstackweb.runs import wakeups
+        from dstackweb.scheduler.processes import tasks
 
-        hints.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
-        hints.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")
-        hints.cloud_jobs_due.connect(tasks.enqueue_cloud_looks, dispatch_uid="scheduler.cloud_look")
-        hints.tasks_over.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
+        wakeups.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
+        wakeups.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")
+        wakeups.cloud_jobs_due.connect(tasks.enqueue_cloud_looks, dispatch_uid="scheduler.cloud_look")
+        wakeups.tasks_over.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
         sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
         sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

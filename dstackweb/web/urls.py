@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from dstackweb.web import (
-    account_urls,
-    cache_views,
-    gpu_map_views,
-    gpu_views,
-    history_views,
-    hold_views,
-    host_actions,
-    host_views,
-    machine_views,
-    move_views,
-    offers_views,
-    place_views,
-    prefix_views,
-    progress_parts,
-    progress_views,
-    queue_settings_views,
-    queue_views,
-    quota_views,
-    run_views,
-    submit_views,
-    utilization_views,
-    why_views,
-)
-from dstackweb.web.home import favicon, home
+from dstackweb.web.accounts import urls as account_urls
+from dstackweb.web.cloud import cache_views, instance_views, offer_views, quota_views
+from dstackweb.web.common.home import favicon, home
+from dstackweb.web.gpus import run_views as gpu_views
+from dstackweb.web.gpus import utilization_views
+from dstackweb.web.gpus import views as gpu_map_views
+from dstackweb.web.history import views as history_views
+from dstackweb.web.hosts import action_views, list_views
+from dstackweb.web.hosts import views as host_views
+from dstackweb.web.progress import cards, prefix_views
+from dstackweb.web.progress import views as progress_views
+from dstackweb.web.queue import move_views
+from dstackweb.web.queue import settings_views as queue_settings_views
+from dstackweb.web.queue import views as queue_views
+from dstackweb.web.runs import hold_views, submit_views, why_views
+from dstackweb.web.runs import views as run_views
 
 pages = [
     path("queue/", queue_views.queue_page, name="queue"),
@@ -47,7 +38,7 @@ pages = [
     path("runs/<str:run>/gpus/", gpu_views.run_gpus, name="run-gpus"),
     path("runs/<str:run>/progress/", progress_views.progress_page, name="run-progress"),
     path("runs/<str:run>/progress/wall/", progress_views.progress_page, {"wall": True}, name="run-progress-wall"),
-    path("runs/<str:run>/progress/card/", progress_parts.card, name="run-progress-card"),
+    path("runs/<str:run>/progress/card/", cards.card, name="run-progress-card"),
     path("runs/<str:run>/progress/prefix/", prefix_views.prefix_page, name="run-progress-prefix"),
     path("runs/<str:run>/progress/group/", prefix_views.group_page, name="run-progress-group"),
     path("runs/<str:run>/keep/", gpu_views.keep, name="keep"),
@@ -57,29 +48,29 @@ pages = [
     path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
     path("progress/", progress_views.progress_page, name="progress"),
     path("progress/wall/", progress_views.progress_page, {"wall": True}, name="progress-wall"),
-    path("progress/inside/", progress_parts.inside, name="progress-inside"),
+    path("progress/inside/", cards.inside, name="progress-inside"),
     path("progress/prefix/", prefix_views.prefix_page, name="progress-prefix"),
     path("gpus/", gpu_map_views.gpus_page, name="gpus"),
     path("gpus/<path:uuid>/", gpu_map_views.gpu_page, name="gpu"),
     path("hold/", hold_views.hold_page, name="hold"),
     path("submit/", submit_views.submit_page, name="submit"),
     path("submit/plan/", submit_views.plan_page, name="plan"),
-    path("hosts/", place_views.hosts_page, name="hosts"),
-    path("hosts/invite/", host_actions.invite, name="host-invite"),
-    path("hosts/invite/<int:invite_id>/withdraw/", host_actions.withdraw, name="host-invite-withdraw"),
+    path("hosts/", list_views.hosts_page, name="hosts"),
+    path("hosts/invite/", action_views.invite, name="host-invite"),
+    path("hosts/invite/<int:invite_id>/withdraw/", action_views.withdraw, name="host-invite-withdraw"),
     path("hosts/<str:host>/", host_views.host_page, name="host"),
-    path("hosts/<str:host>/drain/", host_actions.drain, name="host-drain"),
-    path("hosts/<str:host>/leave/", host_actions.leave, name="host-leave"),
-    path("offers/", offers_views.offers_page, name="offers"),
-    path("offers/refresh/", offers_views.refresh, name="offers-refresh"),
+    path("hosts/<str:host>/drain/", action_views.drain, name="host-drain"),
+    path("hosts/<str:host>/leave/", action_views.leave, name="host-leave"),
+    path("offers/", offer_views.offers_page, name="offers"),
+    path("offers/refresh/", offer_views.refresh, name="offers-refresh"),
     path("offers/quotas/", quota_views.quotas_page, name="quotas"),
     path("offers/cache/", cache_views.cache_page, name="offers-cache"),
-    path("machines/", machine_views.machines_page, name="machines"),
-    path("machines/<uuid:machine>/stop/", machine_views.stop, name="machine-stop"),
+    path("machines/", instance_views.machines_page, name="machines"),
+    path("machines/<uuid:machine>/stop/", instance_views.stop, name="machine-stop"),
     path("utilization/", utilization_views.utilization_page, name="utilization"),
     path("utilization/observe/", utilization_views.observe, name="utilization-observe"),
-    path("profiles/", place_views.profiles_page, name="profiles"),
-    path("health/", place_views.health_page, name="health"),
+    path("profiles/", list_views.profiles_page, name="profiles"),
+    path("health/", list_views.health_page, name="health"),
 ]
 
 urlpatterns = [

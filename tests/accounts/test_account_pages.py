@@ -12,7 +12,7 @@ from django.utils.html import escape
 from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Invite, Project, User
-from dstackweb.web import account_urls
+from dstackweb.web.accounts import urls as account_urls
 from tests.factories import join, make_project, make_user
 
 pytestmark = pytest.mark.django_db

@@ -19,10 +19,10 @@ from dstackweb.accounts.services import create_token
 from dstackweb.backends.hosts import joining
 from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Host, HostEvent, HostInvite
-from dstackweb.gpus import intake
-from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.samples import intake
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
-from tests.gpus.looks import reading
+from tests.gpus.snapshots import reading
 
 pytestmark = pytest.mark.django_db
 Call = Callable[..., Any]

@@ -79,7 +79,7 @@ def test_a_cursor_that_no_list_gave_is_refused(api: Api, run: Run, path: str) ->
 def test_the_page_of_a_run_says_that_it_shows_the_newest(
     run: Run, api: Api, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstackweb.web.run_views.SHOWN_AT_ONCE", 4)
+    monkeypatch.setattr("dstackweb.web.runs.views.SHOWN_AT_ONCE", 4)
     api.client.force_login(member)
     page = api.client.get("/p/main/runs/long/", headers=HTMX).content.decode()
     assert page.count('id="event-') == 4

@@ -10,9 +10,10 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, holds, logs, ordering, queues, reorder, services
+from dstackweb.runs import attempts, holds, logs, services
 from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
+from dstackweb.runs.queue import ordering, queues, reorder
 from tests.browser import task_demo
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.watched import see

@@ -9,12 +9,12 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Gpu, Host, HostEvent
-from dstackweb.gpus import intake
-from dstackweb.gpus.judging import to_ms
+from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Job
 from tests.browser.demo import PASSWORD
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
-from tests.gpus.looks import reading
+from tests.gpus.snapshots import reading
 
 BACK_S = 2400
 HELD_BACK, IDLE = 0x40, 0x1

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.gpus import intake
 from dstackweb.gpus.models import JobPolicy, Keep
+from dstackweb.gpus.samples import intake
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
-from dstackweb.web import gpu_marks
+from dstackweb.web.gpus import alerts
 from tests.browser import demo
 from tests.browser.support import accessibility_faults, settle, sign_in
 from tests.browser.test_history import COLOURS, colour
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
-from tests.gpus.looks import reading
+from tests.gpus.snapshots import reading
 from tests.web.watched import POLICY, watched
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,7 +34,7 @@ def idles(place: int, ago_s: int) -> int:
 
 @pytest.fixture
 def run(db: None) -> Run:
-    gpu_marks._stamps.clear()
+    alerts._stamps.clear()
     project = make_project("main")
     ann = join(project, make_user("ann", password=demo.PASSWORD), "member")
     make_host("gpu-box-1", cpus=64, memory_gib=512, gpus=8)

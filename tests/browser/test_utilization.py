@@ -14,8 +14,8 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project
-from dstackweb.gpus.keeping import policies_of
 from dstackweb.gpus.models import PolicyStop
+from dstackweb.gpus.policy.exemptions import policies_of
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in

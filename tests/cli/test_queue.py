@@ -13,8 +13,9 @@ from contextlib import suppress
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import reorder, services
+from dstackweb.runs import services
 from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.queue import reorder
 from tests.cli.conftest import Cli
 from tests.factories import join, make_run, make_user
 from tests.support import REPO

@@ -12,13 +12,13 @@ from django.db import connections
 from django.db.models import F
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import ordering, queues, reorder
 from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, QueueEvent, Run, RunEvent
+from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler import pass_claim
 from dstackweb.scheduler.models import PassState
-from dstackweb.scheduler.passes import run_passes
+from dstackweb.scheduler.passes import claim as pass_claim
+from dstackweb.scheduler.passes.placement_pass import run_passes
 from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 from tests.faults.killing import killed_at_each_statement
 

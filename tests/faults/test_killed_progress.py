@@ -6,16 +6,16 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.progress import closing, counters
+from dstackweb.progress import counters, finalize
 from dstackweb.progress.models import Scope, Task
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.scheduler import ended_tasks
+from dstackweb.scheduler.monitoring import ended_tasks
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.faults.killing import killed_at_each_statement
-from tests.progress.test_closing import everything, filled, released
+from tests.progress.test_finalize import everything, filled, released
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,12 +33,12 @@ def ada(main: Project) -> User:
 def test_settling_that_is_killed_anywhere_is_finished_by_the_next(
     main: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(finalize, "ROWS_AT_ONCE", 4)
     scope_id = filled(counters.scope_of(main.pk, 7, 1))
     wanted = {key: released(counts) for key, counts in everything().items()}
-    closing.end([(7, 1)], 0)
+    finalize.end([(7, 1)], 0)
     kills = 0
-    for moment, number in killed_at_each_statement(lambda: closing.settle(scope_id), every=2):
+    for moment, number in killed_at_each_statement(lambda: finalize.settle(scope_id), every=2):
         kills += 1
         told = f"killed {moment} statement {number}"
         assert list(differences()) == [], told
@@ -51,14 +51,14 @@ def test_settling_that_is_killed_anywhere_is_finished_by_the_next(
 def test_pruning_that_is_killed_anywhere_is_finished_by_the_next(
     main: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(finalize, "ROWS_AT_ONCE", 4)
     scope_id = filled(counters.scope_of(main.pk, 7, 1))
-    closing.end([(7, 1)], 0)
-    closing.settle(scope_id)
-    for _ in killed_at_each_statement(lambda: closing.prune(closing.TASKS_KEPT_MS + 1)):
+    finalize.end([(7, 1)], 0)
+    finalize.settle(scope_id)
+    for _ in killed_at_each_statement(lambda: finalize.prune(finalize.TASKS_KEPT_MS + 1)):
         assert list(differences()) == []
     assert not Task.objects.exists()
-    for _ in killed_at_each_statement(lambda: closing.prune(closing.COUNTERS_KEPT_MS + 1)):
+    for _ in killed_at_each_statement(lambda: finalize.prune(finalize.COUNTERS_KEPT_MS + 1)):
         pass
     assert not Scope.objects.exists()
 

@@ -7,7 +7,7 @@ import pytest
 from dstackweb.gpus import wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.web import event_words
+from dstackweb.web.runs import event_words
 
 LOW = {
     "gpu": 1, "node": 0, "nodes": 1, "min": 50, "window_s": 1800, "scope": "any",

@@ -8,15 +8,15 @@ from typing import Any
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.nvml import Look
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus import intake
-from dstackweb.gpus.judging import to_moment
-from dstackweb.gpus.manners import Act
+from dstackweb.gpus.clock import to_moment
+from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.samples import intake
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
-from dstackweb.scheduler import utilization
+from dstackweb.scheduler.monitoring import utilization
 from tests.factories import make_host, make_run, place_all, placed_job, start
-from tests.gpus.looks import EVERY_MS, START_MS, reading
+from tests.gpus.snapshots import EVERY_MS, START_MS, reading
 
 MINUTE = 60_000
 IDLE = {"min_gpu_utilization": 50, "time_window": "1m"}

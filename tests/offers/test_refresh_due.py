@@ -12,8 +12,8 @@ from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import sources
 from dstackweb.offers.models import SourceRow
-from dstackweb.scheduler import periodic, startup
 from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.processes import periodic, startup
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
@@ -186,10 +186,10 @@ def test_ticks_are_enqueued_only_where_there_is_a_cloud_to_ask(
 
 
 def test_a_refresh_by_hand_is_a_task_at_once(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dstackweb.scheduler import tasks
+    from dstackweb.scheduler.processes import tasks
 
     enqueued: list[tuple[str, str]] = []
     monkeypatch.setattr(tasks, "enqueue", lambda task, cluster: enqueued.append((task, cluster)))
     sources.refresh_now(backend)
-    assert enqueued == [("dstackweb.scheduler.tasks.refresh_offers", "dstackweb")]
+    assert enqueued == [("dstackweb.scheduler.processes.tasks.refresh_offers", "dstackweb")]
     assert cloud.asked == []

@@ -5,7 +5,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress import closing, counters
+from dstackweb.progress import counters, finalize
 from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.ingest import take
 from dstackweb.progress.states import TaskState
@@ -18,7 +18,7 @@ def test_the_admin_shows_who_reports_of_which_run_and_whether_it_is_settled(
 ) -> None:
     scope_id = counters.scope_of(project.pk, 4711, 1)
     take(scope_id, Batch("log-0", (Event("load-1", TaskState.QUEUED, 1, "load", "load"),)), 1_800_000_000_000)
-    closing.end([(4711, 1)], 1_800_000_060_000)
+    finalize.end([(4711, 1)], 1_800_000_060_000)
     scopes = admin_client.get(reverse("admin:progress_scope_changelist"), {"q": "4711"}).content.decode()
     assert "4711" in scopes
     assert "2027" in scopes

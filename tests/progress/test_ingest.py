@@ -7,7 +7,8 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import failures, ingest, taking
+from dstackweb.progress import batch as taking
+from dstackweb.progress import failures, ingest
 from dstackweb.progress.counters import scope_of
 from dstackweb.progress.events import Batch, Count, Event, Failure, Receipt
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix

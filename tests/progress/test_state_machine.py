@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from dstackweb.lib.errors import Conflict
-from dstackweb.progress import closing, ingest
+from dstackweb.progress import finalize, ingest
 from dstackweb.progress.events import Batch
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import LIVE, TaskState
@@ -122,9 +122,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(attempt.over for attempt in self.attempts.values()))
     @rule(after=st.integers(0, 25))
     def settle_or_be_killed(self, after: int) -> None:
-        for scope_id in closing.due():
-            if not _killed(after, lambda scope_id=scope_id: closing.settle(scope_id)):  # type: ignore[misc]
-                assert closing.settle(scope_id)
+        for scope_id in finalize.due():
+            if not _killed(after, lambda scope_id=scope_id: finalize.settle(scope_id)):  # type: ignore[misc]
+                assert finalize.settle(scope_id)
                 assert not any(getattr(Scope.objects.get(pk=scope_id), state) for state in LIVE)
 
     @invariant()

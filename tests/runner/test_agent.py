@@ -21,7 +21,7 @@ from dstackweb.runner.client import Client
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import runner_lives
 from dstackweb.runs.models import Job, RunEvent
-from dstackweb.scheduler import agents
+from dstackweb.scheduler.cloud import agents
 from tests.factories import cloud_job, join, make_project, make_run, make_user
 from tests.runner.conftest import runs
 from tests.runner.machines import Gate, Machine, processes_of

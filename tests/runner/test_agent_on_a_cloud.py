@@ -15,7 +15,7 @@ from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.agents import join_token
+from dstackweb.scheduler.cloud.agents import join_token
 from tests.cloud import Cloud
 from tests.cloud.fixtures import cloud
 from tests.factories import cloud_job, join, make_project, make_run, make_user

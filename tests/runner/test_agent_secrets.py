@@ -9,7 +9,7 @@ import pytest
 
 from dstackweb.runs import logs
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.agents import join_token
+from dstackweb.scheduler.cloud.agents import join_token
 from tests.cloud import Cloud
 from tests.runner.test_agent_on_a_cloud import boot, cloud, instance_of, place, server
 from tests.support import eventually

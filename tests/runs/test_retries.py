@@ -8,9 +8,10 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, ordering, selectors, services
+from dstackweb.runs import attempts, selectors, services
 from dstackweb.runs.models import Queue, Run
-from dstackweb.runs.queues import change
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.queues import change
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import make_host, make_run, place_all, placed_job, start

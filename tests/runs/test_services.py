@@ -5,9 +5,10 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import set_secret
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, Stale
-from dstackweb.runs import queues, selectors, services
+from dstackweb.runs import selectors, services
 from dstackweb.runs.attempts import requeue_due
 from dstackweb.runs.models import Run
+from dstackweb.runs.queue import queues
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start

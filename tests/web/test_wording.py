@@ -10,8 +10,8 @@ from django.utils import timezone
 from dstackweb.runs import why_words, wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.web import event_words
-from dstackweb.web.templatetags import dw
+from dstackweb.web.runs import event_words
+from dstackweb.web.templatetags import dstackweb_tags
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -118,7 +118,7 @@ def test_what_only_looks_like_a_moment_stays_text(text: str) -> None:
 
 
 def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped() -> None:
-    page = str(dw.moments("kept for <b>, until 2031-05-06 09:30 UTC at most"))
+    page = str(dstackweb_tags.moments("kept for <b>, until 2031-05-06 09:30 UTC at most"))
     assert page == (
         "kept for &lt;b&gt;, until <time datetime=2031-05-06T09:30:00Z data-when=hour>2031-05-06 09:30 UTC"
         "</time> at most"

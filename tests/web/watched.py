@@ -9,10 +9,10 @@ from typing import Any
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus import intake
+from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_run, place_all, placed_job, start
-from tests.gpus.looks import EVERY_MS, reading
+from tests.gpus.snapshots import EVERY_MS, reading
 
 POLICY = {"min_gpu_utilization": 50, "time_window": "1h"}
 Used = Callable[[int, int], int | None]

@@ -28,7 +28,7 @@ from dstackweb.backends.hosts.prober import Prober
 from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
 from dstackweb.backends.models import Host, check_host_name
 from dstackweb.lib.process import PARENT_VARIABLE
-from dstackweb.scheduler.host_start import NotReady, api_trouble, check, hold_home
+from dstackweb.scheduler.hosts.preflight import NotReady, api_trouble, check, hold_home
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import OperationalError, close_old_connections
 from django.utils import timezone
 
-from dstackweb.scheduler import periodic
+from dstackweb.scheduler.processes import periodic
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from django.core.management.base import BaseCommand
 from django.db import connections
 
 from dstackweb.accounts.services.bootstrap import Bootstrap
-from dstackweb.scheduler import startup
-from dstackweb.scheduler.supervisor import Supervisor
+from dstackweb.scheduler.processes import startup
+from dstackweb.scheduler.processes.supervisor import Supervisor
 
 
 class Command(BaseCommand):

@@ -1,0 +1,179 @@
+"""A profile's changed utilization policy, applied to runs that were submitted before: only where somebody says so.
+
+A run keeps what it resolved to. Those that have their policy from the profile, and not from their own file, can be
+given the new one; so can those that had none because nobody set any.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, JobPolicy
+from dstackweb.gpus.policy import binding, window
+from dstackweb.lib.errors import Conflict
+from dstackweb.profiles.models import Profile
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JobStatus, RunStatus
+from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.spec.effective import UtilizationPolicy
+from dstackweb.spec.run_file import parse_profile_settings
+
+NOT_ENDING = (RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING, RunStatus.RUNNING)
+SHOWN = 200
+"""Runs that are listed, and changed, at once."""
+FORETOLD = 50
+"""Of so many running ones is told whether they would be stopped: it is read from their samples."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One run whose policy would change. `stops_at` is when it is stopped if it stays as idle as it is, by the samples
+    of its GPUs: None when it isn't low, or when nobody looked."""
+
+    run: Run
+    before: UtilizationPolicy | None
+    after: UtilizationPolicy | None
+    stops_at: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The first runs that would change, and how many there are in all. `mark` tells one policy from another."""
+
+    listed: list[Change]
+    total: int
+    mark: str
+
+
+def policy_set_by(profile: Profile) -> UtilizationPolicy | None:
+    """The policy that a profile says, if any. Raises Invalid for settings that no run could use."""
+    fields = parse_profile_settings(profile.settings).utilization_policy
+    return None if fields is None else UtilizationPolicy.of(fields)
+
+
+def mark(policy: UtilizationPolicy | None) -> str:
+    """Differs for each policy."""
+    text = json.dumps(policy.model_dump(mode="json") if policy else None, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def affected(profile: Profile) -> QuerySet[Run]:
+    """Active runs whose utilization policy is up to this profile, whatever theirs is now."""
+    own, theirs = "provenance__utilization_policy", Q(project__in=_projects(profile))
+    from_it = Q(**{f"{own}__source": "profile", f"{own}__profile": profile.name})
+    of_it = Q(spec__profile=profile.name)
+    if profile.is_default:
+        # They were submitted while there was no default at all.
+        of_it |= Q(spec__profile=None, project__in=_projects(profile, "is_default"))
+    unset = Q(**{f"{own}__source": "default"}) & of_it
+    active = Run.objects.filter(status__in=[status.value for status in NOT_ENDING])
+    return active.filter(theirs & (from_it | unset))
+
+
+def _projects(profile: Profile, alike: str = "name") -> QuerySet[Project]:
+    """The projects in which the profile is meant: they have none of their own with the same name, or as default."""
+    if profile.project_id is not None:
+        return Project.objects.filter(pk=profile.project_id)
+    same = Profile.objects.filter(**{alike: getattr(profile, alike)}, project__isnull=False)
+    return Project.objects.exclude(pk__in=same.values("project"))
+
+
+def changes(profile: Profile, now: dt.datetime) -> Changes:
+    """Which active runs would have another policy, those that are placed first. Raises Invalid."""
+    policy = policy_set_by(profile)
+    found = affected(profile).values_list("pk", "status", "spec__utilization_policy", "spec__hold")
+    ids = [
+        (status not in (RunStatus.RUNNING, RunStatus.PROVISIONING), pk)
+        for pk, status, before, hold in found
+        if _read(before) != _for(policy, bool(hold))
+    ]
+    listed = [pk for _waits, pk in sorted(ids)[:SHOWN]]
+    runs = Run.objects.select_related("project", "user").defer("config_text", "env_secret").in_bulk(listed)
+    rows = [Change(run, binding.policy_of(run), _for(policy, run.is_hold)) for pk in listed if (run := runs.get(pk))]
+    return Changes(_foretold(rows, now), len(ids), mark(policy))
+
+
+def _read(stored: Any) -> UtilizationPolicy | None:
+    return UtilizationPolicy.model_validate(stored) if stored else None
+
+
+def _for(policy: UtilizationPolicy | None, is_hold: bool) -> UtilizationPolicy | None:
+    """What a run gets of a policy: a hold is only told."""
+    return policy.model_copy(update={"action": "notify"}) if policy is not None and is_hold else policy
+
+
+def _foretold(rows: list[Change], now: dt.datetime) -> list[Change]:
+    """The same with when running ones would be stopped."""
+    told = [row for row in rows if row.run.status == RunStatus.RUNNING and row.after][:FORETOLD]
+    at = {row.run.pk: _stops_at(row.run, row.after, now) for row in told}
+    return [Change(row.run, row.before, row.after, at.get(row.run.pk)) for row in rows]
+
+
+def _stops_at(run: Run, policy: UtilizationPolicy | None, now: dt.datetime) -> dt.datetime | None:
+    """When the first of a run's jobs would be stopped by a policy; now where that is overdue."""
+    if policy is None or policy.action == "notify":
+        return None
+    found = []
+    since_ms = to_ms(now) - policy.time_window_s * 1000 - 2 * window.MAX_GAP * interval_ms()
+    for job in Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING):
+        low = {
+            series.uuid: window.replay(binding.samples_of(series, since_ms), policy.min_gpu_utilization, interval_ms())
+            for series in GpuSeries.objects.filter(job=job)
+        }
+        judged = binding.window_of(JobPolicy(job=job, **binding.terms(job, policy)))
+        stretches = [low.get(uuid, window.NOTHING) for uuid in job.gpus]
+        verdict = window.judge(judged, stretches, to_ms(now), interval_ms())
+        if verdict.stops_ms is not None:
+            found.append(max(to_moment(verdict.stops_ms), now))
+    return min(found, default=None)
+
+
+def apply(profile: Profile, run_ids: Collection[int], shown: str, actor: User) -> int:
+    """Give these runs the profile's policy, where it is theirs and differs; returns how many have changed.
+
+    `shown` is the mark of the policy that the actor saw. Raises Conflict when the profile has another by now. Each run
+    is a transaction of its own: whoever is interrupted applies the rest again.
+    """
+    policy = policy_set_by(profile)
+    if mark(policy) != shown:
+        raise Conflict("the profile was changed since you looked: look again at what would change")
+    mine = affected(profile).filter(pk__in=run_ids).order_by("pk").values_list("pk", flat=True)
+    return sum(_apply(profile, policy, run_id, actor) for run_id in list(mine))
+
+
+def _apply(profile: Profile, policy: UtilizationPolicy | None, run_id: int, actor: User) -> bool:
+    now = timezone.now()
+    with transaction.atomic():
+        run = lock_run(run_id)
+        before, after = binding.policy_of(run), _for(policy, run.is_hold)
+        if run.status not in NOT_ENDING or before == after:
+            return False
+        source: dict[str, Any] = {"source": "default"}
+        if after is not None:
+            source = {"source": "profile", "profile": profile.name}
+            source |= {"notifies": True} if run.is_hold else {}
+        run.spec = {**run.spec, "utilization_policy": after.model_dump(mode="json") if after else None}
+        run.provenance = {**run.provenance, "utilization_policy": source}
+        Run.objects.filter(pk=run.pk).update(spec=run.spec, provenance=run.provenance)
+        told = {
+            "profile": profile.name,
+            "before": before.model_dump(mode="json") if before else None,
+            "after": after.model_dump(mode="json") if after else None,
+        }
+        record(run, "utilization_policy_changed", told, actor=actor, at=now)
+        jobs = Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING).order_by("node")
+        for job in list(jobs):
+            binding.rebind(job)
+        touch(run.queue_id)
+    return True

@@ -1,0 +1,142 @@
+"""What becomes of samples: five-minute averages, which stay for a month, while samples go after a day (DESIGN 8).
+
+All in small transactions, each behind the rows of a few series, and each of them worth doing alone: the next turn goes
+on where one was killed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterator
+
+from django.db import transaction
+from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
+
+from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+
+BUCKET_MS = 5 * 60_000
+KEPT_MS = 24 * 3_600_000
+"""How long samples are kept."""
+AVERAGES_KEPT = dt.timedelta(days=30)
+SETTLED_MS = 60_000
+"""Five minutes are averaged so long after their end; what comes later has them averaged again."""
+SERIES_AT_ONCE = 100
+AT_ONCE_MS = 3_600_000
+"""At most so much of each series is averaged, or goes, at once: whole five minutes."""
+ROWS_AT_ONCE = 2_000
+MOST_STEPS = 100
+"""Steps of one kind in a turn, so that it ends within the time that a task has; the next turn goes on."""
+
+AVERAGED = [
+    "samples", "utilization", "utilization_max", "memory_used_mib", "memory_max_mib", "power_w", "temperature_max_c",
+]  # fmt: skip
+
+
+def bucket_of(at_ms: int) -> int:
+    """The beginning of the five minutes that a moment is in."""
+    return at_ms - at_ms % BUCKET_MS
+
+
+def has_samples() -> bool:
+    """Whether there is anything to average or to prune."""
+    return GpuSeries.objects.filter(first_ms__isnull=False).exists()
+
+
+def roll(now: dt.datetime) -> None:
+    """Average the five minutes that have passed, and prune samples that are old and averaged."""
+    until_ms = bucket_of(to_ms(now) - SETTLED_MS)
+    for _step in range(MOST_STEPS):
+        if not _average_some(until_ms):
+            break
+    for _step in range(MOST_STEPS):
+        if not _prune_some(bucket_of(to_ms(now) - KEPT_MS)):
+            break
+
+
+def _average_some(until_ms: int) -> bool:
+    """Average what a few series have up to a moment; returns whether there was any."""
+    due = GpuSeries.objects.filter(first_ms__isnull=False, averaged_ms__lt=until_ms, last_ms__gte=F("averaged_ms"))
+    with transaction.atomic():
+        series = _lock(due.filter(first_ms__lt=until_ms))
+        if not series:
+            return False
+        since_ms = min(max(one.averaged_ms, bucket_of(one.first_ms or 0)) for one in series)
+        until_ms = min(until_ms, since_ms + AT_ONCE_MS)
+        ids = [one.pk for one in series]
+        GpuAverage.objects.bulk_create(
+            _averages(ids, since_ms, until_ms),
+            update_conflicts=True,
+            unique_fields=["series", "at_ms"],
+            update_fields=AVERAGED,
+        )
+        GpuSeries.objects.filter(pk__in=ids, averaged_ms__lt=until_ms).update(averaged_ms=until_ms)
+    return True
+
+
+def _prune_some(before_ms: int) -> bool:
+    """Prune samples of a few series, oldest first, where they are averaged; returns whether there were any."""
+    averaged = Q(averaged_ms__gte=before_ms) | Q(averaged_ms__gt=F("last_ms"))
+    with transaction.atomic():
+        series = _lock(GpuSeries.objects.filter(averaged, first_ms__lt=before_ms))
+        if not series:
+            return False
+        ids = [one.pk for one in series]
+        until_ms = min(bucket_of(one.first_ms or 0) for one in series) + AT_ONCE_MS
+        GpuSample.objects.filter(series__in=ids, at_ms__lt=min(before_ms, until_ms)).delete()
+        left = GpuSample.objects.filter(series=OuterRef("pk")).order_by("at_ms").values("at_ms")[:1]
+        GpuSeries.objects.filter(pk__in=ids).update(first_ms=Subquery(left))
+    return True
+
+
+def _lock(due: QuerySet[GpuSeries]) -> list[GpuSeries]:
+    """A few series, the oldest samples first, behind their locks; no sample of theirs comes in between."""
+    chosen = list(due.order_by("first_ms").values_list("pk", flat=True)[:SERIES_AT_ONCE])
+    locked = due.filter(pk__in=chosen).select_for_update(no_key=True).order_by("pk")
+    return list(locked.only("first_ms", "averaged_ms"))
+
+
+def _averages(series: Collection[int], since_ms: int, until_ms: int) -> Iterator[GpuAverage]:
+    """The whole five minutes of some series between two moments, of what is not in averages yet."""
+    samples = GpuSample.objects.filter(series__in=series, at_ms__gte=since_ms, at_ms__lt=until_ms)
+    fresh = samples.filter(at_ms__gte=F("series__averaged_ms"))
+    buckets = fresh.values("series_id", begins_ms=F("at_ms") - F("at_ms") % BUCKET_MS).order_by()
+    for row in buckets.annotate(
+        number=Count("pk"),
+        used=Avg("utilization"),
+        most_used=Max("utilization"),
+        memory=Avg("memory_used_mib"),
+        most_memory=Max("memory_used_mib"),
+        power=Avg("power_w"),
+        hottest=Max("temperature_c"),
+    ):
+        yield GpuAverage(
+            series_id=row["series_id"],
+            at_ms=row["begins_ms"],
+            samples=row["number"],
+            utilization=None if row["used"] is None else round(float(row["used"]), 2),
+            utilization_max=row["most_used"],
+            memory_used_mib=_whole(row["memory"]),
+            memory_max_mib=row["most_memory"],
+            power_w=_whole(row["power"]),
+            temperature_max_c=row["hottest"],
+        )
+
+
+def _whole(average: float | None) -> int | None:
+    return None if average is None else round(average)
+
+
+def forget(now: dt.datetime) -> None:
+    """Prune averages that are a month old, and the series that nothing is left of."""
+    before_ms = to_ms(now - AVERAGES_KEPT)
+    for _step in range(MOST_STEPS):
+        old = GpuAverage.objects.filter(at_ms__lt=before_ms).order_by("at_ms").values_list("pk", flat=True)
+        if not GpuAverage.objects.filter(pk__in=list(old[:ROWS_AT_ONCE])).delete()[0]:
+            break
+    # A host's GPU keeps the series that it has while no job holds it.
+    over = GpuSeries.objects.filter(Q(job__isnull=False) | Q(gpu=None), first_ms=None, last_ms__lt=before_ms)
+    for _step in range(MOST_STEPS):
+        empty = over.filter(~Exists(GpuAverage.objects.filter(series=OuterRef("pk")))).order_by("pk")
+        if not GpuSeries.objects.filter(pk__in=list(empty.values_list("pk", flat=True)[:SERIES_AT_ONCE])).delete()[0]:
+            break

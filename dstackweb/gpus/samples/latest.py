@@ -1,0 +1,54 @@
+"""What each GPU was seen doing last, and what holds its clocks down."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.db.models import OuterRef, Q, Subquery
+
+from dstackweb.backends.models import Gpu
+from dstackweb.gpus.clock import interval_ms
+from dstackweb.gpus.models import GpuSeries
+from dstackweb.gpus.policy.window import MAX_GAP
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE
+
+HELD_BACK = {
+    0x04: "power_cap",
+    0x08: "hardware",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "power_brake",
+}
+"""NVML's bits (nvmlClocksEventReasons) that mean slower than it could be: not those of a GPU that idles, nor of clocks
+that somebody set."""
+
+
+def held_back(bits: int | None) -> list[str]:
+    """The codes of what holds a GPU's clocks down."""
+    return list(dict.fromkeys(code for bit, code in HELD_BACK.items() if (bits or 0) & bit))
+
+
+def is_fresh(series: GpuSeries, now_ms: int) -> bool:
+    """Whether its newest sample still tells of now: no longer ago than the gap that ends all verdicts."""
+    return series.last_ms is not None and now_ms - series.last_ms <= MAX_GAP * interval_ms()
+
+
+def newest(gpus: Collection[Gpu]) -> dict[str, GpuSeries]:
+    """By UUID, the series with the newest sample of each of these GPUs: of the job that had it last, or of none."""
+    of_jobs = GpuSeries.objects.filter(uuid=OuterRef("uuid"), job__isnull=False).order_by("-id").values("pk")[:1]
+    ids = Gpu.objects.filter(pk__in=[gpu.pk for gpu in gpus]).order_by().values(newest=Subquery(of_jobs))
+    found: dict[str, GpuSeries] = {}
+    for series in GpuSeries.objects.filter(Q(pk__in=ids) | Q(job=None, gpu__in=gpus)).exclude(last_ms=None):
+        before = found.get(series.uuid)
+        if before is None or (series.last_ms or 0) > (before.last_ms or 0):
+            found[series.uuid] = series
+    return found
+
+
+def elsewhere(project_id: int) -> list[GpuSeries]:
+    """GPUs of machines that are no hosts, under the project's jobs that are there now; by run, node and index."""
+    jobs = Job.objects.filter(run__project=project_id, status__in=JOB_ACTIVE, host=None)
+    rows = GpuSeries.objects.filter(job__in=jobs).exclude(last_ms=None)
+    related = rows.select_related("job__run__user", "job__run__project", "job__instance", "job__backend")
+    return list(related.order_by("job__run", "job__node", "index", "uuid"))

@@ -1,0 +1,67 @@
+"""Whether a person may change a run, and whether it is still as they saw it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import Forbidden, Invalid, Stale
+from dstackweb.runs.models import Move, Run
+from dstackweb.runs.queue import ordering
+
+LOOKED_AT = 20
+"""So many of a queue's latest moves are searched for the one that moved a run along."""
+
+
+def etag(run: Run) -> str:
+    """Covers only what people edit, so that it goes stale only when a person changed something."""
+    text = f"{run.pk}:{run.priority}:{run.queue_id}:{run.seniority_us}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def matches(if_match: str | None, run: Run) -> bool:
+    """Whether an `If-Match` names the run as it is. A proxy that compresses answers makes their tags weak (`W/"…"`)."""
+    return if_match is None or if_match.removeprefix("W/").strip('"') in ("*", etag(run))
+
+
+def stale(run: Run) -> Stale:
+    """What to raise for a run that is not as its editor saw it."""
+    return Stale(
+        f"run {run.name} was changed by {_last_editor(run)} since you looked: its priority is {run.priority} in queue "
+        f"{run.queue.name} now. Nothing of yours was applied; look and try again.",
+        run=run.name,
+        priority=run.priority,
+        queue=run.queue.name,
+        etag=etag(run),
+    )
+
+
+def _last_editor(run: Run) -> str:
+    """Who last changed the run, or moved another one that it gave way for."""
+    kinds = ("priority", "queue", "moved", "move_undone")
+    event = run.events.filter(kind__in=kinds).select_related("actor").last()
+    latest = Move.objects.filter(queue=run.queue_id).select_related("user").order_by("-at")[:LOOKED_AT]
+    move = next((move for move in latest if any(change[0] == run.pk for change in move.changes)), None)
+    if move is not None and (event is None or event.at < move.at):
+        return move.user.get_username()
+    return event.actor.get_username() if event and event.actor else "somebody"
+
+
+def may_change(run: Run, user: User, role: str) -> None:
+    """Members change their own runs, managers any. Raises Forbidden."""
+    if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):
+        return
+    raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can change it")
+
+
+def check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:
+    """Refuse what the caller may not ask for, rather than clamp it. Raises Invalid with the line of the file."""
+    if not ordering.PRIORITY_MIN <= priority <= ordering.PRIORITY_MAX:
+        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {priority}", line=line)
+    if priority > project.member_max_priority and not allows(role, "manager"):
+        msg = (
+            f"members may ask for a priority of up to {project.member_max_priority} here; "
+            f"a manager can raise it to {priority}"
+        )
+        raise Invalid.at("priority", msg=msg, line=line)

@@ -1,0 +1,133 @@
+"""Where waiting runs stand, read from the queue: who is where, next to whom, and how many are ahead. Nothing writes.
+
+What every move asks is asked by short statements of its own; the rest, by whose runs they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from django.db.models import Exists, OuterRef, QuerySet
+
+from dstackweb.accounts.models import User
+from dstackweb.lib.sql import rows
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs.queue.moves import NUDGE_US, Place
+
+FEW = 4
+"""Neighbours that are read at first."""
+CHUNK = 5000
+COLUMNS = (
+    *("uid", "name", "project", "queue", "user", "user__username", "status", "attempt"),
+    *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
+)
+"""What moves look at and tell."""
+EVERYBODY = 2**63 - 1
+FIRST, LAST = (-(2**63), 0), (EVERYBODY, EVERYBODY)
+"""Places (rank, id) ahead of every run, and behind."""
+
+Key = tuple[int, int]
+
+
+def place_of(run: Run) -> Place:
+    """A run as the order sees it."""
+    return Place(run.pk, run.rank, run.seniority_us, run.priority)
+
+
+def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
+    """These runs by id, with what moves look at. Locked in the order of their ids: behind the queue's row."""
+    found: dict[int, Run] = {}
+    keys = sorted(set(run_ids))
+    for start in range(0, len(keys), CHUNK):
+        runs = Run.objects.filter(pk__in=keys[start : start + CHUNK]).order_by("pk")
+        if lock:
+            runs = runs.select_for_update(of=("self",), no_key=True)
+        for run in runs.select_related("user").only(*COLUMNS):
+            if run.queue_id == queue.pk:
+                run.queue, run.project = queue, queue.project
+            found[run.pk] = run
+    return found
+
+
+def _ahead_of(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+    return waiting.filter(rank__lte=cut[0]).exclude(rank=cut[0], pk__gte=cut[1])
+
+
+def _from(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+    return waiting.filter(rank__gte=cut[0]).exclude(rank=cut[0], pk__lt=cut[1])
+
+
+def places_of(runs: QuerySet[Run]) -> list[Place]:
+    """Runs as the order sees them."""
+    return [Place(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
+
+
+_OLDEST = """
+SELECT seniority_us FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY seniority_us LIMIT 1
+"""
+_WALK = """
+SELECT id, rank, seniority_us, priority FROM runs_run
+WHERE queue_id = %s AND status = 'submitted' AND (rank, id) {0} (%s, %s)
+ORDER BY rank {1}, id {1} LIMIT %s
+"""
+_COUNT = """
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs_run
+    WHERE queue_id = %s AND status = 'submitted' AND (rank, id) >= (%s, %s) AND (rank, id) < (%s, %s)
+    ORDER BY rank, id LIMIT %s
+) AS counted
+"""
+
+
+def walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[Place]:
+    """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
+    size = FEW
+    while True:
+        sql = _WALK.format(*(("<", "DESC") if up else (">=", "ASC")))
+        found = [Place(*row) for row in rows(sql, [queue.pk, *cut, size])]
+        yield from (place for place in found if place.id not in skip)
+        if len(found) < size:
+            return
+        cut = found[-1].key if up else (found[-1].rank, found[-1].id + 1)
+        size = min(size * 8, 5000)
+
+
+def oldest_us(queue: Queue) -> int | None:
+    """The least seniority (µs) of those that wait; None where nobody does."""
+    found = rows(_OLDEST, [queue.pk])
+    return found[0][0] if found else None
+
+
+def span(waiting: QuerySet[Run], *places: Key) -> QuerySet[Run]:
+    """The runs from the first of these places on that are ahead of the last."""
+    return _from(_ahead_of(waiting, max(places)), min(places))
+
+
+def runs_ahead(queue: Queue, cuts: Iterable[Key], most: int | None = None) -> dict[Key, int | None]:
+    """How many waiting runs there are ahead of each place; None where there are more than `most`."""
+    counted: int | None = 0
+    since = FIRST
+    found: dict[Key, int | None] = {}
+    for cut in sorted(set(cuts)):
+        if cut == LAST:
+            counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
+        elif cut != FIRST and counted is not None:
+            [[more]] = rows(_COUNT, [queue.pk, *since, *cut, EVERYBODY if most is None else most + 1 - counted])
+            counted = None if most is not None and counted + more > most else counted + more
+        found[cut], since = counted, cut
+    return found
+
+
+def near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
+    """The runs beside these that a rank could collide with: hardly ever any."""
+    waiting = selectors.in_order(queue)
+    close = waiting.filter(rank__gte=OuterRef("rank") - NUDGE_US, rank__lte=OuterRef("rank") + NUDGE_US)
+    own = waiting.filter(user=user, rank__gte=slots[0].rank, rank__lte=slots[-1].rank)
+    ranks = set(own.filter(Exists(close.exclude(user=user))).values_list("rank", flat=True))
+    mine = {slot.id for slot in slots}
+    found: dict[int, Place] = {}
+    for rank in ranks | {slots[0].rank, slots[-1].rank}:
+        beside = places_of(waiting.filter(rank__gte=rank - NUDGE_US, rank__lte=rank + NUDGE_US))
+        found |= {place.id: place for place in beside if place.id not in mine}
+    return list(found.values())

@@ -1,0 +1,128 @@
+"""A queue's own row: whoever changes the order holds it, and managers change its settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, connection, transaction
+from django.db.models import BigIntegerField, F, Value
+from django.db.models.functions import Cast, Greatest
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid
+from dstackweb.runs import wakeups
+from dstackweb.runs.models import Queue, QueueCount, QueueEvent, Run
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.states import ACTIVE
+from dstackweb.runs.transitions import touch
+
+LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
+NAME = "letters, digits, dashes and underscores, at most 60"
+SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS)
+
+
+def now_us() -> int:
+    """Microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+def advance(queue_id: int) -> Queue:
+    """Take the next seniority of a queue, behind its row. Call first in a transaction."""
+    candidate = Value(now_us(), output_field=BigIntegerField())
+    Queue.objects.filter(pk=queue_id).update(
+        last_seniority_us=Greatest(F("last_seniority_us") + ordering.MIN_GAP_US, candidate)
+    )
+    return Queue.objects.select_related("project").get(pk=queue_id)
+
+
+def hold_queue(queue_id: int) -> Queue:
+    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction.
+
+    (On SQLite a transaction holds the whole database from its beginning.)
+    """
+    return Queue.objects.select_related("project").select_for_update(of=("self",), no_key=True).get(pk=queue_id)
+
+
+def refuse_draining(queue: Queue) -> None:
+    """Raises Conflict where a queue takes no new runs."""
+    if queue.draining:
+        raise Conflict(f"queue {queue.name} is draining: what waits in it still starts, but it takes no new runs")
+
+
+def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
+    """Change any of SETTINGS, tell passes and lists, and write down who did it. Managers only.
+
+    A new ageing step ranks every active run of the queue anew, in one statement behind its row. What is not given, or
+    is so already, stays as it is. Raises Forbidden, or Invalid with the setting that can't be.
+    """
+    if not allows(role, "manager"):
+        raise Forbidden("only managers change a queue's settings, pause it or resume it")
+    _check_names(settings)
+    with transaction.atomic():
+        held = hold_queue(queue.pk)
+        data = {name: [getattr(held, name), value] for name, value in settings.items() if getattr(held, name) != value}
+        for name, (_old, value) in data.items():
+            setattr(held, name, value)
+        _check(held)
+        if data:
+            held.save(update_fields=list(data))
+            if "ageing_minutes" in data:
+                _rank_anew(held)
+            QueueEvent.objects.create(queue=held, actor=user, data=data)
+            touch(held.pk)
+            wakeups.want_pass()
+    return held
+
+
+def create(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
+    """Make a queue; SETTINGS that are not given are as every queue begins. Managers only.
+
+    Raises Forbidden, Invalid for a name that is none, Conflict where it is taken.
+    """
+    if not allows(role, "manager"):
+        raise Forbidden("only managers make queues")
+    _check_names(settings)
+    queue = Queue(project=project, name=name, **settings)
+    _check(queue)
+    try:
+        with transaction.atomic():
+            queue.save(force_insert=True)
+            QueueCount.objects.create(queue=queue)
+            QueueEvent.objects.create(
+                queue=queue, actor=user, data={key: [None, value] for key, value in {"name": name, **settings}.items()}
+            )
+    except IntegrityError:
+        raise Conflict(f"a queue called {name!r} is there already") from None
+    return queue
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    if unknown := settings.keys() - set(SETTINGS):
+        raise Invalid.at(min(unknown), msg=f"a queue has no setting called {min(unknown)!r}")
+
+
+def _check(queue: Queue) -> None:
+    """Refuse what the fields refuse, each with its reason."""
+    try:
+        queue.clean_fields()
+    except ValidationError as error:
+        name, messages = next(iter(error.message_dict.items()))
+        told = f"{queue.name[:60]!r} is no name of a queue: {NAME}" if name == "name" else f"{name}: {messages[0]}"
+        raise Invalid.at(name, msg=told) from None
+
+
+def _rank_anew(queue: Queue) -> None:
+    """Give every run that is in the queue, or may come back to it, the rank of the queue's step."""
+    runs = Run.objects.filter(queue=queue, status__in=ACTIVE)
+    if connection.features.has_select_for_update:
+        # One statement locks rows as it meets them; others lock them by id.
+        for _pk in runs.select_for_update().order_by("pk").values_list("pk").iterator(chunk_size=10_000):
+            pass
+    # 64 bits: the step times the priority is beyond the 32 that PostgreSQL multiplies a small integer in.
+    points = Cast(F("priority"), BigIntegerField())
+    step = Value(queue.step_us, output_field=BigIntegerField())
+    runs.update(rank=F("seniority_us") - points * step, version=F("version") + 1)

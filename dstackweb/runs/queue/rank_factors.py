@@ -1,0 +1,55 @@
+"""What a waiting run's place comes from: the factors of its rank, in numbers that people know (DESIGN 5)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from dstackweb.accounts.models import User
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Run
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.states import RunStatus
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Why a run stands where it does.
+
+    `aged_points` are the points of priority that its seniority is worth against a run submitted now; a move by hand
+    changes them. `position` counts from 1, None while it doesn't wait. A run submitted now stands behind it with a
+    priority below `ahead_of_priority`: None when it would with any, and while this one doesn't wait.
+    """
+
+    priority: int
+    submitted_at: dt.datetime
+    aged_points: float
+    moved_by: User | None
+    moved_at: dt.datetime | None
+    position: int | None
+    ahead_of_priority: int | None
+
+
+def factors(run: Run, now: dt.datetime) -> Factors:
+    """The factors of a run at this time."""
+    newest = ordering.next_seniority(round(now.timestamp() * 1_000_000), run.queue.last_seniority_us)
+    step = run.queue.step_us
+    waits = run.status == RunStatus.SUBMITTED
+    return Factors(
+        priority=run.priority,
+        submitted_at=run.submitted_at,
+        aged_points=max(0, newest - run.seniority_us) / step,
+        moved_by=run.moved_by,
+        moved_at=run.moved_at,
+        position=selectors.position(run),
+        ahead_of_priority=overtaking_priority(run.rank, newest, step) if waits else None,
+    )
+
+
+def overtaking_priority(rank: int, newest_us: int, step: int) -> int | None:
+    """The least priority with which a run of seniority `newest_us` goes ahead of `rank`; None when even 100 doesn't.
+
+    At an equal rank the later run stands behind.
+    """
+    least = max(ordering.PRIORITY_MIN, (newest_us - rank) // step + 1)
+    return least if least <= ordering.PRIORITY_MAX else None

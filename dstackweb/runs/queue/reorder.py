@@ -1,0 +1,285 @@
+"""Moving waiting runs by hand: what it would do, doing it, taking it back (DESIGN 5, reorder).
+
+All of it happens behind the queue's row, so that the order that a plan was made for is the order it is written to.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
+from dstackweb.runs import wakeups
+from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
+from dstackweb.runs.models import Move, Queue, Run, RunEvent
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.moves import Change
+from dstackweb.runs.queue.positions import read, runs_ahead
+from dstackweb.runs.queue.queue_neighbors import COUNTED, Preview, RunChange, Target, read_to_move, reordering
+from dstackweb.runs.queue.queues import hold_queue, now_us
+from dstackweb.runs.states import ENDED, WAITING, RunStatus
+from dstackweb.runs.transitions import touch
+
+__all__ = ["UNDO_S", "Moved", "Preview", "RunChange", "Target", "move", "preview", "set_priorities", "undo", "undoable"]
+
+UNDO_S = 10
+"""How long people are offered to take a move back."""
+UNDO_GRACE_S = 3
+"""What the answer to that offer may take on its way."""
+Stamp = tuple[dt.datetime | None, int | None]
+"""When and by whom a run was moved last."""
+
+
+@dataclass(frozen=True)
+class Moved(Preview):
+    """What a move did, and the number to take it back by: None where there is nothing to take back.
+
+    Positions are told to COUNTED and a little.
+    """
+
+    move_id: int | None
+
+
+def preview(runs: Sequence[Run], user: User, role: str, target: Target) -> Preview:
+    """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
+    queue = _queue_of(runs)
+    found, target = read_to_move(queue, [run.pk for run in runs], target)
+    return reordering(queue, found, user, role, target, now_us()).preview
+
+
+def move(
+    runs: Sequence[Run], user: User, role: str, target: Target, if_match: Mapping[int, str] | None = None
+) -> Moved:
+    """Put waiting runs of one queue where `target` says; they keep their order among each other (R24).
+
+    A manager's stand exactly there. A member's change places with the member's other runs, so that nobody else's
+    position changes. All or nothing; `if_match` has the etags of runs as they were seen, by id.
+    Raises Stale with what changed, Conflict for a run that doesn't wait, Forbidden, Invalid, NotFound.
+    """
+    with transaction.atomic():
+        queue = hold_queue(_queue_of(runs).pk)
+        found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
+        _check_seen(runs, found, if_match)
+        plan = reordering(queue, found, user, role, target, now_us(), COUNTED)
+        told = plan.preview
+        if not plan.written:
+            return Moved(told.changes, told.slips, told.slips_total, told.exact, None)
+        at = timezone.now()
+        along = read(queue, {change.id for change in plan.written} - found.keys(), lock=True)
+        _check_there(along.values())
+        before = found | along
+        moved = {change.run.pk for change in told.changes}
+        written = {change.id: change for change in plan.written}
+        for pk in moved - written.keys():
+            written[pk] = Change(pk, before[pk].seniority_us, before[pk].priority)
+        _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
+        _record_moves(told.changes, target, user, at)
+        _record_priorities([change for change in written.values() if change.id in along], before, user, at)
+        made = _remember(queue, user, at, written.values(), before, moved)
+        touch(queue.pk)
+        wakeups.want_pass()
+    return Moved(told.changes, told.slips, told.slips_total, told.exact, made.pk)
+
+
+def set_priorities(
+    runs: Sequence[Run], user: User, role: str, priority: int, if_match: Mapping[int, str] | None = None
+) -> Moved:
+    """Give runs of one queue this priority, all or none (R24). One that waits changes its place with it.
+
+    For a placed run it is recorded, and holds if it comes back to the queue. Positions are not looked up.
+    Raises Stale with what changed, Conflict for a run that has ended, Forbidden, Invalid, NotFound.
+    """
+    for run in runs:
+        may_change(run, user, role)
+        check_priority(run.project, role, priority)
+    with transaction.atomic():
+        queue = hold_queue(_queue_of(runs).pk)
+        before = read(queue, (run.pk for run in runs), lock=True)
+        fresh = _check_seen(runs, before, if_match)
+        for run in fresh:
+            if run.status in ENDED:
+                raise Conflict(f"run {run.name} has already ended ({run.status}); its priority no longer matters")
+        at = timezone.now()
+        changed = [run for run in fresh if run.priority != priority]
+        if not changed:
+            return Moved([], [], 0, True, None)
+        written = [Change(run.pk, run.seniority_us, priority) for run in changed]
+        _write(queue, written, before, {})
+        _record_priorities(written, before, user, at)
+        waiting = {run.pk for run in changed if run.status in WAITING}
+        to_undo = [change for change in written if change.id in waiting]
+        made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
+        touch(queue.pk)
+        wakeups.want_pass()
+    changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
+    return Moved(changes, [], 0, True, made.pk if made else None)
+
+
+def undoable(queue: Queue, user: User) -> Move | None:
+    """The member's latest move in this queue that can still be taken back."""
+    since = timezone.now() - dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S)
+    return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
+
+
+def undo(move_id: int, user: User, role: str) -> Moved:
+    """Take a move back, by who made it and within UNDO_S: every run stands as before, and looks as if never moved.
+
+    Raises Stale where one of them has changed since or left the queue, Conflict when it is too late or was done
+    before, Forbidden, NotFound.
+    """
+    found = Move.objects.filter(pk=move_id).first()
+    if found is None:
+        raise NotFound("this move is not there any more: it can't be taken back")
+    if found.user_id != user.pk or not allows(role, "member"):
+        raise Forbidden("only who moved a run can take the move back")
+    with transaction.atomic():
+        queue = hold_queue(found.queue_id)
+        found.refresh_from_db()
+        at = timezone.now()
+        if found.undone_at is not None:
+            raise Conflict("this move has been taken back already")
+        if at - found.at > dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S):
+            raise Conflict(f"a move can be taken back for {UNDO_S} seconds; this one is older. Nothing was changed.")
+        told = _take_back(queue, found.changes, user, at)
+        Move.objects.filter(pk=found.pk).update(undone_at=at)
+        touch(queue.pk)
+        wakeups.want_pass()
+    return Moved(told, [], 0, True, None)
+
+
+def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
+    before = read(queue, (pk for pk, *_states in changes), lock=True)
+    for pk, _was, became, _moved in changes:
+        if pk not in before or before[pk].queue_id != queue.pk or before[pk].status not in WAITING:
+            raise _gone(before.get(pk))
+        if [before[pk].seniority_us, before[pk].priority] != became:
+            raise stale(before[pk])
+    moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
+    told = {pk: before[pk] for pk in (moved or before)}
+    position_before = _positions(queue, told)
+    back = [Change(pk, *was) for pk, was, _became, _moved in changes]
+    stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
+    _write(queue, back, before, stamps)
+    position_after = _positions(queue, told)
+    now = {change.id: change.priority for change in back}
+    undone = [
+        RunChange(run, run.priority, now[pk], position_before.get(pk), position_after.get(pk))
+        for pk, run in told.items()
+    ]
+    RunEvent.objects.bulk_create(
+        _event(change, "move_undone", user, at, {}) for change in undone if change.run.pk in moved
+    )
+    _record_priorities([change for change in back if change.id not in moved], before, user, at)
+    return undone
+
+
+def _queue_of(runs: Sequence[Run]) -> Queue:
+    """The one queue of these runs as they were read."""
+    if not runs:
+        raise Invalid.at("runs", msg="name at least one run")
+    if len({run.queue_id for run in runs}) > 1:
+        raise Invalid.at("runs", msg="these runs are not all in one queue")
+    return runs[0].queue
+
+
+def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
+    """The runs as they are `now`, in the order given. Raises Stale for one that is not as its editor saw it."""
+    for run in runs:
+        if run.pk not in now:
+            raise NotFound(f"run {run.name} is not there any more; nothing was changed")
+        fresh = now[run.pk]
+        if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
+            raise stale(fresh)
+    return [now[run.pk] for run in runs]
+
+
+def _check_there(along: Iterable[Run]) -> None:
+    """Refuse a plan in which a run that was to give way has left the line since: its place is nobody's to give.
+
+    Raises Conflict.
+    """
+    for run in along:
+        if run.status != RunStatus.SUBMITTED:
+            raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
+
+
+def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], stamps: Mapping[int, Stamp]) -> None:
+    """Write seniority, priority and the rank that follows, and who moved which when. The runs are locked."""
+    step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
+    rows = []
+    for change in sorted(changes, key=lambda change: change.id):
+        run = before[change.id]
+        at, by = stamps.get(run.pk, (run.moved_at, run.moved_by_id))
+        rank = ordering.rank(change.seniority_us, change.priority, step)
+        rows.append((change.seniority_us, change.priority, rank, stored(at) if at else None, by, run.pk))
+    sql = (
+        "UPDATE runs_run SET seniority_us = %s, priority = %s, rank = %s, moved_at = %s, moved_by_id = %s, "
+        "version = version + 1 WHERE id = %s"
+    )
+    with connection.cursor() as cursor:
+        cursor.executemany(sql, rows)
+
+
+def _record_moves(changes: Iterable[RunChange], target: Target, user: User, at: dt.datetime) -> None:
+    where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
+    RunEvent.objects.bulk_create(_event(change, "moved", user, at, where) for change in changes)
+
+
+def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
+    """An event for each run whose priority became another."""
+    RunEvent.objects.bulk_create(
+        RunEvent(
+            run=run,
+            kind="priority",
+            actor=user,
+            attempt=run.attempt,
+            at=at,
+            data={"from": run.priority, "to": change.priority},
+        )
+        for change in changes
+        if (run := before[change.id]).priority != change.priority
+    )
+
+
+def _event(change: RunChange, kind: str, user: User, at: dt.datetime, more: dict[str, Any]) -> RunEvent:
+    data = {
+        "from": change.position_before,
+        "to": change.position_after,
+        "priority": [change.priority_before, change.priority_after],
+    }
+    return RunEvent(run=change.run, kind=kind, actor=user, attempt=change.run.attempt, at=at, data=data | more)
+
+
+def _remember(
+    queue: Queue, user: User, at: dt.datetime, written: Iterable[Change], before: Mapping[int, Run], moved: set[int]
+) -> Move:
+    """Keep what was written, for undo."""
+    changes = []
+    for change in sorted(written, key=lambda change: change.id):
+        run = before[change.id]
+        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if run.pk in moved else None
+        changes.append([run.pk, [run.seniority_us, run.priority], [change.seniority_us, change.priority], stamp])
+    return Move.objects.create(queue=queue, user=user, at=at, changes=changes)
+
+
+def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
+    """The positions of those that have one, where they are told."""
+    waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
+    keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
+    ahead = runs_ahead(queue, keys.values(), COUNTED)
+    return {pk: None if (n := ahead[key]) is None else n + 1 for pk, key in keys.items()}
+
+
+def _gone(run: Run | None) -> Stale:
+    """A run that was moved and is in the queue no more."""
+    if run is None:
+        return Stale("a run of this move is not there any more; nothing was taken back")
+    told = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"
+    return Stale(f"run {run.name} {told} now; nothing was taken back", run=run.name, status=run.status)

@@ -1,0 +1,112 @@
+"""The work on the machine where jobs run: each has its runner, a stopped one ends, and every end is told.
+
+Called by the host's own cluster. One step, safe to repeat at any moment: the runner decides from its own files
+whether to start, to salvage or to do nothing, and the API lets only one runner claim a job.
+"""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+from django.conf import settings
+from django.core import signing
+
+from dstackweb.backends.contract import Availability, Handle, Offer, Presence, StartFailed
+from dstackweb.backends.hosts import local
+from dstackweb.backends.registry import hosts
+from dstackweb.runs.attempts import ended
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler.monitoring.job_watch import KILL_MARGIN_S
+from dstackweb.spec.launch import LaunchSpec
+
+log = logging.getLogger(__name__)
+
+NO_STATE_S = 60.0
+"""A claimed job that has been silent this long, whose runner is gone and can't be brought back, is over."""
+
+JOB_SALT = "dstackweb.job"
+
+
+def job_token(job_id: UUID) -> str:
+    """The bearer token of one job's runner: signed, so that nothing needs to be stored to check it."""
+    return signing.Signer(salt=JOB_SALT).sign(str(job_id))
+
+
+def job_of_token(token: str) -> UUID | None:
+    """The job that a token was made for; None for any other string."""
+    try:
+        return UUID(signing.Signer(salt=JOB_SALT).unsign(token))
+    except (signing.BadSignature, ValueError):
+        return None
+
+
+def look_at_job(job_id: str) -> None:
+    """Bring one job of this machine forward: start or revive its runner, or make it stop."""
+    job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
+    if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
+        return
+    backend, handle = hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
+    overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
+    if overdue and not backend.stop(handle, grace_s=None):
+        log.warning("%s: its processes don't die yet; looking again", job)
+        return
+    presence = backend.observe(handle)
+    if presence == Presence.ALIVE:
+        if job.status == JobStatus.TERMINATING:
+            backend.stop(handle, job.stop_grace_s or 0)
+        return
+    if presence == Presence.GONE and job.claim_nonce and job.silent_s > NO_STATE_S:
+        ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the host")
+        return
+    try:
+        backend.start(launch_spec(job), _offer(job))
+    except StartFailed as error:
+        log.error("%s does not start yet, looking again: %s", job, error)
+        _remember(job, str(error))
+    except Exception as error:
+        log.exception("%s does not start yet, looking again", job)
+        _remember(job, f"{type(error).__name__}: {error}")
+
+
+def look_over_host(host: str) -> None:
+    """Look at every active job of a machine that may need it. A healthy running job costs one flock."""
+    for job in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE):
+        if job.status == JobStatus.TERMINATING or not local.runner_alive(job.pk):
+            look_at_job(str(job.pk))
+
+
+def _remember(job: Job, why: str) -> None:
+    """Keep why a job did not start, for the message of the deadline that may follow."""
+    Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
+
+
+def launch_spec(job: Job) -> LaunchSpec:
+    """All that a backend learns of a job."""
+    return LaunchSpec(
+        job_id=str(job.pk),
+        run_name=job.run.name,
+        run_uid=str(job.run.uid),
+        attempt=job.attempt,
+        node=job.node,
+        nodes=Job.objects.filter(run=job.run_id, attempt=job.attempt).count(),
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        api_url=settings.DSTACKWEB_API_URL,
+        token=job_token(job.pk),
+        gpu_uuids=tuple(job.gpus),
+    )
+
+
+def _offer(job: Job) -> Offer:
+    """The offer that the job was placed on."""
+    assert job.host is not None
+    return Offer(
+        backend=job.backend.name,
+        instance_type=job.host.name,
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        availability=Availability.IDLE,
+        host_id=job.host.pk,
+    )

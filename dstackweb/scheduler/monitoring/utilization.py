@@ -1,0 +1,246 @@
+"""What is done about a job that leaves its GPUs unused: people are told, and then its run is stopped (DESIGN 8).
+
+What a sample showed is only a hint to look: everything is read and judged again here, behind the run's row, and a stop
+needs the stored samples to say so too. So each step may be lost, doubled or killed: the next sample brings it back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import translation
+
+from dstackweb.gpus import wording
+from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
+from dstackweb.gpus.policy import binding, exemptions
+from dstackweb.gpus.policy.policy_status import index_of
+from dstackweb.gpus.policy.warnings import Act, Case, due, warned
+from dstackweb.gpus.policy.window import UNKNOWN, Kind, Verdict, judge
+from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.selectors import in_order
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
+from dstackweb.runs.transitions import lock_run, move_run, record, touch
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 50
+"""So many of a queue's first runs are searched for one that wants GPUs."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A running job that is held to a policy, with what was seen of its GPUs."""
+
+    job: Job
+    bound: JobPolicy
+    series: Sequence[GpuSeries]
+    now_ms: int
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """By its stretches; unknown where its policy has no minimum."""
+        if self.bound.min_gpu_utilization is None:
+            return UNKNOWN
+        gpus = binding.stretches(self.job.gpus, self.series)
+        return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
+
+
+def act(job_id: UUID, now: dt.datetime) -> Act:
+    """Do what is due about a job at `now`, and say what that was. A job that is no more is none to act on."""
+    job = Job.objects.select_related("run__project").filter(pk=job_id, status=JobStatus.RUNNING).first()
+    if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
+        return Act.NOTHING
+    # Most looks find nothing to do: they take no lock and wake no page.
+    nodes = _nodes([job], now)
+    if not any(_is_outdated(node) or _due(node, job.run, now) != Act.NOTHING for node in nodes):
+        return Act.NOTHING
+    with transaction.atomic():
+        done = _act(lock_run(job.run_id), job_id, now)
+    if done != Act.NOTHING:
+        bound = nodes[0].bound
+        log.info(
+            "%s of %s: %s by its policy of %s %% over %s s",
+            job, job.run.project, done.value, bound.min_gpu_utilization, bound.time_window_s,
+        )  # fmt: skip
+    return done
+
+
+def _act(run: Run, job_id: UUID, now: dt.datetime) -> Act:
+    """The same, behind the run's row."""
+    if run.status != RunStatus.RUNNING:
+        return Act.NOTHING
+    jobs = list(Job.objects.filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE).order_by("node"))
+    for job in jobs:
+        job.run = run
+    nodes = _nodes([job for job in jobs if job.status == JobStatus.RUNNING], now, lock=True)
+    mine = next((node for node in nodes if node.job.pk == job_id), None)
+    if mine is None:
+        return Act.NOTHING
+    if _is_outdated(mine):
+        binding.rebind(mine.job)
+        return Act.NOTHING
+    found = _due(mine, run, now)
+    match found:
+        case Act.NOTICE:
+            return _notice(run, mine, nodes, now)
+        case Act.STOP:
+            return _stop(run, mine, jobs, now)
+        case Act.WOULD_STOP:
+            return _tell(run, mine, nodes, jobs, now)
+    return found
+
+
+def _nodes(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) -> list[_Node]:
+    """Those of the jobs that are bound to a policy, be it that of having none."""
+    ids = [job.pk for job in jobs]
+    series: defaultdict[UUID | None, list[GpuSeries]] = defaultdict(list)
+    rows = GpuSeries.objects.filter(job__in=ids).order_by("pk")
+    for one in rows.select_for_update(no_key=True) if lock else rows.defer("processes"):
+        series[one.job_id].append(one)
+    policies = {bound.job_id: bound for bound in JobPolicy.objects.filter(job__in=ids)}
+    return [
+        _Node(job, bound, series[job.pk], to_ms(now)) for job in jobs if (bound := policies.get(job.pk)) is not None
+    ]
+
+
+def _is_outdated(node: _Node) -> bool:
+    """Whether the job is held to something else than its run's policy says."""
+    return not binding.is_bound_to(node.bound, node.job, binding.policy_of(node.job.run))
+
+
+def _due(node: _Node, run: Run, now: dt.datetime) -> Act:
+    until = exemptions.kept_until(run.pk)
+    case = Case(
+        window_ms=node.bound.time_window_s * 1000,
+        only_tells=node.bound.action == "notify" or exemptions.policies_of(run.project).observe_only,
+        noticed_ms=node.bound.noticed_ms,
+        acted_ms=node.bound.acted_ms,
+        paused_until_ms=to_ms(until) if until else None,
+    )
+    return due(case, node.verdict, node.now_ms)
+
+
+def _notice(run: Run, node: _Node, nodes: Sequence[_Node], now: dt.datetime) -> Act:
+    """Tell people once of a low stretch of the run, whichever of its nodes it began on."""
+    JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=node.verdict.low_since_ms)
+    if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
+        return Act.NOTHING
+    until = exemptions.kept_until(run.pk)
+    stops_ms = warned(
+        node.verdict, node.bound.time_window_s * 1000, to_ms(until) if until else None, node.now_ms
+    ).stops_ms
+    stops_at = to_moment(stops_ms).isoformat() if stops_ms is not None else None
+    told = {**_told(run, node, node.verdict), "stops_at": stops_at}
+    record(run, "utilization_notice", told, node=node.job.node, attempt=node.job.attempt, at=now)
+    touch(run.queue_id)
+    return Act.NOTICE
+
+
+def _tell(run: Run, node: _Node, nodes: Sequence[_Node], jobs: Sequence[Job], now: dt.datetime) -> Act:
+    """Note that the run would have been stopped, once for a low stretch of it. Where its policy notifies, people are
+    told of it by that."""
+    verdict = _sure(node)
+    if verdict is None:
+        return Act.NOTHING
+    low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
+    told_of = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
+    JobPolicy.objects.filter(pk=node.job.pk).update(**told_of)
+    if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
+        return Act.NOTHING
+    told = _told(run, node, verdict) | {"notifies": notifies}
+    record(run, "utilization_would_stop", told, node=node.job.node, attempt=node.job.attempt, at=now)
+    _enter(run, node, verdict, jobs, now, observed=True)
+    touch(run.queue_id)
+    return Act.WOULD_STOP
+
+
+def _stop(run: Run, node: _Node, jobs: Sequence[Job], now: dt.datetime) -> Act:
+    """Stop the run, all of its nodes, with an entry in the ledger."""
+    verdict = _sure(node)
+    if verdict is None:
+        return Act.NOTHING
+    told = _told(run, node, verdict)
+    with translation.override("en"):
+        message = wording.was_low(told) + "."
+    if first := _first_in_line(run):
+        told["next"] = first
+    JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)
+    _enter(run, node, verdict, jobs, now, observed=False)
+    move_run(
+        run,
+        RunStatus.TERMINATING,
+        now=now,
+        event="utilization_stop",
+        data={"reason": Reason.UTILIZATION_POLICY, **told},
+        stop_reason=Reason.UTILIZATION_POLICY,
+        status_message=message,
+    )
+    stop_jobs(run, Reason.UTILIZATION_POLICY, grace_s=None)
+    settle(run)
+    return Act.STOP
+
+
+def _sure(node: _Node) -> Verdict | None:
+    """The verdict by the stored samples, when it is to stop by them too."""
+    verdict = binding.confirmed(node.bound, node.job.gpus, node.series, node.now_ms)
+    return verdict if verdict.kind == Kind.STOP else None
+
+
+def _told(run: Run, node: _Node, verdict: Verdict) -> dict[str, Any]:
+    """What events say of a low stretch."""
+    assert verdict.low_since_ms is not None
+    return {
+        "gpu": index_of(node.job, node.series, verdict),
+        "node": node.job.node,
+        "nodes": run.spec.get("nodes", 1),
+        "min": node.bound.min_gpu_utilization,
+        "window_s": node.bound.time_window_s,
+        "scope": node.bound.scope,
+        "low_since": to_moment(verdict.low_since_ms).isoformat(),
+    }
+
+
+def _enter(
+    run: Run, node: _Node, verdict: Verdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
+) -> PolicyStop:
+    """An entry in the ledger: what the run held, and until when it could have."""
+    assert verdict.low_since_ms is not None
+    assert node.bound.min_gpu_utilization is not None
+    began = min(job.started_at for job in jobs if job.started_at is not None)
+    return PolicyStop.objects.create(
+        project_id=run.project_id,
+        run=run,
+        run_name=run.name,
+        user_id=run.user_id,
+        attempt=run.attempt,
+        node=node.job.node,
+        at=now,
+        observed=observed,
+        min_gpu_utilization=node.bound.min_gpu_utilization,
+        time_window_s=node.bound.time_window_s,
+        scope=node.bound.scope,
+        low_since=to_moment(verdict.low_since_ms),
+        gpu_index=index_of(node.job, node.series, verdict),
+        gpus=[uuid for job in jobs for uuid in job.gpus],
+        price=sum((job.price for job in jobs), Decimal(0)),
+        until=began + dt.timedelta(seconds=run.limit_s) if run.limit_s is not None else None,
+    )
+
+
+def _first_in_line(run: Run) -> str:
+    """The first run of the same queue that waits for GPUs; empty where none does."""
+    for name, wants in in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:LOOKED_AT]:
+        if wants:
+            return str(name)
+    return ""

@@ -1,0 +1,182 @@
+"""Writing what a pass has decided: many placements and verdicts in one transaction, or none of them (DESIGN 5)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from dstackweb.backends.hosts.fit import Fit
+from dstackweb.backends.models import Backend, Host, Instance
+from dstackweb.runs import wakeups
+from dstackweb.runs.allocations import Claim, Taken, claim_all
+from dstackweb.runs.models import Job, Queue, Run, Verdict
+from dstackweb.runs.queue.queues import LIMITS
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import MovedOn, move_runs
+from dstackweb.scheduler.cloud import idle
+from dstackweb.scheduler.cloud.provisioning import machine_for, on_offer
+from dstackweb.scheduler.passes import reservations
+from dstackweb.scheduler.passes.claim import keep
+from dstackweb.scheduler.passes.market import HOSTS
+from dstackweb.scheduler.passes.reservations import Change
+from dstackweb.scheduler.placement.hosts import Placed, Waits
+from dstackweb.scheduler.placement.offers import Bought
+
+READ = ("paused", *LIMITS)
+"""What a decision read of its queue, and what must be so still when it is written."""
+
+
+class Changed(Exception):
+    """A queue was paused or given other limits, or an idle machine was taken or ended, after the pass had read it."""
+
+
+STALE = (Changed, MovedOn, Taken)
+"""What the pass read is no longer so; nothing was written."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A run of a queue (as the pass read it), and a place for each of its nodes: on hosts, or on offers."""
+
+    run: Run
+    queue: Queue
+    where: Placed | Bought
+
+
+Verdicts = Mapping[tuple[Queue, str], Waits | None]
+"""Why a queue's runs of a shape wait from now on; None: they don't any more."""
+
+
+def write(
+    generation: int,
+    backends: Mapping[str, Backend],
+    placements: Sequence[Placement],
+    verdicts: Verdicts,
+    change: Change | None = None,
+) -> None:
+    """Write all of it, with what becomes of the reservation; `backends` by name.
+
+    Raises one of STALE, or Outdated when a newer pass has begun, having written nothing.
+    Rows are locked in the order in which everybody does: pass, queues, runs, queue counters, progress, hosts.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        keep(generation)
+        _hold({one.queue for one in placements} | {queue for queue, _ in verdicts})
+        seen = reservations.write(change, now) if change else set()
+        # Copies: the runs stay as they were read, for another try, should all of this roll back.
+        runs = [copy(one.run) for one in placements]
+        _tell(verdicts, now)
+        move_runs(
+            runs,
+            RunStatus.PROVISIONING,
+            now=now,
+            data=[{"nodes": _nodes(one)} for one in placements],
+            touched={queue.pk for queue, _ in verdicts} | seen,
+        )
+        _make_jobs(zip(runs, placements, strict=True), backends, now)
+
+
+def _hold(queues: Iterable[Queue]) -> None:
+    """Lock the queues, in one order, as they were read."""
+    for queue in sorted(queues, key=lambda queue: queue.pk):
+        as_read = {name: getattr(queue, name) for name in READ}
+        if not Queue.objects.filter(pk=queue.pk, **_guard(as_read)).update(paused=queue.paused):
+            raise Changed(f"queue {queue} was changed")
+
+
+def _guard(values: Mapping[str, object]) -> dict[str, object]:
+    return {f"{name}__isnull" if value is None else name: True if value is None else value
+            for name, value in values.items()}  # fmt: skip
+
+
+def _nodes(one: Placement) -> list[dict[str, object]]:
+    """Where the nodes went, for the event."""
+    if isinstance(one.where, Placed):
+        return [
+            {"node": node, "host": fit.host_name, "gpus": len(fit.gpu_uuids)} for node, fit in enumerate(one.where.fits)
+        ]
+    return [
+        {
+            "node": node,
+            "backend": offer.backend,
+            "region": offer.region,
+            "instance_type": offer.instance_type,
+            "spot": offer.spot,
+            "price": str(offer.price),
+            "gpus": offer.gpu_count,
+            **({"idle": True} if "instance" in offer.detail else {}),
+        }
+        for node, offer in enumerate(one.where.offers)
+    ]
+
+
+def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
+    """The nodes' jobs; on hosts they claim what they take, on clouds a machine: an idle one, or a new row."""
+    jobs: list[Job] = []
+    claims: list[tuple[Job, Claim]] = []
+    machines: list[Instance] = []
+    reused: list[tuple[UUID, Job]] = []
+    for run, one in placed:
+        made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
+        jobs += made
+        if isinstance(one.where, Placed):
+            claims += [
+                (_on_host(job, fit, backends), _claim(fit)) for job, fit in zip(made, one.where.fits, strict=True)
+            ]
+        else:
+            for job, offer in zip(made, one.where.offers, strict=True):
+                on_offer(job, offer, backends[offer.backend])
+                if (machine := machine_for(job, offer)) is not None:
+                    machines.append(machine)
+                elif "instance" in offer.detail:
+                    reused.append((UUID(offer.detail["instance"]), job))
+    Instance.objects.bulk_create(machines)
+    Job.objects.bulk_create(jobs)
+    claim_all(claims)
+    for instance_id, job in sorted(reused, key=lambda pair: pair[0]):
+        if not idle.take(instance_id, job.pk, job.run.project_id, now):
+            raise Changed(f"machine {instance_id} is no longer idle")
+        Job.objects.filter(pk=job.pk).update(instance=instance_id)
+        job.instance_id = instance_id
+    hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
+    for job, claim in claims:
+        job.host = hosts[claim.host_id]
+    wakeups.want_look(jobs)
+
+
+def _on_host(job: Job, fit: Fit, backends: Mapping[str, Backend]) -> Job:
+    job.backend, job.host_id = backends[HOSTS], fit.host_id
+    job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
+    return job
+
+
+def _claim(fit: Fit) -> Claim:
+    return Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)
+
+
+def _tell(verdicts: Verdicts, now: dt.datetime) -> None:
+    """Keep new verdicts, end others."""
+    ended: defaultdict[Queue, list[str]] = defaultdict(list)
+    for (queue, shape), waits in verdicts.items():
+        if waits is None:
+            ended[queue].append(shape)
+    for queue, shapes in ended.items():
+        Verdict.objects.filter(queue=queue, shape__in=shapes).delete()
+    Verdict.objects.bulk_create(
+        [
+            Verdict(queue=queue, shape=shape, reason=waits.reason, data=waits.data, at=now)
+            for (queue, shape), waits in verdicts.items()
+            if waits is not None
+        ],
+        update_conflicts=True,
+        unique_fields=["queue", "shape"],
+        update_fields=["reason", "data", "at"],
+    )

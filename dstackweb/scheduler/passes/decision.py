@@ -1,0 +1,147 @@
+"""Why not me: what a pass would decide on one run now, and each place that it would try, with why it is none.
+
+The same pure functions as the pass uses, on the rows as they are. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from django.utils import timezone
+from pydantic import ValidationError
+
+from dstackweb.backends.contract import Offer
+from dstackweb.backends.hosts.fit import HostView, Miss, fit
+from dstackweb.runs.models import Run
+from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.passes import loading
+from dstackweb.scheduler.passes.market import HOSTS, Market
+from dstackweb.scheduler.passes.reservations import Shown, shown, stored
+from dstackweb.scheduler.placement import limits, offers
+from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
+from dstackweb.scheduler.placement.hosts import Waiting, Waits, gang
+from dstackweb.scheduler.placement.limits import gpus_asked
+from dstackweb.spec import labels
+from dstackweb.spec.effective import EffectiveSpec
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One place and how it did: `fits`, or a code with its numbers (`why_words.tried`).
+
+    `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
+    """
+
+    backend: str
+    where: str
+    code: str
+    data: dict[str, Any] = field(default_factory=dict)
+    price: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`outcome` is a reason with its numbers in `data`; `starting` where it fits, `not_waiting` outside the queue.
+
+    `limits` are all that hold it up, `budget` is the project's where the run may cost money, and `reservation` what is
+    kept for this run or, where that matters to it, for another.
+    """
+
+    outcome: str
+    data: dict[str, Any]
+    tried: list[Tried]
+    at: dt.datetime
+    reservation: Shown | None = None
+    limits: list[Waits] = field(default_factory=list)
+    budget: Budget | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the next pass that comes to it places it."""
+        return self.outcome == "starting"
+
+
+def decide_now(run: Run) -> Decision:
+    """What a pass would decide on this run (read with its queue and project), were it its turn."""
+    now = timezone.now()
+    if run.status != RunStatus.SUBMITTED:
+        return Decision("not_waiting", {}, [], now)
+    try:
+        spec = EffectiveSpec.model_validate(run.spec)
+    except ValidationError:
+        return Decision("backend_unavailable", {"code": "unreadable"}, [], now)
+    kept = stored()
+    capacity = loading.capacity([run.queue], Market(), now, kept.reserved if kept else None)
+    waiting = loading.waiting(run, run.queue, spec)
+    outcome = capacity.decide(waiting)
+    found = [Waits("queue_paused")] if run.queue.paused else []
+    if isinstance(outcome, Waits):
+        found.append(outcome)
+    final = most_permanent(found) if found else Waits("starting")
+    tries = list(tried(waiting, capacity))
+    matters = kept is not None and (kept.run_id == run.pk or any(one.code == "reserved" for one in tries))
+    return Decision(
+        outcome=final.reason,
+        data=final.data,
+        tried=tries,
+        at=now,
+        reservation=shown([run.project_id]) if matters else None,
+        limits=limits.exceeded(
+            loading.limits_of(run.queue), capacity.tally, run.queue_id, run.user_id, gpus_asked(spec)
+        ),
+        budget=loading.budget(run.project_id, now) if any(one.price for one in tries) else None,
+    )
+
+
+def tried(run: Waiting, capacity: Capacity) -> Iterator[Tried]:
+    """Every host and every offer, in the order in which the run prefers them as far as they fit."""
+    if may_use_hosts(run.spec):
+        beside = {host.id: host for host in capacity.beside_reserved()} if capacity.is_bound(run) else {}
+        for host in capacity.hosts:
+            yield _tried_host(run.spec, host, beside.get(host.id, host))
+    asked = capacity.asked(run)
+    for name, code in sorted(asked.failed.items()):
+        yield Tried(name, "", code)
+    for offer in sorted(asked.offers, key=lambda offer: (offers.refusal(run.spec, offer) is not None, offer.price)):
+        yield _tried_offer(run.spec, offer)
+
+
+def _tried_host(spec: EffectiveSpec, host: HostView, beside: HostView) -> Tried:
+    """`beside` is the host without what is reserved for another."""
+    if (why := _not_meant(spec, host)) is not None:
+        return Tried(HOSTS, host.name, *why)
+    outcome = fit(host, spec.requirements)
+    if isinstance(outcome, Miss):
+        return Tried(HOSTS, host.name, outcome.code, outcome.data)
+    nodes = len(gang(spec, [beside]))
+    return Tried(HOSTS, host.name, "fits" if nodes else "reserved", {"nodes": nodes, "of": spec.nodes}, Decimal(0))
+
+
+def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[str, dict[str, Any]] | None:
+    """Why the run doesn't go to this host, whatever is free there."""
+    if spec.spot_policy == "spot":
+        return "is_on_demand", {}
+    if spec.regions is not None and host.labels.get("region") not in spec.regions:
+        return "other_region", {"asked": list(spec.regions)}
+    if spec.instance_types is not None and host.name not in spec.instance_types:
+        return "other_instance_type", {"asked": list(spec.instance_types)}
+    if not labels.match(spec.labels, host.labels):
+        return "has_no_labels", {"asked": labels.shown(spec.labels)}
+    if spec.image and host.isolation != "container":
+        return "image_not_supported", {"image": spec.image}
+    return None
+
+
+def _tried_offer(spec: EffectiveSpec, offer: Offer) -> Tried:
+    where = " ".join(filter(None, (offer.region, offer.instance_type, "(spot)" if offer.spot else "")))
+    refused = offers.refusal(spec, offer)
+    if refused is not None:
+        data = {"max_price": spec.max_price} if refused == "too_expensive" else {}
+        return Tried(offer.backend, where, refused, data, offer.price)
+    nodes = offers.room(offer, {}, spec.nodes)
+    code = "fits" if nodes else offers.NOT_NOW.get(offer.availability, "busy")
+    return Tried(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)

@@ -1,0 +1,125 @@
+"""Reading what decisions look at from rows, in a few queries however many runs wait."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from django.conf import settings
+from django.db.models import Count, Sum
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.runs.models import Allocation, Job, Queue, Run
+from dstackweb.runs.queue.queues import LIMITS
+from dstackweb.runs.spend import spent
+from dstackweb.runs.states import JOB_ACTIVE, PLACED
+from dstackweb.scheduler.cloud import idle
+from dstackweb.scheduler.passes.market import Market
+from dstackweb.scheduler.placement.capacity import Budget, Capacity, Rules
+from dstackweb.scheduler.placement.hosts import Waiting
+from dstackweb.scheduler.placement.limits import Limits, Tally
+from dstackweb.scheduler.placement.reservation import Holder, Reserved, latest_end
+from dstackweb.spec.effective import EffectiveSpec
+
+
+def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved: Reserved | None = None) -> Capacity:
+    """All there is to give to runs of these queues, with what is reserved of it."""
+    # Holders before hosts: what ends between the two questions is then free, rather than held by nobody.
+    known = holders(now) if reserved else None
+    limits = {queue.pk: limits_of(queue) for queue in queues}
+    return Capacity(
+        now=now,
+        rules=Rules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
+        hosts=tuple(host_views()),
+        limits=limits,
+        tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
+        ask=market.ask,
+        idle=idle.reader(now),
+        budget=functools.cache(lambda project_id: budget(project_id, now)),
+        read_holders=lambda: holders(now) if known is None else known,
+        reserved=reserved,
+    )
+
+
+def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
+    """A run of a queue (read with its project) as decisions see it."""
+    return Waiting(
+        id=run.pk,
+        name=run.name,
+        project_id=queue.project_id,
+        project=queue.project.name,
+        queue_id=queue.pk,
+        user_id=run.user_id,
+        rank=run.rank,
+        queued_at=run.queued_at,
+        spec=spec,
+    )
+
+
+def limits_of(queue: Queue) -> Limits:
+    """The limits of a queue as it was read."""
+    return Limits(**{name: getattr(queue, name) for name in LIMITS})
+
+
+def budget(project_id: int, now: dt.datetime) -> Budget | None:
+    """What a project may spend this month, and what it has; None without a budget."""
+    limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
+    return None if limit is None else Budget(limit, spent(project_id, now))
+
+
+def holders(now: dt.datetime) -> list[Holder]:
+    """What each active job holds of its host, and by when it is gone at the latest."""
+    columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
+    rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
+    # Not joined: see `held_by_run`.
+    runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
+    times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
+    limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
+    return [
+        Holder(
+            job=(run_id, node),
+            host_id=host_id,
+            cpus=cpus,
+            memory_mib=memory_mib,
+            gpus=frozenset(gpus),
+            since=placed_at,
+            ends_at=latest_end(started_at or now, None if limit_s is None else limit_s + extended_s, stop_s or 0, now),
+        )
+        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at in rows
+        for extended_s, limit_s, stop_s in [limits[run_id]]
+    ]
+
+
+def tally_of(queue_ids: Sequence[int]) -> Tally:
+    """The placed runs of these queues, and the GPUs that they hold.
+
+    Of all queues what is placed is little: SQLite would look for these queues' among all that wait in them.
+    """
+    if not queue_ids:
+        return Tally()
+    placed = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
+    gpus = {run_id: gpus for run_id, (gpus, _cpus) in held_by_run().items() if gpus}
+    runs = Run.objects.filter(pk__in=gpus).values_list("pk", "queue_id", "user_id")
+    counted = chain(
+        ((queue_id, user_id, 0, number) for queue_id, user_id, number in placed),
+        ((queue_id, user_id, gpus[run_id], 0) for run_id, queue_id, user_id in runs),
+    )
+    return Tally.of(found for found in counted if found[0] in queue_ids)
+
+
+def held_by_run() -> dict[int, tuple[int, int]]:
+    """GPUs and CPUs that each run's jobs hold now.
+
+    In two steps and without the runs: of a join SQLite makes a walk through all jobs there ever were, and PostgreSQL,
+    when its statistics are old, one through all runs.
+    """
+    sums = Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))
+    of_job = {job_id: (gpus, cpus) for job_id, gpus, cpus in sums}
+    held: dict[int, tuple[int, int]] = {}
+    for job_id, run_id in Job.objects.filter(pk__in=of_job).values_list("pk", "run_id"):
+        (gpus, cpus), (more_gpus, more_cpus) = of_job[job_id], held.get(run_id, (0, 0))
+        held[run_id] = gpus + more_gpus, cpus + more_cpus
+    return held

@@ -1,0 +1,67 @@
+"""Asking backends other than the team's own hosts for their offers, each once in a pass for the same needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from dstackweb.backends.contract import Offer
+from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.backends.registry import UnknownKind
+from dstackweb.offers import catalog
+from dstackweb.scheduler.placement.offers import Asked
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.requirements import Requirements
+
+log = logging.getLogger(__name__)
+
+HOSTS = "hosts"
+PAID_KINDS = frozenset({BackendKind.AWS.value})
+"""Kinds that cost money: used only where a run names the backend."""
+
+
+class Market:
+    """The enabled backends, and what they have answered. Call `ask` outside any transaction."""
+
+    def __init__(self) -> None:
+        others = Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS)
+        self.backends = {backend.name: backend for backend in others}
+        self._answers: dict[tuple[str, Requirements, str | None], Sequence[Offer]] = {}
+        self._failed: dict[str, str] = {}
+
+    def ask(self, spec: EffectiveSpec) -> Asked:
+        """The offers of the backends that the run names; where it names none, of those that cost nothing.
+
+        A backend that can't be asked stops nobody: it is left out, with the code of why, until the next pass.
+        """
+        if spec.backends is None:
+            names = [name for name, backend in self.backends.items() if backend.kind not in PAID_KINDS]
+        else:
+            names = [name for name in spec.backends if name != HOSTS]
+        offers: list[Offer] = []
+        failed: dict[str, str] = {}
+        for name in names:
+            answer = self._answer(name, spec)
+            if isinstance(answer, str):
+                failed[name] = answer
+            else:
+                offers += answer
+        return Asked(tuple(offers), failed)
+
+    def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | str:
+        key = (name, spec.requirements, spec.image)
+        if name not in self.backends:
+            return "no_such_backend"
+        if name not in self._failed and key not in self._answers:
+            self._read(name, key)
+        return self._failed[name] if name in self._failed else self._answers[key]
+
+    def _read(self, name: str, key: tuple[str, Requirements, str | None]) -> None:
+        _, requirements, image = key
+        try:
+            self._answers[key] = catalog.driver(self.backends[name], wait_s=0).offers(requirements, image=image)
+        except UnknownKind:
+            self._failed[name] = "not_served"
+        except Exception as error:
+            log.warning("backend %s can't be asked for offers: %s: %s", name, type(error).__name__, error)
+            self._failed[name] = "failed"

@@ -1,0 +1,86 @@
+"""What would happen to a submission, without storing anything: settings, offers, place in the queue, warnings."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import Offer
+from dstackweb.backends.hosts.fit import host_offers
+from dstackweb.runs.models import Queue
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.queues import now_us
+from dstackweb.runs.schedule import next_time
+from dstackweb.runs.selectors import position_at
+from dstackweb.runs.services import Prepared, Submission, prepare
+from dstackweb.scheduler.passes import loading
+from dstackweb.scheduler.passes.market import Market
+from dstackweb.scheduler.passes.reservations import stored
+from dstackweb.scheduler.placement import offers
+from dstackweb.scheduler.placement.capacity import Capacity, may_use_hosts, most_permanent
+from dstackweb.scheduler.placement.hosts import Waiting, Waits, is_named
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`waits` is None when the run could start at once, were it first in line.
+
+    A run with a schedule enters its queue `next_at`, and has no `position` until then.
+    """
+
+    prepared: Prepared
+    offers: Sequence[Offer]
+    position: int | None
+    next_at: dt.datetime | None
+    waits: Waits | None
+
+    @property
+    def impossible(self) -> bool:
+        """Nothing that is set up could ever give it."""
+        return self.waits is not None and self.waits.reason == "impossible"
+
+
+def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
+    """Plan a submission. Raises what `services.prepare` raises."""
+    prepared = prepare(project, user, role, submission)
+    spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
+    seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
+    rank = ordering.rank(seniority, spec.priority, queue.step_us)
+    run = Waiting(
+        id=sys.maxsize,
+        name=spec.name or "",
+        project_id=project.pk,
+        project=project.name,
+        queue_id=queue.pk,
+        user_id=user.pk,
+        rank=rank,
+        queued_at=now,
+        spec=spec,
+    )
+    kept = stored()
+    capacity = loading.capacity([queue], Market(), now, kept.reserved if kept else None)
+    next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
+    position = None if next_at else position_at(queue, rank, None)
+    return Plan(prepared, _offers(run, capacity), position, next_at, _waits(run, queue, capacity))
+
+
+def _waits(run: Waiting, queue: Queue, capacity: Capacity) -> Waits | None:
+    """What would hold it up now, wherever it stands in the queue."""
+    outcome = capacity.decide(run)
+    found = [Waits("queue_paused")] if queue.paused else []
+    if isinstance(outcome, Waits):
+        found.append(outcome)
+    return most_permanent(found) if found else None
+
+
+def _offers(run: Waiting, capacity: Capacity) -> list[Offer]:
+    """The hosts that the run may go to as offers, then those of other backends, the cheapest first."""
+    spec = run.spec
+    hosts = [host for host in capacity.hosts if is_named(spec, host)] if may_use_hosts(spec) else []
+    found = host_offers(hosts, spec.requirements, image=spec.image)
+    return found + offers.wanted(spec, capacity.asked(run))

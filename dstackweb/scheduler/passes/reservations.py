@@ -1,0 +1,146 @@
+"""The reservation as its row keeps it between passes, and as pages show it. Only passes write it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dstackweb.runs.models import Run
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import record
+from dstackweb.scheduler.models import Reservation
+from dstackweb.scheduler.passes.loading import waiting
+from dstackweb.scheduler.placement.reservation import Node, Reserved
+from dstackweb.spec.effective import EffectiveSpec
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The row as a pass found it. `reserved` is None, and `lapsed` says why, where its run can't start any more."""
+
+    run_id: int
+    queue_id: int
+    reserved: Reserved | None
+    lapsed: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a pass makes of the reservation. `why`: the code of why the one before ends, where it does."""
+
+    before: Stored | None
+    after: Reserved | None
+    why: str = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the row isn't as it is to be."""
+        return self.after != self.before.reserved if self.before and self.after else bool(self.before or self.after)
+
+    @property
+    def is_of_another_run(self) -> bool:
+        """Whether one reservation ends, or another begins."""
+        after = self.after.run.id if self.after else None
+        return after != (self.before.run_id if self.before else None)
+
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether it isn't the one before, with other times: also one of the same run may have expired.
+
+        It is then made when it is written, after what its pass placed before it, which it takes to end as well.
+        """
+        known = self.before.reserved if self.before else None
+        return self.after is not None and (known is None or self.after.made_at != known.made_at)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A reservation as somebody sees it: `run` is None for people who may not see that run."""
+
+    run: Run | None
+    project_id: int
+    made_at: dt.datetime
+    starts_at: dt.datetime | None
+    expires_at: dt.datetime | None
+    nodes: tuple[Node, ...]
+
+
+def shown(projects: Collection[int]) -> Shown | None:
+    """The reservation, for somebody who sees these projects."""
+    row = Reservation.objects.select_related("run__project").first()
+    if row is None:
+        return None
+    run = row.run if row.run.project_id in projects else None
+    nodes = tuple(Node.from_row(node) for node in row.nodes)
+    return Shown(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
+
+
+def stored() -> Stored | None:
+    """The reservation that there is."""
+    row = Reservation.objects.select_related("run__queue__project").first()
+    if row is None:
+        return None
+    run = row.run
+    if run.status != RunStatus.SUBMITTED:
+        return Stored(run.pk, run.queue_id, None, "left")
+    if run.queue.paused:
+        return Stored(run.pk, run.queue_id, None, "queue_paused")
+    try:
+        spec = EffectiveSpec.model_validate(run.spec)
+        nodes = tuple(Node.from_row(node) for node in row.nodes)
+    except (ValidationError, TypeError, KeyError):
+        return Stored(run.pk, run.queue_id, None, "unreadable")
+    of = waiting(run, run.queue, spec)
+    return Stored(run.pk, run.queue_id, Reserved(of, nodes, row.made_at, row.starts_at, row.expires_at))
+
+
+def write(change: Change, now: dt.datetime) -> set[int]:
+    """Make the row what it is to be, and tell the runs. Returns the queues whose lists show it.
+
+    Locks rows of runs: call in the pass's transaction, before queue counters and hosts.
+    """
+    queues: set[int] = set()
+    if change.before is not None and change.is_of_another_run:
+        Reservation.objects.filter(pk=1, run=change.before.run_id).delete()
+        _record(change.before.run_id, "reservation_ended", {"reason": change.why}, now)
+        queues.add(change.before.queue_id)
+    if change.after is not None:
+        _store(change.after, now if change.is_made_anew else change.after.made_at)
+        if change.is_of_another_run:
+            _record(change.after.run.id, "reserved", _told(change.after), now)
+        queues.add(change.after.run.queue_id)
+    return queues
+
+
+def _record(run_id: int, kind: str, data: dict[str, Any], now: dt.datetime) -> None:
+    """Nothing, where the run was deleted meanwhile."""
+    run = Run.objects.filter(pk=run_id).first()
+    if run is not None:
+        record(run, kind, data, at=now)
+
+
+def _store(reserved: Reserved, made_at: dt.datetime) -> None:
+    Reservation.objects.update_or_create(
+        pk=1,
+        defaults={
+            "run_id": reserved.run.id,
+            "made_at": made_at,
+            "starts_at": reserved.starts_at,
+            "expires_at": reserved.expires_at,
+            "nodes": [node.as_row() for node in reserved.nodes],
+        },
+    )
+
+
+def _told(reserved: Reserved) -> dict[str, Any]:
+    """The numbers of the event: where, how many GPUs, from when or until when."""
+    return {
+        "hosts": sorted({node.host for node in reserved.nodes}),
+        "gpus": sum(len(node.gpus) for node in reserved.nodes),
+        "starts_at": reserved.starts_at.isoformat() if reserved.starts_at else None,
+        "expires_at": reserved.expires_at.isoformat() if reserved.expires_at else None,
+    }

@@ -1,0 +1,274 @@
+"""What there is to give away, and the decision on one run after the other while it shrinks (DESIGN 5).
+
+Pure: rows are read by `scheduler.loading`, decisions applied by the pass. What is costly to know (what jobs hold, what
+a backend offers, what a project has spent) comes through functions that are asked only when it matters.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from dstackweb.backends.contract import Offer
+from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
+from dstackweb.scheduler.cloud import idle
+from dstackweb.scheduler.placement import limits, offers, reservation
+from dstackweb.scheduler.placement.hosts import Placed, Waiting, Waits, place
+from dstackweb.scheduler.placement.limits import Limits, Tally, gpus_asked
+from dstackweb.scheduler.placement.offers import Asked, Bought
+from dstackweb.scheduler.placement.reservation import Holder, Reserved
+from dstackweb.spec.effective import EffectiveSpec
+
+PERMANENCE = (
+    "impossible", "no_quota", "budget_limit", "queue_paused", "user_limit", "queue_limit", "reserved_for_other",
+    "backend_unavailable", "waiting_for_capacity", "starting",
+)  # fmt: skip
+"""Reasons, most permanent first. Of what must all be cured the first is told, of alternatives the last."""
+
+UNTIL_STEP_S = 300
+"""Ends are told to the next five minutes, so that what is told changes seldom."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of a project for this month and what it has spent of it, USD."""
+
+    limit: Decimal
+    spent: Decimal
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it holds further paid placements."""
+        return self.spent >= self.limit
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings, seconds: after how long a wait capacity is reserved, and for how long where nobody knows its start."""
+
+    reserve_after_s: float
+    reserve_for_s: float
+
+
+@dataclass
+class Capacity:
+    """Hosts and offers, what is reserved of them for whom, and what limits the runs."""
+
+    now: dt.datetime
+    rules: Rules
+    hosts: Sequence[HostView]
+    limits: Mapping[int, Limits] = field(default_factory=dict)
+    """By queue; a queue that isn't there has none."""
+    tally: Tally = field(default_factory=Tally)
+    ask: Callable[[EffectiveSpec], Asked] = lambda spec: Asked()
+    idle: Callable[[int], Sequence[Offer]] = lambda project_id: ()
+    """A project's own machines at clouds that wait for a run."""
+    budget: Callable[[int], Budget | None] = lambda project_id: None
+    read_holders: Callable[[], Sequence[Holder]] = tuple
+    reserved: Reserved | None = None
+    used: Counter[offers.Key] = field(default_factory=Counter)
+    """Nodes given away by offer."""
+
+    def __post_init__(self) -> None:
+        self._holders: dict[tuple[int, int], Holder] | None = None
+        self._added: list[Holder] = []
+        self._beside: Sequence[HostView] | None = None
+
+    @property
+    def holders(self) -> Sequence[Holder]:
+        """What jobs hold of the hosts, with what was placed since: that as it was taken, written or not."""
+        if self._holders is None:
+            self._holders = {holder.job: holder for holder in (*self.read_holders(), *self._added)}
+        return list(self._holders.values())
+
+    def decide(self, run: Waiting) -> Placed | Bought | Waits:
+        """Where the run goes, own hosts first; or the most permanent reason of those that hold it up."""
+        over = limits.exceeded(
+            self.limits.get(run.queue_id, Limits()), self.tally, run.queue_id, run.user_id, gpus_asked(run.spec)
+        )
+        outcome = self._anywhere(run)
+        if not isinstance(outcome, Waits):
+            return over[0] if over else outcome
+        return most_permanent([outcome, *over])
+
+    def asked(self, run: Waiting) -> Asked:
+        """What other backends offer this run: its project's own idle machines too."""
+        asked = self.ask(run.spec)
+        kept = idle.serving(self.idle(run.project_id), run.spec.requirements, image=run.spec.image)
+        return replace(asked, offers=(*kept, *asked.offers))
+
+    def closed(self, queue_id: int) -> Waits | None:
+        """What holds up all of a queue alike, apart from a pause."""
+        return limits.whole_queue(self.limits.get(queue_id, Limits()), self.tally, queue_id)
+
+    def take(self, run: Waiting, placed: Placed | Bought) -> None:
+        """Count the run's place as given away."""
+        self.tally.add(run.queue_id, run.user_id, gpus_asked(run.spec))
+        if isinstance(placed, Bought):
+            self.used.update(offers.key(offer) for offer in placed.offers)
+        else:
+            self.hosts = placed.hosts
+            end = reservation.latest_end(self.now, run.spec.max_duration_s, run.spec.stop_duration_s, self.now)
+            self._add(
+                Holder((run.id, node), made.host_id, made.cpus, made.memory_mib, frozenset(made.gpu_uuids),
+                       since=self.now, ends_at=end)
+                for node, made in enumerate(placed.fits)
+            )  # fmt: skip
+        if self.reserved is not None and run.id == self.reserved.run.id:
+            self.keep(None)
+        self._beside = None
+
+    def _add(self, holders: Iterable[Holder]) -> None:
+        for holder in holders:
+            self._added.append(holder)
+            if self._holders is not None:
+                self._holders[holder.job] = holder
+
+    def keep(self, reserved: Reserved | None) -> None:
+        """From now on this is what is reserved."""
+        self.reserved, self._beside = reserved, None
+
+    def would_reserve(self, run: Waiting, waits: Waits) -> Reserved | None:
+        """What is to be reserved for a run that was just found to wait; None when it isn't its turn."""
+        waited_s = (self.now - run.queued_at).total_seconds()
+        if waits.reason != "waiting_for_capacity" or waited_s <= self.rules.reserve_after_s:
+            return None
+        if self.reserved is not None and not (run.id != self.reserved.run.id and self._stands_before(run)):
+            return None
+        if not may_use_hosts(run.spec):
+            return None
+        return reservation.plan(run, self.hosts, self.holders, self.now, self.rules.reserve_for_s)
+
+    def judged(self, reserved: Reserved) -> Reserved | str:
+        """What becomes of a reservation in another pass: as it is kept, or the code of why it ends."""
+        if reserved.expires_at is not None and reserved.expires_at <= self.now:
+            return "expired"
+        self.keep(reserved)
+        outcome = self.decide(reserved.run)
+        if isinstance(outcome, Waits) and outcome.reason != "waiting_for_capacity":
+            return outcome.reason
+        args = (self.hosts, self.holders, self.now, self.rules.reserve_for_s)
+        kept = reservation.renewed(reserved, *args)
+        # What was kept has gone: the run's turn hasn't, so that other nodes take its place.
+        return kept or reservation.plan(reserved.run, *args) or "vanished"
+
+    def beside_reserved(self) -> Sequence[HostView]:
+        """The hosts as those see them that the reservation binds."""
+        if self.reserved is None:
+            return self.hosts
+        if self._beside is None:
+            self._beside = reservation.beside(self.reserved, self.hosts, self.holders)
+        return self._beside
+
+    def is_bound(self, run: Waiting) -> bool:
+        """Whether the run must leave alone what is reserved: it could still run when the reservation starts."""
+        return (
+            self.reserved is not None
+            and run.id != self.reserved.run.id
+            and not self._stands_before(run)
+            and not reservation.may_finish_before(run.spec, self.reserved, self.now)
+        )
+
+    def _stands_before(self, run: Waiting) -> bool:
+        """Whether it stands before the reserved run in the same queue."""
+        if self.reserved is None:
+            return False
+        other = self.reserved.run
+        return run.queue_id == other.queue_id and run.place < other.place
+
+    def _anywhere(self, run: Waiting) -> Placed | Bought | Waits:
+        here = self._on_hosts(run) if may_use_hosts(run.spec) else None
+        if isinstance(here, Placed):
+            return here
+        there = self._on_offers(run)
+        if isinstance(there, Bought):
+            return there
+        found = [waits for waits in (here, there) if waits is not None]
+        return least_permanent(found) if found else Waits("backend_unavailable", {"code": "no_backend"})
+
+    def _on_hosts(self, run: Waiting) -> Placed | Waits:
+        outcome = place(run.spec, self.hosts)
+        if isinstance(outcome, Waits):
+            if outcome.reason == "waiting_for_capacity":
+                return Waits(outcome.reason, outcome.data | self._until(run.spec, outcome.data))
+            return outcome
+        if not self.is_bound(run):
+            return outcome
+        beside = place(run.spec, self.beside_reserved())
+        if isinstance(beside, Waits):
+            return Waits("reserved_for_other", self._reserved_data(run))
+        left = {host.id: host for host in self.hosts}
+        for made in beside.fits:
+            left[made.host_id] = taken(left[made.host_id], made)
+        return Placed(beside.fits, tuple(left.values()))
+
+    def _on_offers(self, run: Waiting) -> Bought | Waits | None:
+        asked = self.asked(run)
+        if asked.is_empty and may_use_hosts(run.spec):
+            return None
+        outcome = offers.choose(run.spec, asked, self.used)
+        if isinstance(outcome, Waits) or not outcome.price:
+            return outcome
+        budget = self.budget(run.project_id)
+        if budget is None or not budget.is_spent:
+            return outcome
+        free = replace(asked, offers=tuple(offer for offer in asked.offers if not offer.price))
+        without = offers.choose(run.spec, free, self.used)
+        return without if isinstance(without, Bought) else Waits("budget_limit", budget_data(budget))
+
+    def _reserved_data(self, run: Waiting) -> dict[str, Any]:
+        """For whom and from when, and what lets a run in before. People of other projects learn no names."""
+        assert self.reserved is not None
+        starts, expires, other = self.reserved.starts_at, self.reserved.expires_at, self.reserved.run
+        data: dict[str, Any] = {
+            "starts_at": starts.isoformat() if starts else None,
+            "expires_at": expires.isoformat() if expires else None,
+            "spare_s": run.spec.stop_duration_s + reservation.MARGIN_S,
+        }
+        if run.project_id == other.project_id:
+            data |= {"run": other.name, "project": other.project}
+        return data
+
+    def _until(self, spec: EffectiveSpec, data: Mapping[str, Any]) -> dict[str, Any]:
+        """By when at the latest the GPUs that are missing are given back on the host that comes closest."""
+        if spec.nodes > 1 or "gpus" not in data.get("short", ()):
+            return {}
+        host = next(host for host in self.hosts if host.name == data["host"])
+        wanted = {gpu.uuid for gpu in gpus_matching(host, spec.requirements) if gpu.held and gpu.stranger is None}
+        missing = data["gpus"] - data["gpus_free"]
+        ends = sorted(
+            holder.ends_at for holder in self.holders if holder.ends_at is not None for _ in holder.gpus & wanted
+        )
+        if len(ends) < missing:
+            return {}
+        return {"busy": missing, "busy_until": rounded_up(ends[missing - 1]).isoformat()}
+
+
+def may_use_hosts(spec: EffectiveSpec) -> bool:
+    """Whether the run may go to the team's own machines."""
+    return spec.backends is None or "hosts" in spec.backends
+
+
+def most_permanent(found: Iterable[Waits]) -> Waits:
+    """The first of what must all be cured."""
+    return min(found, key=lambda waits: PERMANENCE.index(waits.reason))
+
+
+def least_permanent(found: Iterable[Waits]) -> Waits:
+    """The one of several ways to start that is cured first; the first of equals."""
+    return max(found, key=lambda waits: PERMANENCE.index(waits.reason))
+
+
+def budget_data(budget: Budget) -> dict[str, Any]:
+    """Both numbers, what was spent to a percent of the budget: it grows all the time, and is told when it changes."""
+    step = max(budget.limit / 100, Decimal("0.01"))
+    return {"budget": str(budget.limit), "spent": str((budget.spent // step * step).quantize(Decimal("0.01")))}
+
+
+def rounded_up(at: dt.datetime) -> dt.datetime:
+    """To the next whole UNTIL_STEP_S."""
+    return dt.datetime.fromtimestamp(-(-at.timestamp() // UNTIL_STEP_S) * UNTIL_STEP_S, tz=dt.UTC)

@@ -1,0 +1,80 @@
+"""The limits of a queue and what its runs hold of them: pure (DESIGN 5).
+
+A placed run counts from the moment it leaves the queue until it has ended, with the GPUs that its spec asks for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.spec.effective import EffectiveSpec
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one queue; None is no limit, 0 lets nothing start."""
+
+    max_running: int | None = None
+    max_gpus: int | None = None
+    max_running_per_user: int | None = None
+    max_gpus_per_user: int | None = None
+
+
+@dataclass
+class Tally:
+    """Runs placed and GPUs that they hold, by queue and by (queue, user), as a pass counts on."""
+
+    runs: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
+    gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
+
+    @classmethod
+    def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> Tally:
+        """From (queue, user, GPUs, runs) of what is placed, in any portions."""
+        tally = cls()
+        for counted in placed:
+            tally.add(*counted)
+        return tally
+
+    def add(self, queue_id: int, user_id: int, gpus: int, runs: int = 1) -> None:
+        """Count more placed runs, and the GPUs of all of them."""
+        for key in ((queue_id, None), (queue_id, user_id)):
+            self.runs[key] += runs
+            self.gpus[key] += gpus
+
+
+def gpus_asked(spec: EffectiveSpec) -> int:
+    """The GPUs of all nodes of a run."""
+    return spec.nodes * spec.requirements.gpu_count_min
+
+
+def whole_queue(limits: Limits, tally: Tally, queue_id: int) -> Waits | None:
+    """Why nothing of the queue may start now; None when something may."""
+    used = tally.runs[queue_id, None]
+    if limits.max_running is None or used < limits.max_running:
+        return None
+    numbers = {"limit": limits.max_running, "used": used, "asked": 1, "never": not limits.max_running}
+    return Waits("queue_limit", {"code": "max_running", **numbers})
+
+
+def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: int) -> list[Waits]:
+    """Every limit that one more run of this member with so many GPUs would exceed, the most permanent first.
+
+    `never` in the data: the run alone asks for more than the limit.
+    """
+    mine, all_ = (queue_id, user_id), (queue_id, None)
+    each = [
+        ("user_limit", "max_running_per_user", limits.max_running_per_user, tally.runs[mine], 1),
+        ("user_limit", "max_gpus_per_user", limits.max_gpus_per_user, tally.gpus[mine], gpus),
+        ("queue_limit", "max_running", limits.max_running, tally.runs[all_], 1),
+        ("queue_limit", "max_gpus", limits.max_gpus, tally.gpus[all_], gpus),
+    ]
+    over = [
+        Waits(reason, {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit})
+        for reason, code, limit, used, asked in each
+        # A run without GPUs exceeds no limit of GPUs, also where they are held beyond one that was lowered.
+        if limit is not None and asked and used + asked > limit
+    ]
+    return sorted(over, key=lambda waits: not waits.data["never"])

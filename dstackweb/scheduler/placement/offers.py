@@ -1,0 +1,154 @@
+"""Which offers of other backends a run may take, and which of them it takes: pure (DESIGN 5).
+
+The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region. An
+idle machine is taken before a new one, unless that costs less than half: it starts at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.spec.effective import EffectiveSpec
+
+Key = tuple[str, str, str, bool, str]
+"""What an offer is, whoever asked for it: backend, region, instance type, spot, and the machine where it is there."""
+
+IDLE_SHARE = Decimal("0.5")
+"""So much of its price is an idle machine weighed by."""
+
+NOT_NOW = {
+    Availability.NO_QUOTA: "no_quota",
+    Availability.NOT_AVAILABLE: "not_available",
+    Availability.BUSY: "busy",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the backends that a run may use have answered.
+
+    `failed` has for each backend without an answer the code of why: `no_such_backend`, `not_served`, `failed`.
+    """
+
+    offers: tuple[Offer, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nobody to ask."""
+        return not self.offers and not self.failed
+
+
+@dataclass(frozen=True)
+class Bought:
+    """An offer for every node, in node order."""
+
+    offers: tuple[Offer, ...]
+
+    def __len__(self) -> int:
+        return len(self.offers)
+
+    @property
+    def price(self) -> Decimal:
+        """USD per hour of all nodes."""
+        return sum((offer.price for offer in self.offers), Decimal(0))
+
+    @property
+    def weight(self) -> Decimal:
+        """What the price counts where several are compared."""
+        return sum(map(weight, self.offers), Decimal(0))
+
+
+def key(offer: Offer) -> Key:
+    """What tells one offer from another."""
+    return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
+
+
+def refusal(spec: EffectiveSpec, offer: Offer) -> str | None:
+    """Why the run never takes this offer, whether it is to be had or not; None when it may."""
+    named = spec.backends is not None and offer.backend in spec.backends
+    if offer.price > 0 and not named:
+        return "not_named"
+    if spec.labels:
+        return "has_no_labels"
+    if spec.regions is not None and offer.region not in spec.regions:
+        return "other_region"
+    if spec.instance_types is not None and offer.instance_type not in spec.instance_types:
+        return "other_instance_type"
+    if spec.spot_policy == "on-demand" and offer.spot:
+        return "is_spot"
+    if spec.spot_policy == "spot" and not offer.spot:
+        return "is_on_demand"
+    if spec.max_price is not None and offer.price > Decimal(str(spec.max_price)):
+        return "too_expensive"
+    return None
+
+
+def room(offer: Offer, used: Mapping[Key, int], most: int) -> int:
+    """How many nodes it can take now, up to `most`. Unknown is not zero."""
+    if offer.availability in NOT_NOW:
+        return 0
+    fits = offer.detail.get("fits")
+    return most if fits is None else max(0, min(most, int(fits) - used.get(key(offer), 0)))
+
+
+def wanted(spec: EffectiveSpec, asked: Asked) -> list[Offer]:
+    """Those that the run may take, the cheapest first, also where they are not to be had now."""
+    return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_cheapest)
+
+
+def choose(spec: EffectiveSpec, asked: Asked, used: Mapping[Key, int]) -> Bought | Waits:
+    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes given away before."""
+    found = wanted(spec, asked)
+    places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    for offer in found:
+        nodes = places[offer.backend, offer.region]
+        nodes += [offer] * room(offer, used, spec.nodes - len(nodes))
+    whole = [Bought(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
+    if whole:
+        return min(whole, key=lambda bought: (bought.weight, [_cheapest(offer) for offer in bought.offers]))
+    return _waits(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
+
+
+def weight(offer: Offer) -> Decimal:
+    """What its price counts where offers are compared."""
+    return offer.price * IDLE_SHARE if _is_idle(offer) else offer.price
+
+
+def _is_idle(offer: Offer) -> bool:
+    return "instance" in offer.detail
+
+
+def _cheapest(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
+    """At the same weight what is there goes first: it starts at once."""
+    return weight(offer), not _is_idle(offer), offer.backend, offer.region, offer.instance_type, offer.spot
+
+
+def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: int) -> Waits:
+    """The reason that is cured first: any backend that answers, or any offer that comes free, would do."""
+    data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
+    if any(offer.availability != Availability.NO_QUOTA for offer in found):
+        return Waits("waiting_for_capacity", {"code": "offers", **data})
+    if asked.failed:
+        return _failed(asked.failed)
+    if found:
+        return Waits("no_quota", {**data, "backends": _names(found)})
+    refused = Counter(why for offer in asked.offers if (why := refusal(spec, offer)))
+    return Waits("impossible", {"code": "no_offer", "refused": dict(sorted(refused.items()))})
+
+
+def _failed(failed: Mapping[str, str]) -> Waits:
+    """One code for all: what may come back by itself is named before what an admin must set up."""
+    order = ("failed", "not_served", "no_such_backend")
+    code = min(failed.values(), key=order.index)
+    return Waits("backend_unavailable", {"code": code, "backends": sorted(n for n, c in failed.items() if c == code)})
+
+
+def _names(offers: Iterable[Offer]) -> list[str]:
+    return sorted({offer.backend for offer in offers})

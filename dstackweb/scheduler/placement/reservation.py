@@ -1,0 +1,227 @@
+"""Hosts and GPUs kept for one run that has waited long, and what the others may still use of them (DESIGN 5).
+
+Pure. Ends are upper bounds: `max_duration` and `stop_duration` count in full, with a margin for the start and for
+clearing up. Why it is like this: docs/decisions/0005-one-reservation.md.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dstackweb.backends.hosts.fit import Fit, HostView
+from dstackweb.scheduler.placement.hosts import Waiting, gang, may_use
+from dstackweb.spec.effective import EffectiveSpec
+
+MARGIN_S = 60
+"""What a job's start and its clearing up may take on top of its own limits."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What one active job holds of a host, since when, and by when it is given back: None when nobody knows."""
+
+    job: tuple[int, int]
+    """The run's id and the node: a run has one active attempt."""
+    host_id: int
+    cpus: int
+    memory_mib: int
+    gpus: frozenset[str]
+    since: dt.datetime
+    ends_at: dt.datetime | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is kept for one node of the run. `gpus` are UUIDs."""
+
+    host_id: int
+    host: str
+    cpus: int
+    memory_mib: int
+    gpus: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fit: Fit) -> Node:
+        return cls(fit.host_id, fit.host_name, fit.cpus, fit.memory_mib, fit.gpu_uuids)
+
+    @classmethod
+    def from_row(cls, stored: dict[str, Any]) -> Node:
+        return cls(**{**stored, "gpus": tuple(stored["gpus"])})
+
+    def as_row(self) -> dict[str, Any]:
+        return {**asdict(self), "gpus": list(self.gpus)}
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What is kept for which run. By `starts_at` all of it is free; None: nobody knows, and `expires_at` is set."""
+
+    run: Waiting
+    nodes: tuple[Node, ...]
+    made_at: dt.datetime
+    starts_at: dt.datetime | None
+    expires_at: dt.datetime | None
+
+
+def latest_end(began: dt.datetime, limit_s: int | None, stop_s: int, now: dt.datetime) -> dt.datetime | None:
+    """By when a job that may run `limit_s` seconds from `began` is gone; one that is overdue may be any moment."""
+    if limit_s is None:
+        return None
+    end = began + dt.timedelta(seconds=limit_s + stop_s + MARGIN_S)
+    return end if end > now else now + dt.timedelta(seconds=MARGIN_S)
+
+
+def plan(
+    run: Waiting,
+    hosts: Sequence[HostView],
+    holders: Sequence[Holder],
+    now: dt.datetime,
+    hold_s: float,
+) -> Reserved | None:
+    """Where all nodes of the run fit first, when holders end as late as they may; None when not even without them."""
+    usable = [host for host in hosts if may_use(run.spec, host)]
+
+    def found(gone: Sequence[Holder]) -> list[Fit]:
+        return gang(run.spec, freed(usable, holders, gone))
+
+    ended = _first_enough(holders, lambda gone: len(found(gone)) == run.spec.nodes)
+    if ended is None:
+        return None
+    nodes = tuple(Node.of(fit) for fit in found(ended))
+    return _dated(Reserved(run, nodes, now, None, None), ended, now, hold_s)
+
+
+def renewed(
+    reserved: Reserved, hosts: Sequence[HostView], holders: Sequence[Holder], now: dt.datetime, hold_s: float
+) -> Reserved | None:
+    """The same nodes with their start computed anew; None when they can't be had any more."""
+    kept = {node.host_id for node in reserved.nodes}
+    there = [host for host in hosts if host.id in kept]
+    holding = [holder for holder in holders if holder.host_id in kept]
+    ended = _first_enough(holding, lambda gone: _are_free(reserved.nodes, freed(there, holding, gone)))
+    return None if ended is None else _dated(reserved, ended, now, hold_s)
+
+
+def may_finish_before(spec: EffectiveSpec, reserved: Reserved, now: dt.datetime) -> bool:
+    """Whether a run that starts now is gone when the reservation starts, however late it ends."""
+    end = latest_end(now, spec.max_duration_s, spec.stop_duration_s, now)
+    return end is not None and reserved.starts_at is not None and end <= reserved.starts_at
+
+
+def beside(reserved: Reserved, hosts: Sequence[HostView], holders: Sequence[Holder]) -> list[HostView]:
+    """What a run that may outlast the reservation's start sees of the hosts: what it can take without delaying it."""
+    nodes = _nodes_by_host(reserved.nodes)
+    gone = [holder for holder in holders if holder.host_id in nodes and _gone_by_start(holder, reserved)]
+    at_start = {host.id: host for host in freed([h for h in hosts if h.id in nodes], holders, gone)}
+    return [_less(host, at_start[host.id], nodes[host.id]) if host.id in nodes else host for host in hosts]
+
+
+def freed(hosts: Sequence[HostView], holders: Iterable[Holder], gone: Sequence[Holder]) -> list[HostView]:
+    """The hosts once the holders in `gone` have ended and the others have not."""
+    left, given = _by_host(set(holders) - set(gone)), _by_host(gone)
+    return [_freed(host, left[host.id], given[host.id]) if host.id in given else host for host in hosts]
+
+
+def _by_host(holders: Iterable[Holder]) -> defaultdict[int, list[Holder]]:
+    found: defaultdict[int, list[Holder]] = defaultdict(list)
+    for holder in holders:
+        found[holder.host_id].append(holder)
+    return found
+
+
+def _freed(host: HostView, left: Sequence[Holder], gone: Sequence[Holder]) -> HostView:
+    given = frozenset().union(*(holder.gpus for holder in gone))
+    # A host that came back smaller may be held beyond what it has: then what is given back isn't all free.
+    cpus = min(host.cpus_free + sum(h.cpus for h in gone), host.cpus - sum(h.cpus for h in left))
+    memory = min(
+        host.memory_free_mib + sum(h.memory_mib for h in gone), host.memory_mib - sum(h.memory_mib for h in left)
+    )
+    return replace(
+        host,
+        cpus_free=max(0, cpus),
+        memory_free_mib=max(0, memory),
+        gpus=tuple(replace(gpu, held=False) if gpu.uuid in given else gpu for gpu in host.gpus),
+    )
+
+
+def _less(now: HostView, at_start: HostView, nodes: Sequence[Node]) -> HostView:
+    """A host without what is kept there."""
+    kept = {uuid for node in nodes for uuid in node.gpus}
+    cpus = at_start.cpus_free - sum(node.cpus for node in nodes)
+    memory = at_start.memory_free_mib - sum(node.memory_mib for node in nodes)
+    return replace(
+        now,
+        cpus_free=max(0, min(now.cpus_free, cpus)),
+        memory_free_mib=max(0, min(now.memory_free_mib, memory)),
+        gpus=tuple(replace(gpu, held=True) if gpu.uuid in kept else gpu for gpu in now.gpus),
+    )
+
+
+def _gone_by_start(holder: Holder, reserved: Reserved) -> bool:
+    """Where nobody knows the start, those that were there when it was made are taken to end, and no others."""
+    if reserved.starts_at is None:
+        return holder.since <= reserved.made_at
+    return holder.ends_at is not None and holder.ends_at <= reserved.starts_at
+
+
+def _first_enough(holders: Sequence[Holder], enough: Callable[[Sequence[Holder]], bool]) -> Sequence[Holder] | None:
+    """The fewest holders, in the order in which they end, without which it is enough; None when it never is.
+
+    Those whose end nobody knows come last, the oldest first. `enough` can only become true as more are gone.
+    """
+    order = sorted(holders, key=lambda holder: (holder.ends_at is None, holder.ends_at or holder.since))
+    if not enough(order):
+        return None
+    least, most = 0, len(order)
+    while least < most:
+        middle = (least + most) // 2
+        if enough(order[:middle]):
+            most = middle
+        else:
+            least = middle + 1
+    return order[:least]
+
+
+def _are_free(nodes: Sequence[Node], hosts: Sequence[HostView]) -> bool:
+    """Whether all that is kept is there and free."""
+    by_id = {host.id: host for host in hosts if host.online and not host.draining and host.isolation != "none"}
+    for host_id, kept in _nodes_by_host(nodes).items():
+        host = by_id.get(host_id)
+        if host is None or host.cpus_free < sum(node.cpus for node in kept):
+            return False
+        if host.memory_free_mib < sum(node.memory_mib for node in kept):
+            return False
+        if not {uuid for node in kept for uuid in node.gpus} <= {gpu.uuid for gpu in host.gpus if gpu.free}:
+            return False
+    return True
+
+
+def _nodes_by_host(nodes: Sequence[Node]) -> defaultdict[int, list[Node]]:
+    found: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        found[node.host_id].append(node)
+    return found
+
+
+def _dated(reserved: Reserved, ended: Sequence[Holder], now: dt.datetime, hold_s: float) -> Reserved:
+    """With the time by which all of `ended` are gone; where nobody knows it, until when it is held."""
+    starts_at = ended[-1].ends_at if ended else now
+    if starts_at is None:
+        expires_at = reserved.expires_at or now + dt.timedelta(seconds=hold_s)
+        return replace(reserved, starts_at=None, expires_at=expires_at)
+    return replace(reserved, starts_at=_steady(reserved.starts_at, starts_at, now), expires_at=None)
+
+
+def _steady(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
+    """The start that was promised, unless it has passed, moved by more than the margin, or came nearer.
+
+    A job that is just starting moves its end on with each look: were the start to follow, runs that end just before
+    it could be let in again and again, each a little later than the one before.
+    """
+    if before is not None and now < before <= after <= before + dt.timedelta(seconds=MARGIN_S):
+        return before
+    return after

@@ -1,0 +1,147 @@
+"""Which work is due every so often, and who enqueues it: data, and one guarded UPDATE.
+
+A tick that waited longer than one interval is worthless and does nothing; none is enqueued while one is outstanding.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+
+from dstackweb.gpus.samples import averages
+from dstackweb.offers import sources
+from dstackweb.runs import spend
+from dstackweb.scheduler.cloud import common as cloud
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.monitoring import ended_tasks
+from dstackweb.scheduler.processes.enqueue import enqueue
+
+log = logging.getLogger(__name__)
+
+OUTSTANDING_S = 10.0
+"""A tick that hasn't ended by then was lost with its worker or broker, or is slow; the next one may go. Short, since
+this is how long a killed worker can hold up everything, and a second tick beside a slow one does no harm."""
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """`task` is the dotted path that `cluster`'s workers call every `every_s` seconds, with `args`, as long as `when`
+    says that there is anything to do."""
+
+    name: str
+    task: str
+    every_s: float
+    cluster: str
+    args: tuple[str, ...] = ()
+    when: Callable[[], bool] | None = None
+
+
+def control_jobs() -> list[Periodic]:
+    """Work of the deployment, whichever machine's ticker wins it."""
+    control = settings.DSTACKWEB_CLUSTERS["control"]
+    tasks = "dstackweb.scheduler.processes.tasks"
+    return [
+        Periodic("pass", f"{tasks}.place_waiting", settings.DSTACKWEB_PASS_EVERY_S, control),
+        Periodic("watch", f"{tasks}.watch", settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic("queue-lengths", f"{tasks}.sample_queue_lengths", 300.0, control),
+        Periodic(
+            "offers",
+            f"{tasks}.refresh_offers",
+            5.0,
+            settings.DSTACKWEB_CLUSTERS["cloud"],
+            when=sources.has_sourced_backends,
+        ),
+        Periodic("cloud", f"{tasks}.look_over_clouds", 5.0, settings.DSTACKWEB_CLUSTERS["cloud"], when=cloud.has_work),
+        Periodic(
+            "cloud-orphans",
+            f"{tasks}.reap_machines",
+            300.0,
+            settings.DSTACKWEB_CLUSTERS["cloud"],
+            when=cloud.has_clouds,
+        ),
+        Periodic("budgets", f"{tasks}.mark_budgets", 30.0, control, when=spend.has_budgets),
+        Periodic("gpu-averages", f"{tasks}.average_gpu_samples", 60.0, control, when=averages.has_samples),
+        Periodic("ended-tasks", f"{tasks}.settle_tasks", 30.0, control, when=ended_tasks.has_work),
+        Periodic("housekeeping", f"{tasks}.keep_house", 600.0, control),
+    ]
+
+
+def host_jobs(host: str, cluster: str) -> list[Periodic]:
+    """Work of one machine, enqueued by its own ticker for its own cluster."""
+    tasks = "dstackweb.scheduler.processes.tasks"
+    return [
+        Periodic(f"look:{host}", f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
+        Periodic(f"gpus:{host}", f"{tasks}.sample_gpus", settings.DSTACKWEB_SAMPLE_EVERY_S, cluster, (host,)),
+        Periodic(f"tidy:{host}", f"{tasks}.tidy_host", 600.0, cluster, (host,)),
+    ]
+
+
+def ensure_rows(jobs: list[Periodic]) -> None:
+    """Make the rows that are missing."""
+    PeriodicJob.objects.bulk_create([PeriodicJob(name=job.name) for job in jobs], ignore_conflicts=True)
+
+
+def enqueue_due(jobs: list[Periodic], now: dt.datetime) -> int:
+    """Enqueue what is due and not outstanding; returns how many.
+
+    A row whose times lie further ahead than they could have been set (the clock was put back) counts as due.
+    """
+    names = [job.name for job in jobs]
+    horizon = now + dt.timedelta(seconds=OUTSTANDING_S + max(job.every_s for job in jobs))
+    due = Q(due_at__lte=now) | Q(due_at__gt=horizon)
+    free = Q(outstanding_until=None) | Q(outstanding_until__lte=now) | Q(outstanding_until__gt=horizon)
+    ready = set(PeriodicJob.objects.filter(due, free, name__in=names).values_list("name", flat=True))
+    return sum(_enqueue(job, due & free, now) for job in jobs if job.name in ready)
+
+
+def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
+    won = PeriodicJob.objects.filter(guard, name=job.name).update(
+        due_at=now + dt.timedelta(seconds=job.every_s),
+        outstanding_until=now + dt.timedelta(seconds=max(OUTSTANDING_S, job.every_s)),
+    )
+    if not won:
+        return False
+    try:
+        if job.when is not None and not job.when():
+            PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)
+            return False
+        enqueue(
+            "dstackweb.scheduler.processes.tasks.tick", job.name, job.task, now.timestamp(), job.every_s, *job.args,
+            cluster=job.cluster, name=job.name,
+        )  # fmt: skip
+    except Exception:
+        PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)
+        raise
+    return True
+
+
+def bring_forward(name: str, seconds: float) -> None:
+    """Have a job's next turn in so many seconds, where this one had to be left out."""
+    PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
+
+
+def run_tick(name: str, work: Callable[[], object], enqueued_at: float, every_s: float) -> None:
+    """Do a tick's work unless it is too old, and say that it is no longer outstanding.
+
+    The error of the work is kept on the row, where the health page shows it, and raised on.
+    """
+    started = timezone.now()
+    if started.timestamp() - enqueued_at > max(every_s, OUTSTANDING_S):
+        return
+    PeriodicJob.objects.filter(name=name).update(last_started_at=started)
+    error = ""
+    try:
+        work()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        raise
+    finally:
+        PeriodicJob.objects.filter(name=name).update(
+            outstanding_until=None, last_ended_at=timezone.now(), last_error=error
+        )

@@ -1,0 +1,177 @@
+"""What `manage.py up` checks and prepares before it starts anything, and the roles that it then starts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import redis
+from django.conf import settings
+from django.contrib.staticfiles.finders import get_finders
+from django.core.management import call_command
+from django.db import DatabaseError, connections
+from django.utils import timezone
+from django_q.status import Stat
+
+from dstackweb.accounts.services import bootstrap
+from dstackweb.accounts.services.bootstrap import Bootstrap
+from dstackweb.backends.models import Host
+from dstackweb.lib.errors import DomainError
+from dstackweb.offers import sources
+from dstackweb.profiles.services import ensure_default_profile
+from dstackweb.scheduler.processes.supervisor import Role
+
+LOCK = "up.lock"
+"""Held by the server that uses a home; it has the server's address."""
+
+
+class CannotStart(Exception):
+    """Why the server doesn't start, and what to do, in one line."""
+
+
+def hold_home(home: Path, address: str) -> IO[str]:
+    """Take the home for this server at `address`; the returned file holds it until this process ends.
+
+    Raises CannotStart where another server has it.
+    """
+    lock = open(home / LOCK, "a+")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        there = address_of(home)
+        where = f" at {there}" if there else ""
+        raise CannotStart(
+            f"it runs already{where}, with the data in {home}: "
+            "for a second server set DSTACKWEB_HOME and DSTACKWEB_PORT"
+        ) from None
+    lock.truncate(0)
+    lock.write(address)
+    lock.flush()
+    return lock
+
+
+def address_of(home: Path) -> str:
+    """Where the server that was last started in this home answers, or did; empty where none was."""
+    try:
+        return (home / LOCK).read_text()
+    except OSError:
+        return ""
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise CannotStart unless this process could listen there."""
+    where = f"port {port} of {host}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            # A bind alone succeeds beside a listener on another of the machine's addresses.
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotStart(f"{where} is taken: stop what listens there, or set DSTACKWEB_PORT") from None
+        if error.errno == errno.EACCES:
+            raise CannotStart(f"{where} may not be used by this user: set DSTACKWEB_PORT to 1024 or above") from None
+        raise CannotStart(f"this machine can't listen on DSTACKWEB_HOST={host}: {error.strerror}") from None
+
+
+def prepare() -> Bootstrap:
+    """Bring the database up to date, make the first admin, and have old offers asked for. Raises CannotStart."""
+    try:
+        if "redis" in settings.Q_CLUSTER:
+            redis.from_url(settings.Q_CLUSTER["redis"]).ping()
+        call_command("migrate", interactive=False, verbosity=0)
+        call_command("createcachetable", verbosity=0)
+        made = bootstrap()
+        ensure_default_profile()
+        sources.preload(timezone.now())
+        return made
+    except DatabaseError as error:
+        raise CannotStart(f"the database can't be used: {str(error).strip().splitlines()[0]}") from error
+    except redis.RedisError as error:
+        raise CannotStart(f"the Redis of REDIS_URL can't be used: {error}") from error
+    except DomainError as error:
+        raise CannotStart(error.detail) from error
+    finally:
+        connections.close_all()
+
+
+def collect_static() -> Path:
+    """Static files under names that hold their hash, collected again only when one has changed.
+
+    Earlier ones stay, for pages that were loaded before.
+    """
+    root = Path(settings.STATIC_ROOT or settings.DSTACKWEB_HOME / "static")
+    stamp, now = root / ".collected", _static_fingerprint()
+    if not stamp.exists() or stamp.read_text() != now:
+        stamp.unlink(missing_ok=True)
+        done = subprocess.run(
+            [*_manage("collectstatic"), "--noinput", "--verbosity=0"],
+            env={**os.environ, "DSTACKWEB_STATIC_ROOT": str(root)}, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise CannotStart(f"static files can't be collected: {done.stderr.strip().splitlines()[-1]}")
+        stamp.write_text(now)
+    return root
+
+
+def _static_fingerprint() -> str:
+    found = hashlib.sha256()
+    for finder in get_finders():
+        for path, storage in finder.list([]):
+            info = os.stat(storage.path(path))
+            found.update(f"{path} {info.st_size} {info.st_mtime_ns}\n".encode())
+    return found.hexdigest()
+
+
+def _manage(*argv: str) -> list[str]:
+    return [sys.executable, str(settings.BASE_DIR / "manage.py"), *argv]
+
+
+def roles(static_root: Path) -> list[Role]:
+    """Everything one machine needs: web, a cluster for each name in use, the ticker, and this machine as a host."""
+    began = timezone.now()
+
+    def beats(_pid: int) -> bool:
+        return Host.objects.filter(name=settings.DSTACKWEB_HOST_NAME, seen_at__gte=began).exists()
+
+    gunicorn = ["-m", "gunicorn", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
+    return [
+        Role("web", [sys.executable, *gunicorn], {"DSTACKWEB_STATIC_ROOT": str(static_root)}, ready=_web_answers),
+        *(
+            Role(
+                "workers" if name == "dstackweb" else name,
+                _manage("qcluster"),
+                {"Q_CLUSTER_NAME": name},
+                _cluster_beats,
+            )
+            for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
+        ),
+        Role("ticker", _manage("ticker")),
+        Role("host", _manage("host", "--embedded"), ready=beats),
+    ]
+
+
+def _web_answers(_pid: int) -> bool:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.DSTACKWEB_HOST, settings.DSTACKWEB_HOST)
+    connection = http.client.HTTPConnection(host, settings.DSTACKWEB_PORT, timeout=2)
+    try:
+        connection.request("GET", "/healthz", headers={"Host": settings.ALLOWED_HOSTS[0].lstrip(".*") or "localhost"})
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _cluster_beats(pid: int) -> bool:
+    return any(stat.pid == pid and stat.workers for stat in Stat.get_all())

@@ -1,0 +1,265 @@
+"""Signing in, invites, members, API tokens and secrets.
+
+A value that can be shown once is in the answer to the form that made it, and nowhere else: no session, no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, cast
+
+from django.conf import settings
+from django.contrib.auth import login
+from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to_login
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse, reverse_lazy
+from django.utils.cache import add_never_cache_headers
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from dstackweb.accounts import selectors, services
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Role, User
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound
+from dstackweb.web.accounts.forms import (
+    AccountForm,
+    ChangePasswordForm,
+    InviteForm,
+    SecretForm,
+    SignInForm,
+    TokenForm,
+    attempt,
+)
+from dstackweb.web.common.pages import PageRequest, done, project_page, told
+
+P = ParamSpec("P")
+MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
+page_or_form = require_http_methods(["GET", "HEAD", "POST"])
+
+
+def account_page(
+    view: Callable[Concatenate[PageRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
+    """A page of the signed-in person's own, whatever their projects; errors are worded for them."""
+
+    @wraps(view)
+    def inner(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path())
+        page = cast(PageRequest, request)
+        try:
+            response = view(page, *args, **kwargs)
+        except DomainError as error:
+            response = told(page, error)
+        add_never_cache_headers(response)
+        return response
+
+    return inner
+
+
+class SignIn(LoginView):
+    """Password sign-in; axes counts the failures, and answers for a while with its own page."""
+
+    template_name = "accounts/login.html"
+    authentication_form = SignInForm
+    redirect_authenticated_user = True
+
+
+class ChangePassword(PasswordChangeView):
+    """The signed-in person's own password."""
+
+    template_name = "accounts/password.html"
+    form_class = ChangePasswordForm
+    success_url = reverse_lazy("tokens")
+
+
+@never_cache
+@page_or_form
+def login_link(request: HttpRequest, token: str) -> HttpResponse:
+    """A one-time link. Opening it only shows a button: mail and chat programs open links to preview them."""
+    try:
+        if request.method == "POST":
+            login(request, services.use_login_link(token), backend=MODEL_BACKEND)
+            return redirect(settings.LOGIN_REDIRECT_URL)
+        return render(request, "accounts/login_link.html", {"link": services.open_login_link(token)})
+    except DomainError as error:
+        return _dead_link(request, error)
+
+
+@never_cache
+@page_or_form
+def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
+    """An invite: who is signed in joins by a button, anybody else makes an account."""
+    user = request.user if isinstance(request.user, User) else None
+    form = AccountForm() if user is None else None
+    try:
+        invite = services.open_invite(token)
+        if request.method == "POST" and user is None:
+            form = AccountForm(request.POST)
+            fields = form.cleaned_data if form.is_valid() else {}
+            made = attempt(form, lambda: services.accept_invite(token, fields["username"], fields["password"]))
+            if made:
+                login(request, made.user, backend=MODEL_BACKEND)
+                return redirect(settings.LOGIN_REDIRECT_URL)
+        # A form opened before somebody else signed in in this browser must not let that person in.
+        elif request.method == "POST" and user and request.POST.get("join_as") == user.get_username():
+            services.join_by_invite(token, user)
+            return redirect(settings.LOGIN_REDIRECT_URL)
+    except DomainError as error:
+        return _dead_link(request, error)
+    # 200 for a refused form too: Django logs the address of a 422, and this one lets its reader in.
+    return render(request, "accounts/invite.html", {"invite": invite, "form": form})
+
+
+def _dead_link(request: HttpRequest, error: DomainError) -> HttpResponse:
+    return render(request, "accounts/dead_link.html", {"detail": error.detail}, status=error.status)
+
+
+def _status(form: Form) -> int:
+    return 422 if form.errors else 200
+
+
+@project_page()
+@require_safe
+def members(request: PageRequest) -> HttpResponse:
+    return _members_page(request, InviteForm())
+
+
+def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> HttpResponse:
+    may_change = allows(request.role, Role.ADMIN)
+    values |= {
+        "project": request.project,
+        "members": selectors.members(request.project),
+        "invites": selectors.open_invites(request.project) if may_change else [],
+        "roles": Role.choices,
+        "may_change": may_change,
+        "form": form,
+    }
+    return render(request, "accounts/members.html", values, status=409 if "refused" in values else _status(form))
+
+
+@project_page("admin")
+@require_POST
+def invite_create(request: PageRequest) -> HttpResponse:
+    form = InviteForm(request.POST)
+    made = attempt(
+        form, lambda: services.invite(request.project, request.user, form.cleaned_data["role"], ttl=form.ttl)
+    )
+    if made is None:
+        return _members_page(request, form)
+    invite, token = made
+    path = reverse("invite-accept", args=[token])
+    base = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+    return _members_page(request, InviteForm(), new_invite=invite, invite_url=f"{base}{path}")
+
+
+@project_page("admin")
+@require_POST
+def invite_withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
+    services.withdraw_invite(request.project, invite_id)
+    return _back_to_members(request, _("The invite is withdrawn."))
+
+
+@project_page("admin")
+@require_POST
+def member_role(request: PageRequest, user_id: int) -> HttpResponse:
+    try:
+        changed = services.set_role(request.project, _member(request, user_id), request.POST.get("role", ""))
+    except Conflict as error:
+        return _members_page(request, InviteForm(), refused=error.detail)
+    return _back_to_members(request, _("%(user)s is %(role)s now.") % {"user": changed.user, "role": changed.role})
+
+
+@project_page()
+@require_POST
+def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
+    """Admins take others out; anybody may leave."""
+    member = _member(request, user_id)
+    if member != request.user and not allows(request.role, Role.ADMIN):
+        raise Forbidden("Only an admin of the project takes others out of it.")
+    try:
+        services.remove_member(request.project, member)
+    except Conflict as error:
+        return _members_page(request, InviteForm(), refused=error.detail)
+    if member == request.user and not member.is_superuser:
+        return done(request, _("You have left %(project)s.") % {"project": request.project}, "/")
+    return _back_to_members(request, _("%(user)s is no longer a member.") % {"user": member})
+
+
+def _member(request: PageRequest, user_id: int) -> User:
+    membership = selectors.members(request.project).filter(user_id=user_id).first()
+    if membership is None:
+        raise NotFound("This person is not a member of the project.")
+    return membership.user
+
+
+def _back_to_members(request: PageRequest, text: str) -> HttpResponse:
+    return done(request, text, reverse("members", args=[request.project.name]))
+
+
+@project_page("member")
+@require_safe
+def secrets(request: PageRequest) -> HttpResponse:
+    return _secrets_page(request, SecretForm())
+
+
+def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
+    values = {
+        "project": request.project,
+        "secrets": selectors.secrets(request.project),
+        "may_change": allows(request.role, Role.ADMIN),
+        "form": form,
+    }
+    return render(request, "accounts/secrets.html", values, status=_status(form))
+
+
+@project_page("admin")
+@require_POST
+def secret_set(request: PageRequest) -> HttpResponse:
+    form = SecretForm(request.POST)
+    made = attempt(form, lambda: services.set_secret(request.project, by=request.user, **form.cleaned_data))
+    if made is None:
+        return _secrets_page(request, form)
+    text = _("The secret %(name)s is set. Runs submitted from now on get it.") % {"name": made.name}
+    return done(request, text, reverse("secrets", args=[request.project.name]))
+
+
+@project_page("admin")
+@require_POST
+def secret_delete(request: PageRequest, name: str) -> HttpResponse:
+    services.delete_secret(request.project, name)
+    text = _("The secret %(name)s is deleted.") % {"name": name}
+    return done(request, text, reverse("secrets", args=[request.project.name]))
+
+
+@account_page
+@require_safe
+def tokens(request: PageRequest) -> HttpResponse:
+    return _tokens_page(request, TokenForm())
+
+
+def _tokens_page(request: PageRequest, form: TokenForm, **values: Any) -> HttpResponse:
+    values |= {"tokens": selectors.live_tokens(request.user), "form": form, "api_url": settings.DSTACKWEB_API_URL}
+    return render(request, "accounts/tokens.html", values, status=_status(form))
+
+
+@account_page
+@require_POST
+def token_create(request: PageRequest) -> HttpResponse:
+    form = TokenForm(request.POST)
+    made = attempt(form, lambda: services.create_token(request.user, form.cleaned_data["name"]))
+    if made is None:
+        return _tokens_page(request, form)
+    row, plaintext = made
+    return _tokens_page(request, TokenForm(), new_token=row, plaintext=plaintext)
+
+
+@account_page
+@require_POST
+def token_revoke(request: PageRequest, token_id: int) -> HttpResponse:
+    services.revoke_token(request.user, token_id)
+    return done(request, _("The token is revoked."), reverse("tokens"))

@@ -1,0 +1,156 @@
+"""The machines that the project has of clouds: what they serve, what they have cost, and an end to those that idle."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
+from dstackweb.lib.errors import Conflict, NotFound
+from dstackweb.runs import selectors, wording
+from dstackweb.runs.models import Job, Run
+from dstackweb.scheduler.cloud import idle
+from dstackweb.web.cloud import budget, offer_rows
+from dstackweb.web.common.pages import PageRequest, done, polled, project_page
+from dstackweb.web.runs.words import SAID_ALL
+
+POLL_S = 3
+GONE_SHOWN = 12
+GONE_FOR = dt.timedelta(hours=24)
+HOUR_S = Decimal(3600)
+TONES = {"requested": "info", "starting": "info", "running": "go", "stopping": "wait", "gone": "info"}
+
+
+@dataclass(frozen=True)
+class MachineLine:
+    """One machine with its words; `cost` is in USD up to the moment the page was made."""
+
+    of: Instance
+    gpu: str
+    status: str
+    tone: str
+    run: Run | None
+    cost: Decimal
+    why: str
+
+    @classmethod
+    def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> MachineLine:
+        """The line; `run` is the one whose job it serves."""
+        idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
+        status = _("idle") if idle else _STATUS[machine.status]()
+        tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
+        told = wording.no_machine(machine.why) if machine.why else ""
+        return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it serves nobody, and waits for who may come."""
+        return self.of.status == InstanceStatus.RUNNING and self.of.holder is None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it costs more with each second."""
+        return self.of.launched_at is not None and self.of.ended_at is None
+
+
+_STATUS = {
+    "requested": lambda: _("being asked for"),
+    "starting": lambda: _("starting"),
+    "running": lambda: _("running"),
+    "stopping": lambda: _("stopping"),
+    "gone": lambda: _("gone"),
+}
+
+
+def _gpu(machine: Instance) -> str:
+    return offer_rows.gpu(
+        Offer(
+            backend="", instance_type=machine.instance_type, cpus=0, memory_mib=0, availability=Availability.UNKNOWN,
+            gpu_name=machine.gpu_name, gpu_count=machine.gpu_count, gpu_memory_mib=machine.gpu_memory_mib,
+        )
+    )  # fmt: skip
+
+
+def cost(machine: Instance, now: dt.datetime) -> Decimal:
+    """USD from its launch to its end, or to now; by the second, at the price it was launched at."""
+    if machine.launched_at is None:
+        return Decimal(0)
+    seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
+    return machine.price * Decimal(str(max(0.0, seconds))) / HOUR_S
+
+
+@project_page()
+def machines_page(request: PageRequest) -> HttpResponse:
+    """Those there are now and those that went lately; also what polls of the page get."""
+    now = timezone.now()
+    there = list(_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
+    lately = Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR)
+    went, refused = _of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=SAID_ALL)
+    gone = list(went.exclude(refused).select_related("backend").order_by("-created_at")[:GONE_SHOWN])
+    refusals = went.filter(refused).count()
+    shown = [
+        (one.pk, one.status, one.holder, one.why, one.cloud_id, one.launched_at, one.idle_until, one.interrupted_at)
+        for one in [*there, *gone]
+    ]
+    marks = budget.passed(request.project, now)
+    version = hashlib.sha256(repr((shown, refusals, [mark.pk for mark in marks])).encode()).hexdigest()[:16]
+
+    def context() -> dict[str, Any]:
+        runs = _runs([*there, *gone])
+        lines = [MachineLine.make(one, runs.get(one.pk), now) for one in there]
+        return {
+            "lines": lines,
+            "gone": [MachineLine.make(one, runs.get(one.pk), now) for one in gone],
+            "idle": sum(line.idle for line in lines),
+            "refusals": refusals,
+            "by_status": Counter(line.status for line in lines).items(),
+            "month": budget.month(request.project, now),
+            "marks": marks,
+            "may_stop": allows(request.role, "admin"),
+            "has_clouds": Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS).exists(),
+            "may_submit": allows(request.role, "member"),
+            "now": now,
+            "poll_s": POLL_S,
+            "waiting": selectors.counts(request.project)["submitted"],
+        }
+
+    return polled(request, "cloud/instances.html", "cloud/instances_body.html", version, context)
+
+
+def _of(request: PageRequest) -> Any:
+    return Instance.objects.filter(project=request.project)
+
+
+def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
+    """The run that each machine serves, or served last."""
+    jobs = Job.objects.filter(instance__in=[one.pk for one in machines]).select_related("run").order_by("placed_at")
+    return {job.instance_id: job.run for job in jobs if job.instance_id}
+
+
+@require_POST
+@project_page("admin")
+def stop(request: PageRequest, machine: UUID) -> HttpResponse:
+    """End a machine that idles, before its time; what serves a run ends with the run."""
+    found = _of(request).filter(pk=machine).first()
+    if found is None:
+        raise NotFound(_("the project has no such machine"))
+    if not idle.end(found.pk):
+        raise Conflict(_("it serves a run now, or ends already: stop the run instead"))
+    return done(
+        request, _("%s is told to end") % found.instance_type, reverse("web:machines", args=[request.project.name])
+    )

@@ -1,0 +1,233 @@
+"""The offers page: what could be had now, at which price, and how sure that is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpResponse, QueryDict
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.lib.errors import Invalid
+from dstackweb.offers import filters, freshness, listing, refreshing, sources
+from dstackweb.offers.filters import Filter, Order
+from dstackweb.runs import offer_words, selectors
+from dstackweb.spec.gpu import parse_gpu
+from dstackweb.spec.requirements import Requirements
+from dstackweb.web.cloud import cache_views, offer_rows
+from dstackweb.web.cloud.offer_rows import SourceLine
+from dstackweb.web.common.pages import PageRequest, done, polled, project_page, sentence
+
+PER_PAGE = 25
+POLL_S = 3
+USABLE = (Availability.AVAILABLE, Availability.IDLE, Availability.UNKNOWN)
+FIELDS = ("gpu", "memory", "count", "max_price", "region", "backend", "spot", "usable")
+"""What the form asks for, by the names in the address."""
+SORTS = (
+    ("price", gettext_lazy("cheapest first")),
+    ("gpu_price", gettext_lazy("cheapest per GPU")),
+    ("-price", gettext_lazy("dearest first")),
+    ("-gpu_count", gettext_lazy("most GPUs")),
+    ("-gpu_memory", gettext_lazy("most GPU memory")),
+    ("-cpus", gettext_lazy("most CPUs")),
+    ("-memory", gettext_lazy("most memory")),
+    ("availability", gettext_lazy("surest first")),
+    ("gpu", gettext_lazy("GPU")),
+    ("region", gettext_lazy("region")),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the reader wants to see. `fields` is as they typed it, `error` what is wrong with it."""
+
+    fields: dict[str, str]
+    wanted: Filter
+    usable_only: bool
+    order: Order
+    cursor: str
+    error: str = ""
+
+    @classmethod
+    def of(cls, query: QueryDict) -> Asked:
+        """From the address. What can't be read filters nothing, and is told."""
+        fields = {name: query.get(name, "").strip() for name in FIELDS}
+        usable, error = fields["usable"] == "yes", ""
+        try:
+            wanted = _filter(fields)
+        except Invalid as invalid:
+            wanted, error = Filter(), sentence(invalid.detail)
+        try:
+            order = filters.read_order(query.get("sort", ""))
+        except Invalid as invalid:
+            order, error = Order(), sentence(invalid.detail)
+        return cls(fields, wanted, usable, order, query.get("after", ""), error)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether anything is left out."""
+        return any(self.fields.values())
+
+    @property
+    def narrows_more(self) -> bool:
+        """Whether one of the fields says something that a phone shows only on request."""
+        return any(text for name, text in self.fields.items() if name not in ("gpu", "usable"))
+
+    def takes(self, offer: Offer) -> bool:
+        """Whether it is shown, given that it meets the filter."""
+        return not self.usable_only or offer.availability in USABLE
+
+    def query(self, **changed: str) -> str:
+        """The address's query with something changed; what is empty is left out."""
+        values = {**self.fields, "sort": str(self.order), **changed}
+        return urlencode({name: value for name, value in values.items() if value and value != Order().by})
+
+
+def _filter(fields: dict[str, str]) -> Filter:
+    """Name, memory and count of GPUs stand in fields of their own here; one line of the run file's is also taken."""
+    parts = [fields["gpu"], _at_least(fields["memory"], "GB"), _at_least(fields["count"])]
+    if any(parts) and not fields["count"] and not _says_count(fields["gpu"]):
+        parts.append("1..")  # who looks around means machines with such GPUs, however many they have
+    return filters.read(
+        gpu=":".join(part for part in parts if part),
+        backends=[fields["backend"]],
+        regions=[fields["region"]],
+        spot=fields["spot"],
+        max_price=fields["max_price"].removeprefix("$"),
+    )
+
+
+def _says_count(text: str) -> bool:
+    try:
+        return "count" in parse_gpu(text)
+    except ValueError:
+        return False
+
+
+def _at_least(text: str, unit: str = "") -> str:
+    """A plain number means so many or more: `2` as `2..`, and `40` as `40GB..`."""
+    return f"{text}{unit}.." if text.isascii() and text.isdigit() else text
+
+
+@project_page()
+def offers_page(request: PageRequest) -> HttpResponse:
+    """Filtered, sorted, by pages; also what polls of it get, which look at offers only when something landed."""
+    asked = Asked.of(request.GET)
+    now = timezone.now()
+    ages = freshness.of_backends(sources.sourced_backends(), now)
+    backends = list(Backend.objects.filter(enabled=True))
+    shown = [(one.pk, one.name, one.version, one.refresh_generation) for one in backends]
+    hosts = [host_views(one) for one in backends if one.kind == BackendKind.HOSTS]
+    version = hashlib.sha256(repr((shown, ages, hosts, selectors.counts(request.project))).encode()).hexdigest()[:16]
+
+    def context() -> dict[str, Any]:
+        return _context(request, asked, backends)
+
+    return polled(request, "cloud/offers.html", "cloud/offers_body.html", version, context)
+
+
+def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) -> dict[str, Any]:
+    now = timezone.now()
+    found = listing.look(asked.wanted, now)
+    everything = found if asked.wanted == Filter() else listing.look(Filter(), now)
+    offers = [offer for offer in found.offers if asked.takes(offer)]
+    try:
+        page, following = filters.page(offers, asked.order, PER_PAGE, asked.cursor)
+    except Invalid:  # a page of another order
+        page, following = filters.page(offers, asked.order, PER_PAGE)
+    told = [SourceLine.of_source(age, now) for age in everything.sources]
+    own = {backend.name for backend in backends if backend.kind == BackendKind.HOSTS}
+    has_clouds = any(backend.name not in own for backend in backends)
+    unreachable = next((offer.detail for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
+    known = [line for line in told if line.of.fetched_at is not None]
+    return {
+        "tab": "offers",
+        "asked": asked,
+        "lines": offer_rows.lines(page, asked.wanted.requirements, told, own),
+        "count": len(offers),
+        "count_all": len(everything.offers),
+        "more": asked.query(after=following) if following else "",
+        "first_page": asked.query(after="") if asked.cursor else None,
+        "sorted_by": {
+            header: _header(asked, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
+        },
+        "cheapest": _cheapest(offers, own),
+        "regions": offer_rows.by_region(told),
+        "troubles": offer_rows.troubles(told),
+        "unreachable": offer_words.why(unreachable, Requirements()) if unreachable else "",
+        "asking": sum(line.state == "asking" for line in told),
+        "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
+        "next_stale": min((line.until for line in told if line.until), default=None),
+        "has_clouds": has_clouds,
+        "today": cache_views.last_day(now),
+        "regions_known": sorted({offer.region for offer in everything.offers if offer.region}),
+        "backends_known": sorted({offer.backend for offer in everything.offers}),
+        "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),
+        "sorts": SORTS,
+        "sort": str(asked.order),
+        "may_refresh": bool(told) and allows(request.role, "member"),
+        "can_edit": request.user.is_staff,
+        "admins": [] if has_clouds else _admins(),
+        "poll_s": POLL_S,
+        "waiting": selectors.counts(request.project)["submitted"],
+    }
+
+
+def _admins() -> list[str]:
+    """Who can set a cloud up: the deployment's admins, the first few of them."""
+    found = User.objects.filter(is_staff=True, is_active=True).order_by("username")
+    return list(found.values_list("username", flat=True)[:3])
+
+
+def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
+    """The cheapest that costs anything and is to be had."""
+    paid = [offer for offer in offers if offer.backend not in own and offer.availability in USABLE]
+    return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
+
+
+@dataclass(frozen=True)
+class Header:
+    """A column's heading by which the list can be sorted: where it leads, and how it is sorted now."""
+
+    query: str
+    aria: str
+
+
+def _header(asked: Asked, by: str) -> Header:
+    if asked.order.by != by:
+        return Header(asked.query(sort=by), "none")
+    turned = by if asked.order.descending else f"-{by}"
+    return Header(asked.query(sort=turned), "descending" if asked.order.descending else "ascending")
+
+
+@require_POST
+@project_page("member")
+def refresh(request: PageRequest) -> HttpResponse:
+    """Have all sources of all backends asked for anew, in the background."""
+    sourced = sources.sourced_backends()
+    now = timezone.now()
+    begun = {backend.pk for backend in refreshing.refresh([backend for backend, _driver in sourced], now)}
+    found = [(backend, driver) for backend, driver in sourced if backend.pk in begun]
+    asked = sum(len(driver.wanted()) for _backend, driver in found)
+    text = ngettext("%d source is asked anew", "%d sources are asked anew", asked) % asked
+    throttled = [
+        age
+        for age in freshness.of_backends(found, now)
+        if age.error is not None and age.error.get("code") == "throttled"
+    ]
+    if throttled:
+        text += _("; %d are left alone, because their cloud is asked too often") % len(throttled)
+    query = request.POST.get("query", "")
+    return done(request, text, reverse("web:offers", args=[request.project.name]) + (f"?{query}" if query else ""))

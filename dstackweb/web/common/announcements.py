@@ -1,0 +1,46 @@
+"""What happened to the reader's own runs since the page last asked: told to screen readers, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dstackweb.runs.models import RunEvent
+from dstackweb.runs.states import RunStatus
+from dstackweb.web.common.pages import PageRequest
+from dstackweb.web.runs import event_words
+
+HEADER = "DW-Heard"
+AT_MOST = 5
+LOOK_BACK = 5000
+"""So many events are looked through at most: whoever comes back after a day is told the newest."""
+KINDS = (
+    *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
+    "retry",
+    "requeued",
+    "utilization_notice",
+)
+
+
+class Heard(NamedTuple):
+    """`last` is the newest event there is; `lines` what the reader has not heard of yet."""
+
+    last: int
+    lines: list[str]
+
+
+def heard(request: PageRequest) -> Heard:
+    """What somebody else or the scheduler did to the reader's runs of this project, and what these are warned of."""
+    last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    since = request.headers.get(HEADER, "")
+    if not request.htmx or not since.isdigit() or int(since) >= last:
+        return Heard(last, [])
+    events = (
+        RunEvent.objects.filter(pk__gt=max(int(since), last - LOOK_BACK), pk__lte=last, kind__in=KINDS)
+        .filter(run__user=request.user, run__project=request.project)
+        .exclude(actor=request.user)
+        .select_related("run")
+        .only("pk", "kind", "data", "node", "run__name", "run__spec")
+        .order_by("-pk")[:AT_MOST]
+    )
+    lines = [f"{event.run.name}: {event_words.told(event, event.run.spec.get('nodes', 1))}" for event in events]
+    return Heard(last, lines[::-1])

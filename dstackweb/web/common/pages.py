@@ -1,0 +1,134 @@
+"""What every page shares: who may see it, how a poll is answered, and how errors and results are told.
+
+One URL serves the page and its fragment. A poll sends the version it shows (`HX-PTag`); the version is read before
+the data, so that a change in between is shown by the next poll and never missed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypedDict, cast
+
+from django.contrib import messages
+from django.contrib.auth.views import redirect_to_login
+from django.db import DataError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils.cache import patch_cache_control, patch_vary_headers
+from django_htmx.middleware import HtmxDetails
+
+from dstackweb.accounts.access import project_for
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import DomainError, NotFound
+
+P = ParamSpec("P")
+
+
+class PageRequest(HttpRequest):
+    """A request of a signed-in member, with the project of its URL and their role in it."""
+
+    htmx: HtmxDetails
+    user: User
+    project: Project
+    role: str
+
+
+View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
+Routed = Callable[..., HttpResponseBase]
+"""A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
+
+
+def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
+    """A view under `/p/<project>/`: the caller must be a member with this role, and errors are worded for them.
+
+    A stranger gets 404, whether or not the project exists.
+    """
+
+    def wrap(view: View[P]) -> Routed:
+        @functools.wraps(view)
+        def inner(request: HttpRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            page = cast(PageRequest, request)
+            if not request.user.is_authenticated:
+                return _sign_in(page)
+            try:
+                page.project, page.role = project_for(page.user, project, at_least)
+                response = view(page, *args, **kwargs)
+            except DomainError as error:
+                response = told(page, error)
+            except DataError:
+                # PostgreSQL holds no NUL character: nothing can have a name with one.
+                response = told(page, NotFound("nothing has such an address"))
+            patch_vary_headers(response, ["HX-Request"])
+            patch_cache_control(response, no_store=True, private=True)
+            return response
+
+        return inner
+
+    return wrap
+
+
+def _sign_in(request: PageRequest) -> HttpResponseBase:
+    """To the sign-in page, and back afterwards. A poll makes its whole page do that."""
+    if request.htmx:
+        return HttpResponse(status=401, headers={"HX-Refresh": "true"})
+    return redirect_to_login(request.get_full_path())
+
+
+def told(request: PageRequest, error: DomainError) -> HttpResponse:
+    """A domain error as a notice on the page it came from, or as a page of its own."""
+    if request.htmx:
+        return notice(HttpResponse(status=error.status), sentence(error.detail), "error")
+    return render(request, "common/error.html", {"error": error, "detail": sentence(error.detail)}, status=error.status)
+
+
+def sentence(text: str) -> str:
+    """Errors are written to go on after a name and a colon; on a page they stand alone."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def polled(
+    request: PageRequest, page: str, fragment: str, version: str, context: Callable[[], dict[str, Any]]
+) -> HttpResponse:
+    """Answer a page or a poll of it: nothing (204) when the poller shows `version` already.
+
+    `context` is called only when there is something to show, after `version` was read.
+    """
+    if request.htmx and request.headers.get("HX-PTag") == version:
+        return HttpResponse(status=204)
+    return shown(request, fragment if request.htmx else page, version, context())
+
+
+def shown(
+    request: PageRequest, template: str, version: str, context: dict[str, Any], status: int = 200
+) -> HttpResponse:
+    """A page or fragment that shows `version`, whatever the reader has: what an action is answered with."""
+    values = {**context, "version": version, "partial": bool(request.htmx)}
+    response = render(request, template, values, status=status)
+    response["HX-PTag"] = version
+    return response
+
+
+class Undo(TypedDict):
+    """How the page takes back what a notice tells of: where to post the number of the move, and for how long."""
+
+    url: str
+    move: int
+    seconds: int
+
+
+def notice(response: HttpResponse, text: str, level: str = "success", undo: Undo | None = None) -> HttpResponse:
+    """Add a notice that the page shows when it gets this answer to something its reader did."""
+    toast = {"text": text, "level": level} | ({"undo": undo} if undo else {})
+    response["HX-Trigger"] = json.dumps({"toast": toast})
+    return response
+
+
+def done(request: PageRequest, text: str, to: str) -> HttpResponse:
+    """After a plain form or an htmx one: go to `to` and say there what was done."""
+    messages.success(request, text)
+    if request.htmx:
+        return HttpResponse(status=200, headers={"HX-Redirect": to})
+    return redirect(to)

@@ -1,0 +1,127 @@
+"""Utilization policies of a project: what they gave back, what another policy would have done, whether they count."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from django import forms
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.gpus import wording
+from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
+from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, policy_asked, what_if
+from dstackweb.lib.errors import DomainError
+from dstackweb.profiles import selectors as profiles
+from dstackweb.spec.run_file import parse_profile_settings
+from dstackweb.spec.units import format_duration
+from dstackweb.web.accounts.forms import Styled, attempt
+from dstackweb.web.common.pages import PageRequest, done, project_page
+
+FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": "any", "warmup": "0s"}
+"""What the form suggests where the default profile has no policy."""
+
+
+class WhatIfForm(Styled):
+    """A policy to try, in the notation of the run file."""
+
+    min_gpu_utilization = forms.IntegerField(
+        label=gettext_lazy("Minimum utilization, %"),
+        min_value=0,
+        max_value=100,
+        widget=forms.NumberInput(attrs={"inputmode": "numeric"}),
+    )
+    time_window = forms.CharField(
+        label=gettext_lazy("Time window"),
+        max_length=20,
+        help_text=gettext_lazy("At least 1m: 30m, 2h."),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
+    )
+    scope = forms.ChoiceField(
+        label=gettext_lazy("Scope"),
+        choices=[("any", gettext_lazy("any: one unused GPU")), ("all", gettext_lazy("all: every GPU of a node"))],
+    )
+    warmup = forms.CharField(
+        label=gettext_lazy("Warm-up"),
+        max_length=20,
+        required=False,
+        help_text=gettext_lazy("Not counted after the start: 0s, 10m."),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
+    )
+
+    def clean_warmup(self) -> str:
+        return self.cleaned_data["warmup"] or "0s"
+
+
+@project_page()
+def utilization_page(request: PageRequest) -> HttpResponse:
+    """The ledger, and the form; with a policy in the query string what that would have stopped, too."""
+    now = timezone.now()
+    asked = "min_gpu_utilization" in request.GET
+    form = WhatIfForm(request.GET if asked else None, initial=_initial(request))
+    began = time.perf_counter()
+    result = attempt(form, lambda: what_if(request.project, policy_asked(form.cleaned_data), now)) if asked else None
+    told = ledger(request.project, now)
+    context = {
+        "form": form,
+        "result": result,
+        "took_s": time.perf_counter() - began,
+        "rule": wording.rule(result.policy) if result else "",
+        "stops": [
+            (stop, wording.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"])) for stop in _stops(result)
+        ],
+        "hours": LOOKS_BACK.total_seconds() / 3600,
+        "ledger": told,
+        "entries": [(entry, _low(entry)) for entry in told.entries],
+        "policies": policies_of(request.project),
+        "manages": allows(request.role, "manager"),
+    }
+    return render(request, "gpus/utilization.html", context, status=422 if asked and result is None else 200)
+
+
+@require_POST
+@project_page()
+def observe(request: PageRequest) -> HttpResponse:
+    """Have policies only tell what they would stop, or be in force again."""
+    wanted = request.POST.get("observe_only") == "yes"
+    policies = set_observe_only(request.project, request.role, wanted)
+    only = _("Policies only observe now: nothing is stopped, and what would have been is told here")
+    text = only if policies.observe_only else _("Policies are in force: unused runs are stopped")
+    return done(request, text, reverse("web:utilization", args=[request.project.name]))
+
+
+def _stops(result: Any) -> list[Any]:
+    return result.stops if result else []
+
+
+def _initial(request: PageRequest) -> dict[str, Any]:
+    """The default profile's policy: what most runs are held to. One that no run can use has none."""
+    profile, policy = profiles.default(request.project), None
+    if profile is not None:
+        with contextlib.suppress(DomainError):
+            policy = parse_profile_settings(profile.settings).utilization_policy
+    if policy is None:
+        return FALLBACK
+    return {
+        "min_gpu_utilization": policy.min_gpu_utilization,
+        "time_window": format_duration(policy.time_window),
+        "scope": policy.scope,
+        "warmup": format_duration(policy.warmup),
+    }
+
+
+def _low(entry: Entry) -> str:
+    """What was low, in words."""
+    stop = entry.stop
+    nodes = stop.run.spec["nodes"] if stop.run else stop.node + 1
+    low = {"gpu": stop.gpu_index, "node": stop.node, "nodes": nodes}
+    return wording.was_low({**low, "min": stop.min_gpu_utilization, "window_s": stop.time_window_s})

@@ -1,0 +1,178 @@
+"""What the deployment has and how it does: hosts, profiles, health."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+
+from dstackweb.accounts.access import allows, visible_projects
+from dstackweb.backends.hosts import care, joining
+from dstackweb.backends.models import Gpu, HostEvent
+from dstackweb.profiles import selectors as profiles
+from dstackweb.runs import holds, selectors, wording
+from dstackweb.runs.holds import Held
+from dstackweb.runs.models import Run
+from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
+from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.hosts import words as host_words
+from dstackweb.web.ops import health
+from dstackweb.web.runs import words as run_words
+
+ANOTHER_MACHINE = "https://another-machine"
+"""Some address that isn't loopback: what stands in the way is judged for a machine that came by it."""
+EVENTS_SHOWN = 3
+"""Events of each host on the page."""
+
+
+class Known(NamedTuple):
+    """What the reader may know: the projects they see, and which runs are holds."""
+
+    projects: set[int]
+    held: dict[int, Held]
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """One GPU, who holds it, whom it is kept for, and who uses it without asking."""
+
+    gpu: Gpu
+    run: Run | None
+    hidden: bool
+    stranger: str
+    kept: bool
+    held: Held | None = None
+
+    @classmethod
+    def of(cls, gpu: Gpu, run: Run | None, kept: Kept | None, known: Known) -> GpuLine:
+        """The row; a run of a project that the reader doesn't see stays nameless."""
+        stranger = ""
+        if gpu.stranger:
+            who = {"user": gpu.stranger.get("user", "?"), "pid": gpu.stranger.get("pid", "?")}
+            # Who holds a GPU for interactive work uses it with processes of no run's.
+            text = _("used by %(user)s, pid %(pid)s") if run and run.pk in known.held else None
+            stranger = (text or _("used outside dstackweb by %(user)s, pid %(pid)s")) % who
+        hidden = run is not None and run.project_id not in known.projects
+        held = known.held.get(run.pk) if run and not hidden else None
+        return cls(gpu, run, hidden, stranger, kept is not None and gpu.uuid in kept.gpus, held)
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """One host with its GPUs, what it keeps for a run that waits, and what happened to it lately."""
+
+    of: Listed
+    isolation: str
+    gpus: list[GpuLine]
+    events: list[tuple[HostEvent, str]]
+    kept_hidden: bool
+    may_leave: bool
+
+    @property
+    def kept_text(self) -> str:
+        """What is kept: `2 GPUs, 8 CPUs, 64 GB`."""
+        kept = self.of.kept
+        if kept is None:
+            return ""
+        parts = [wording.cpus(kept.cpus), wording.mebibytes(kept.memory_mib)]
+        return ", ".join([wording.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
+
+    @property
+    def stamp(self) -> tuple[Any, ...]:
+        """What of it the page shows; the moment it was last seen counts only once it is offline."""
+        host, kept = self.of.host, self.of.kept
+        taken = [(g.gpu.uuid, g.gpu.present, g.run.pk if g.run else None, g.stranger, g.held) for g in self.gpus]
+        seen = None if self.of.online else host.seen_at
+        return (host.name, self.of.online, seen, host.draining, host.leaving, host.error, host.isolation,
+                str(host.labels), host.cpus, host.cpus_used, host.memory_mib, host.memory_used_mib, taken,
+                self.of.jobs, (kept.run.pk, kept.cpus, kept.memory_mib, sorted(kept.gpus)) if kept else None,
+                [event.pk for event, _text in self.events])  # fmt: skip
+
+
+def host_line(found: Listed, known: Known) -> HostLine:
+    """A host as this reader sees it."""
+    return HostLine(
+        of=found,
+        isolation=wording.isolation(found.host.isolation),
+        gpus=[GpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
+        events=[(event, host_words.told(event)) for event in found.events],
+        may_leave=care.may_leave(found.host),
+        kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
+    )
+
+
+@project_page()
+def hosts_page(request: PageRequest) -> HttpResponse:
+    """The team's own machines; also what polls of it get. A few rows: the version is what they show."""
+    return hosts_page_with(request)
+
+
+def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
+    """The hosts page with something that it shows once; a poll of it without."""
+    found = listed(events=EVENTS_SHOWN)
+    known = Known(
+        {project.pk for project in visible_projects(request.user)},
+        holds.held(run.pk for one in found for _gpu, run in one.gpus if run),
+    )
+    lines = [host_line(one, known) for one in found]
+    version = hashlib.sha256(repr([line.stamp for line in lines]).encode()).hexdigest()[:16]
+
+    def context() -> dict[str, Any]:
+        admin = request.user.is_superuser
+        return {
+            "hosts": lines,
+            "may_submit": allows(request.role, "member"),
+            "can_edit": request.user.is_staff,
+            "may_care": admin,
+            "waiting": _waiting(request),
+            **(_join_panel(request) if admin and not request.htmx else {}),
+            **more,
+        }
+
+    return polled(request, "hosts/hosts.html", "hosts/hosts_list.html", version, context)
+
+
+def _join_panel(request: PageRequest) -> dict[str, Any]:
+    """What the panel shows by which another machine joins."""
+    url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+    return {
+        "needs_postgres": joining.needs_postgres(),
+        "obstacles": joining.elsewhere(ANOTHER_MACHINE),
+        "invites": joining.open_invites(),
+        "url": url,
+        "services": joining.services(),
+    }
+
+
+def _waiting(request: PageRequest) -> int:
+    return selectors.counts(request.project)["submitted"]
+
+
+@project_page()
+def profiles_page(request: PageRequest) -> HttpResponse:
+    """The profiles that runs of this project can name, and which one they get without naming any."""
+    found = [
+        {"profile": profile, "settings": run_words.profile_settings(profile.settings)}
+        for profile in profiles.visible(request.project)
+    ]
+    context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}
+    return render(request, "runs/profiles.html", context)
+
+
+@project_page()
+def health_page(request: PageRequest) -> HttpResponse:
+    """How the deployment does; also what polls of it get."""
+    checks = health.checks()
+    version = hashlib.sha256(repr(checks).encode()).hexdigest()[:16]
+    return polled(
+        request,
+        "ops/health.html",
+        "ops/health_list.html",
+        version,
+        lambda: {"checks": checks, "worst": health.worst(checks), "waiting": _waiting(request)},
+    )

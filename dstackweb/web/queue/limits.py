@@ -1,0 +1,52 @@
+"""The limits of a queue with what is used of them: tags on its page, bars on its settings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.utils.translation import gettext as _
+
+from dstackweb.accounts.models import User
+from dstackweb.runs.models import Queue
+from dstackweb.scheduler.placement.limits import Tally
+from dstackweb.web.queue.words import setting
+
+
+class Limit(NamedTuple):
+    """One limit: `most` None is none. `text` is short, `label` says what is counted."""
+
+    name: str
+    used: int
+    most: int | None
+    text: str
+
+    @property
+    def label(self) -> str:
+        """What the setting is called."""
+        return setting(self.name)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more starts because of it."""
+        return self.most is not None and self.used >= self.most
+
+
+def usage(queue: Queue, user: User, placed: Tally) -> list[Limit]:
+    """All four, whether they are set or not; those per member with what the reader uses."""
+    everybody, own = (queue.pk, None), (queue.pk, user.pk)
+    return [
+        _limit("max_running", placed.runs[everybody], queue.max_running),
+        _limit("max_gpus", placed.gpus[everybody], queue.max_gpus),
+        _limit("max_running_per_user", placed.runs[own], queue.max_running_per_user),
+        _limit("max_gpus_per_user", placed.gpus[own], queue.max_gpus_per_user),
+    ]
+
+
+def _limit(name: str, used: int, most: int | None) -> Limit:
+    pattern = {
+        "max_running": _("%(used)d of %(most)d running"),
+        "max_gpus": _("%(used)d of %(most)d GPUs"),
+        "max_running_per_user": _("%(used)d of your %(most)d running"),
+        "max_gpus_per_user": _("%(used)d of your %(most)d GPUs"),
+    }[name]
+    return Limit(name, used, most, pattern % {"used": used, "most": most} if most is not None else str(used))

@@ -1,0 +1,88 @@
+"""Which runs a form of the queue page names, and the place it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.http import QueryDict
+from django.utils.translation import gettext as _
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Invalid, NotFound
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.queue.reorder import Target
+from dstackweb.web.common.pages import PageRequest
+from dstackweb.web.runs import rows as lists
+
+AT_MOST = 500
+"""Runs that one request may name; a page shows fewer."""
+
+
+def named(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
+    """The runs that a form names as `id.etag`, in its order, with the etags."""
+    tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
+    if not tokens:
+        raise Invalid.at("run", msg=_("choose at least one run first"))
+    etags = {lists.number(key): etag for key, _dot, etag in tokens if etag}
+    return named_runs(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
+
+
+def named_runs(queue: Queue, keys: Sequence[str]) -> list[Run]:
+    """The runs with these ids, in this order. Raises NotFound when none of them is in the queue's project."""
+    wanted = [lists.number(key) for key in keys]
+    found = Run.objects.select_related("queue", "project", "user").in_bulk(wanted)
+    runs = [found[key] for key in wanted if key in found and found[key].project_id == queue.project_id]
+    if not runs:
+        raise NotFound(_("these runs are not in this queue any more"))
+    return runs
+
+
+def wanted(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> Target:
+    """The place that a form asks for; `up` and `down` are told by the neighbours there are now."""
+    verb = form.get("do", "")
+    match verb:
+        case "top" | "bottom":
+            return Target(verb, None)
+        case "before" | "after":
+            return Target(verb, _anchor(form, queue))
+        case "up" | "down":
+            own = None if allows(request.role, "manager") else request.user
+            neighbour = _neighbour(queue, runs, verb == "up", own)
+            if neighbour is None:
+                raise Invalid.at(
+                    "do", msg=_("it is the first already") if verb == "up" else _("it is the last already")
+                )
+            return Target("before" if verb == "up" else "after", neighbour)
+    raise Invalid.at("do", msg=_("nothing was asked for"))
+
+
+def _anchor(form: QueryDict, queue: Queue) -> Run:
+    """The run to stand next to: by its id as pages know it, or by name or position as people do."""
+    waiting = selectors.in_order(queue).select_related("queue", "project", "user")
+    name = form.get("name", "").removeprefix("#")
+    if not name:
+        found = waiting.filter(pk=lists.number(form.get("anchor"))).first()
+    else:
+        found = waiting.filter(name=name).first()
+        if found is None and name.isdigit() and 0 < int(name) <= queue.count.submitted:
+            found = waiting[int(name) - 1]
+    if found is None:
+        raise NotFound(_("no run called %s waits in this queue") % (name or "?"))
+    return found
+
+
+def _neighbour(queue: Queue, runs: Sequence[Run], up: bool, own: User | None) -> Run | None:
+    """The run right ahead of (or behind) these and none of them; with `own`, of those of this member."""
+    edge = (min if up else max)(runs, key=lambda run: (run.rank, run.pk))
+    waiting = selectors.in_order(queue)
+    if up:
+        others = waiting.filter(rank__lte=edge.rank).exclude(rank=edge.rank, pk__gte=edge.pk)
+    else:
+        others = waiting.filter(rank__gte=edge.rank).exclude(rank=edge.rank, pk__lte=edge.pk)
+    others = others.exclude(pk__in=[run.pk for run in runs])
+    if own is not None:
+        others = others.filter(user=own)
+    order = ("-rank", "-id") if up else ("rank", "id")
+    return others.select_related("queue", "project", "user").order_by(*order).first()

@@ -1,0 +1,154 @@
+"""What people do to waiting runs on the queue page: move, change priorities, stop, see first what it would do, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.contrib import messages
+from django.http import HttpResponse, JsonResponse
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_POST
+
+from dstackweb.lib.errors import DomainError
+from dstackweb.runs import selectors, services
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.queue import reorder
+from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.web.common.pages import PageRequest, Undo, notice, project_page, sentence
+from dstackweb.web.queue import move_targets, move_words
+from dstackweb.web.queue.views import fragment, queue_called
+from dstackweb.web.runs import rows as lists
+
+
+@project_page()
+def preview(request: PageRequest, queue: str) -> HttpResponse:
+    """What a move would do, by the same function that will do it; what forbids it is told instead."""
+    found = queue_called(request, queue)
+    try:
+        runs, _etags = move_targets.named(request.GET, found)
+        told = reorder.preview(runs, request.user, request.role, move_targets.wanted(request, request.GET, found, runs))
+    except DomainError as error:
+        return JsonResponse({"text": sentence(error.detail), "refused": True, "places": {}, "priorities": {}})
+    return JsonResponse(
+        {
+            "text": move_words.would(told, request.user),
+            "places": {change.run.pk: change.position_after for change in (*told.changes, *told.slips)},
+            "priorities": {
+                change.run.pk: change.priority_after
+                for change in told.changes
+                if change.priority_after != change.priority_before
+            },
+        }
+    )
+
+
+@require_POST
+@project_page()
+def change(request: PageRequest, queue: str) -> HttpResponse:
+    """Do one thing to the runs named. A refusal is answered with what changed and the list as it is."""
+    found = queue_called(request, queue)
+    try:
+        text, runs, undo = _do(request, found)
+    except DomainError as error:
+        return _told(request, found, sentence(error.detail), "error", status=error.status)
+    return _told(request, found, text, "success", moved=runs, undo=undo)
+
+
+@require_POST
+@project_page()
+def undo(request: PageRequest, queue: str) -> HttpResponse:
+    """Take a move back, while it can still be."""
+    found = queue_called(request, queue)
+    try:
+        moved = reorder.undo(lists.number(request.POST.get("move")), request.user, request.role)
+    except DomainError as error:
+        return _told(request, found, sentence(error.detail), "error", status=error.status)
+    return _told(request, found, move_words.undone(moved), "success", moved=[change.run for change in moved.changes])
+
+
+def _told(
+    request: PageRequest,
+    queue: Queue,
+    text: str,
+    level: str,
+    *,
+    moved: Sequence[Run] = (),
+    undo: int | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """The list as it is now, and what came of it; without scripts on the page that follows."""
+    if not request.htmx:
+        messages.add_message(request, messages.ERROR if level == "error" else messages.SUCCESS, text)
+    response = fragment(request, queue, {run.pk for run in moved}, status)
+    return notice(response, text, level, undo_of(queue, undo))
+
+
+def undo_of(queue: Queue, move: int | None) -> Undo | None:
+    """How a page takes this move back."""
+    if move is None:
+        return None
+    url = reverse("web:undo", args=[queue.project.name, queue.name])
+    return {"url": url, "move": move, "seconds": reorder.UNDO_S}
+
+
+def _do(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | None]:
+    """What was done, to which runs, and the number to undo it by."""
+    form = request.POST
+    for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
+        if verb in form:  # a row's own button, on a page without scripts
+            runs = move_targets.named_runs(queue, [form[verb]])
+            if verb == "stop":
+                return _stop(request, runs)
+            return _prioritise(request, runs, runs[0].priority + step)
+    runs, etags = move_targets.named(form, queue)
+    match form.get("do"):
+        case "priority":
+            return _prioritise(request, runs, lists.priority(form.get("priority")), etags)
+        case "stop":
+            return _stop(request, runs)
+    moved = reorder.move(runs, request.user, request.role, move_targets.wanted(request, form, queue, runs), etags)
+    return move_words.done(moved), runs, moved.move_id
+
+
+def _prioritise(
+    request: PageRequest, runs: list[Run], priority: int, etags: dict[int, str] | None = None
+) -> tuple[str, list[Run], int | None]:
+    before = selectors.position(runs[0])
+    moved = reorder.set_priorities(runs, request.user, request.role, priority, etags)
+    if len(runs) > 1:
+        text = ngettext("%(n)d run has priority %(p)d now", "%(n)d runs have priority %(p)d now", len(runs))
+        return text % {"n": len(runs), "p": priority}, runs, moved.move_id
+    return (
+        move_words.prioritised(runs[0].name, priority, before, selectors.position(_again(runs[0]))),
+        runs,
+        moved.move_id,
+    )
+
+
+def _again(run: Run) -> Run:
+    return Run.objects.select_related("queue", "project").get(pk=run.pk)
+
+
+def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
+    """All or none of them may be stopped by this reader; those that end meanwhile are no hindrance."""
+    stopped = services.stop_all(runs, request.user, request.role)
+    if len(stopped) == 1:
+        text = _("%s has ended") if stopped[0].status in ENDED else _("%s is asked to stop")
+        return text % stopped[0].name, runs, None
+    over = sum(run.status == RunStatus.TERMINATED for run in stopped)
+    return ngettext("%d run was stopped", "%d runs were stopped", over) % over, runs, None
+
+
+@require_POST
+@project_page("member")
+def set_priority(request: PageRequest, run: str) -> HttpResponse:
+    """Change one run's priority on its own page, as its reader saw it."""
+    found = selectors.find_run(request.project, run)
+    etags = {found.pk: request.POST["etag"]} if request.POST.get("etag") else None
+    text, _runs, move = _prioritise(request, [found], lists.priority(request.POST.get("priority")), etags)
+    if not request.htmx:
+        messages.success(request, text)
+        return HttpResponse(status=303, headers={"Location": reverse("web:run", args=[request.project.name, run])})
+    return notice(HttpResponse(status=204), text, undo=undo_of(found.queue, move))

@@ -1,0 +1,133 @@
+"""A queue's settings: for managers to change, for everybody to read; what was changed lately, and new queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_http_methods, require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.runs.models import MAX_LIMIT, Queue
+from dstackweb.runs.queue import queues
+from dstackweb.scheduler.passes.loading import tally_of
+from dstackweb.web.accounts.forms import Styled, attempt
+from dstackweb.web.common.pages import PageRequest, done, notice, project_page
+from dstackweb.web.queue import words as queue_words
+from dstackweb.web.queue.limits import usage
+from dstackweb.web.queue.views import fragment, queue_called, queue_url
+
+LATEST = 12
+"""Changes shown."""
+
+
+def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
+    widget = forms.NumberInput(attrs={"placeholder": gettext_lazy("no limit"), "inputmode": "numeric"})
+    return forms.IntegerField(
+        label=label, help_text=help_text, required=False, min_value=0, max_value=MAX_LIMIT, widget=widget
+    )
+
+
+class QueueForm(Styled):
+    """What managers set; an empty limit is none, and no ageing is strict priority."""
+
+    ageing_minutes = forms.IntegerField(
+        label=gettext_lazy("Minutes of waiting per point of priority"),
+        help_text=gettext_lazy("Empty: strict priority, no wait makes up for a point."),
+        required=False,
+        min_value=1,
+        max_value=60 * 24 * 365,
+        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
+    )
+    draining = forms.BooleanField(
+        label=gettext_lazy("Draining: it takes no new runs, and what waits still starts"), required=False
+    )
+    paused = forms.BooleanField(
+        label=gettext_lazy("Paused: nothing starts from it, running runs go on"), required=False
+    )
+    max_running = _limit(gettext_lazy("Runs placed at once"))
+    max_gpus = _limit(gettext_lazy("GPUs held at once"))
+    max_running_per_user = _limit(gettext_lazy("Runs of one member placed at once"))
+    max_gpus_per_user = _limit(gettext_lazy("GPUs of one member held at once"))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            if isinstance(field, forms.BooleanField):
+                field.widget.attrs["class"] = "form-check-input"
+
+
+class NewQueueForm(Styled):
+    """The name of another queue."""
+
+    name = forms.SlugField(
+        label=gettext_lazy("Name"),
+        max_length=60,
+        help_text=gettext_lazy(
+            "Letters, digits, hyphens and underscores. A run file chooses it with “queue: nightly”."
+        ),
+        widget=forms.TextInput(attrs={"placeholder": "nightly", "autocomplete": "off", "autocapitalize": "none"}),
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@project_page()
+def settings_page(request: PageRequest, queue: str) -> HttpResponse:
+    """The settings with what is used of each limit; saving them; the sentence for minutes that are being typed."""
+    found = queue_called(request, queue)
+    if request.htmx and request.method != "POST":
+        form = QueueForm(request.GET)
+        form.is_valid()
+        minutes = form.cleaned_data.get("ageing_minutes")
+        told = "" if "ageing_minutes" in form.errors else queue_words.ageing(minutes)
+        return HttpResponse(told, content_type="text/plain; charset=utf-8")
+    manages = allows(request.role, "manager")
+    now = {name: getattr(found, name) for name in QueueForm.base_fields}
+    form = QueueForm(request.POST or None, initial=now, auto_id="queue-%s")
+    if request.method == "POST":
+        saved = attempt(form, lambda: queues.change(found, request.user, request.role, **form.cleaned_data))
+        if saved is not None:
+            return done(request, _("The settings of queue %s are saved") % saved.name, queue_url(found))
+    context = _context(request, found) | {"form": form if manages else None}
+    return render(request, "queue/settings.html", context, status=422 if form.errors else 200)
+
+
+def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
+    events = queue.events.select_related("actor").order_by("-pk")[:LATEST]
+    return {
+        "queue": queue,
+        "queues": Queue.objects.filter(project=request.project),
+        "ageing": queue_words.ageing(queue.ageing_minutes),
+        "usage": usage(queue, request.user, tally_of([queue.pk])),
+        "changes": [(event, queue_words.changed(event.data)) for event in events],
+        "new_queue": NewQueueForm() if allows(request.role, "manager") else None,
+    }
+
+
+@require_POST
+@project_page()
+def new_queue(request: PageRequest) -> HttpResponse:
+    """Make another queue and go on to its settings."""
+    form = NewQueueForm(request.POST)
+    made = attempt(form, lambda: queues.create(request.project, request.user, request.role, form.cleaned_data["name"]))
+    if made is None:
+        default = queue_called(request, "default")
+        context = _context(request, default) | {"form": QueueForm(initial={}), "new_queue": form}
+        return render(request, "queue/settings.html", context, status=422)
+    url = reverse("web:queue-settings", args=[request.project.name, made.name])
+    return done(request, _("Queue %s is made") % made.name, url)
+
+
+@require_POST
+@project_page()
+def set_paused(request: PageRequest, queue: str) -> HttpResponse:
+    """Pause or resume a queue, from its own page."""
+    paused = request.POST.get("paused") == "yes"
+    found = queues.change(queue_called(request, queue), request.user, request.role, paused=paused)
+    text = _("Queue %s is paused: nothing starts, running runs go on") if found.paused else _("Queue %s goes on")
+    return notice(fragment(request, found), text % found.name)

@@ -1,0 +1,124 @@
+"""The queue page: what waits, in its true order. What people do to it is in `move_views` and `queue_settings_views`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from django.http import HttpResponse
+from django.urls import reverse
+from django.utils import timezone
+
+from dstackweb.accounts.access import allows
+from dstackweb.backends.models import Gpu
+from dstackweb.runs import selectors, services
+from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs.queue.ordering import PRIORITY_MAX
+from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.scheduler.models import Reservation
+from dstackweb.scheduler.passes.loading import tally_of
+from dstackweb.web.cloud import budget
+from dstackweb.web.common.announcements import heard
+from dstackweb.web.common.pages import PageRequest, polled, project_page, shown
+from dstackweb.web.gpus import alerts
+from dstackweb.web.queue.limits import usage
+from dstackweb.web.runs import rows as lists
+
+PER_PAGE = 40
+SHORT_LIST = 8
+
+
+@project_page()
+def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
+    """The queue in its true order; also what polls of it get."""
+    version = alerts.list_version(request.project)
+    return polled(
+        request,
+        "queue/queue.html",
+        "queue/list.html",
+        version,
+        lambda: _context(request, queue),
+    )
+
+
+def queue_called(request: PageRequest, name: str) -> Queue:
+    """The queue asked for. Every project has `default`, even before its first run."""
+    return services.ensure_queue(request.project) if name == "default" else selectors.find_queue(request.project, name)
+
+
+def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
+    """The list as it is now, for the page that asked; whoever has no scripts is led back to it."""
+    if not request.htmx:
+        page = lists.number(request.GET.get("page"), least=1)
+        return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
+    version = alerts.list_version(request.project)
+    return shown(request, "queue/list.html", version, _context(request, queue.name, moved), status)
+
+
+def _counted(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
+    """The counters of the queue asked for, and of all the project's queues by name; each with its queue."""
+    counts = QueueCount.objects.select_related("queue")
+    every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
+    asked = next((one for one in every if one.queue.name == name), None)
+    if asked is None:
+        asked = counts.get(queue=queue_called(request, name))
+        every.append(asked)
+    return asked, every
+
+
+def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> dict[str, Any]:
+    page = lists.number(request.GET.get("page"), least=1)
+    told = heard(request)  # before the list: what happens in between is told by the next poll
+    counts, of_all = _counted(request, name)
+    queue = counts.queue
+    rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
+    if not rows and page > 1:  # the queue got shorter than the page that was being looked at
+        page = max(1, -(-counts.submitted // PER_PAGE))
+        rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
+    head = rows if page == 1 else selectors.queue_rows(queue, limit=PER_PAGE)
+    reserved = Reservation.objects.first()
+    lines = lists.queue_lines(rows, request, reserved, moved)
+    placed = tally_of([queue.pk])
+    now = timezone.now()
+    return {
+        "queue": queue,
+        "queues": [one.queue for one in of_all],
+        "counts": counts,
+        "rows": lines,
+        "page": page,
+        "pages": max(1, -(-counts.submitted // PER_PAGE)),
+        "first_shown": (page - 1) * PER_PAGE + 1,
+        "last_shown": (page - 1) * PER_PAGE + len(rows),
+        "first": next((row for row in head if row.reason != "impossible"), None),
+        "placed": _short(queue, counts, *PLACED),
+        "pending": _short(queue, counts, RunStatus.PENDING),
+        "gpus_held": placed.gpus[queue.pk, None],
+        "gpus_total": Gpu.objects.filter(present=True).count(),
+        "month": budget.month(request.project, now) if request.project.monthly_budget is not None else None,
+        "now": now,
+        "limits": [limit for limit in usage(queue, request.user, placed) if limit.most is not None],
+        "heard": told,
+        "runs_url": reverse("web:runs", args=[request.project.name]),
+        "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
+        "may_pause": allows(request.role, "manager"),
+        "may_submit": allows(request.role, "member"),
+        "may_choose": any(line["may_change"] for line in lines),
+        "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
+        "waiting": sum(one.submitted for one in of_all),
+    }
+
+
+def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[lists.RunLine]:
+    """The newest runs in these statuses; what the counters say isn't there is not looked for."""
+    there = [status for status in statuses if getattr(counts, status.value)]
+    runs = Run.objects.filter(project=queue.project_id, queue=queue)
+    found = selectors.newest(runs, SHORT_LIST, there) if there else []
+    marks = alerts.marks(found, timezone.now())
+    return [lists.RunLine.of(run, mark=marks.get(run.pk)) for run in found]
+
+
+def queue_url(queue: Queue) -> str:
+    """The address of a queue's page."""
+    if queue.name == "default":
+        return reverse("web:queue", args=[queue.project.name])
+    return reverse("web:queue", args=[queue.project.name, queue.name])

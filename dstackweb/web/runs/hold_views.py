@@ -1,0 +1,204 @@
+"""Holding GPUs for interactive work: the form, what a hold's page shows, and more time. Also when a run comes round."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django import forms
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.lib.errors import Invalid
+from dstackweb.runs import holds, selectors, services, why_words, wording
+from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
+from dstackweb.runs.states import ENDED, Reason, RunStatus
+from dstackweb.scheduler.passes.plan import plan
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.web.accounts.forms import Styled, attempt
+from dstackweb.web.common.pages import PageRequest, done, notice, project_page
+
+TIMES = ("1h", "2h", "3h", "4h", "8h", "12h", "1d", "2d", "7d")
+MORE = ("30m", "1h", "2h", "4h", "8h")
+
+
+class HoldForm(Styled):
+    """What to hold, and for how long; in the notation of the run file."""
+
+    gpu = forms.CharField(
+        label=gettext_lazy("GPUs"),
+        required=False,
+        max_length=200,
+        help_text=gettext_lazy("A number, or a model and a number such as A100:2."),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+    )
+    duration = forms.ChoiceField(label=gettext_lazy("For"))
+    cpu = forms.CharField(
+        label=gettext_lazy("CPUs"), required=False, max_length=20, widget=forms.TextInput(attrs={"placeholder": "1"})
+    )
+    memory = forms.CharField(
+        label=gettext_lazy("Memory"),
+        required=False,
+        max_length=20,
+        widget=forms.TextInput(attrs={"placeholder": "16GB", "autocapitalize": "none"}),
+    )
+    priority = forms.IntegerField(label=gettext_lazy("Priority"), min_value=0)
+    queue = forms.ChoiceField(label=gettext_lazy("Queue"))
+    name = forms.CharField(
+        label=gettext_lazy("Name"),
+        required=False,
+        max_length=60,
+        help_text=gettext_lazy("One is made up without it."),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+    )
+
+    def __init__(self, request: PageRequest, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        queues = Queue.objects.filter(project=request.project).values_list("name", flat=True)
+        choose(self.fields["queue"], [(name, name) for name in queues] or [("default", "default")])
+        choose(self.fields["duration"], times(TIMES))
+        most = PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority
+        self.fields["priority"].widget.attrs["max"] = most
+
+
+def choose(field: forms.Field, choices: list[tuple[str, str]]) -> None:
+    """Let a field of a form take one of these."""
+    assert isinstance(field, forms.ChoiceField)
+    field.choices = choices
+
+
+def times(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Durations as a choice: what the services read, and what people do."""
+    return [(text, wording.duration(holds.parse_time(text))) for text in texts]
+
+
+@project_page("member")
+def hold_page(request: PageRequest) -> HttpResponse:
+    """The form; posting it puts the hold in its queue. `from` fills it with what another hold asked for."""
+    if request.method != "POST":
+        return _form_page(request, HoldForm(request, initial=_initial(request)))
+    form = HoldForm(request, request.POST)
+    run = attempt(form, lambda: _named(lambda: _hold(request, form.cleaned_data)))
+    if not isinstance(run, Run):
+        return _form_page(request, form, run or "", status=422)
+    return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+
+
+def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
+    """The hold; or why nothing here could ever give it, unless it is wanted anyway."""
+    wanted = holds.Wanted(**fields)
+    if request.POST.get("anyway") != "yes" and (wanted.gpu or wanted.cpu):
+        config = holds.config(wanted, holds.parse_time(wanted.duration))
+        planned = plan(request.project, request.user, request.role, services.Submission(config, hold=True))
+        if planned.waits and planned.impossible:
+            return why_words.reason(planned.waits.reason, planned.waits.data).text
+    return holds.hold(request.project, request.user, request.role, wanted)
+
+
+def _named(act: Callable[[], Run | str]) -> Run | str:
+    """Errors of a run file beside the field of the form that they come from."""
+    fields = {"for": "duration", "max_duration": "duration"}
+    try:
+        return act()
+    except Invalid as error:
+        for fault in error.errors:
+            where = str(fault["loc"][-1 if fault["loc"][:1] == ["resources"] else 0]) if fault["loc"] else ""
+            fault["loc"] = [fields.get(where, where)]
+        raise
+
+
+def _form_page(request: PageRequest, form: HoldForm, never: str = "", status: int = 200) -> HttpResponse:
+    return render(request, "runs/hold.html", {"form": form, "models": gpu_models(), "never": never}, status=status)
+
+
+def _initial(request: PageRequest) -> dict[str, Any]:
+    """One GPU for three hours, or what the hold asked for that `from` names."""
+    initial: dict[str, Any] = {"gpu": "1", "duration": "3h", "priority": PRIORITY_DEFAULT, "queue": "default"}
+    if "from" not in request.GET:
+        return initial
+    run = selectors.find_run(request.project, request.GET["from"])
+    resources = EffectiveSpec.model_validate(run.spec).requirements.as_resources()
+    asked = {key: text for key, text in resources.items() if _asked(run, f"resources.{key}")}
+    own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **asked}
+    length = next((text for text in TIMES if holds.parse_time(text) == run.spec["max_duration_s"]), initial["duration"])
+    return {**initial, **own, "duration": length}
+
+
+def _asked(run: Run, key: str) -> bool:
+    return bool(run.provenance.get(key, {}).get("source") == "hold")
+
+
+class Model(NamedTuple):
+    """How many GPUs of a model there are on hosts that are online, and how many nobody uses."""
+
+    name: str
+    free: int
+    total: int
+
+
+def gpu_models() -> list[Model]:
+    """The models that could be held, by name."""
+    total: Counter[str] = Counter()
+    free: Counter[str] = Counter()
+    for host in host_views():
+        if host.online and not host.draining:
+            total.update(gpu.name for gpu in host.gpus)
+            free.update(gpu.name for gpu in host.gpus if gpu.free)
+    return [Model(name, free[name], count) for name, count in sorted(total.items())]
+
+
+@require_POST
+@project_page("member")
+def extend(request: PageRequest, run: str) -> HttpResponse:
+    """More time for a run."""
+    duration = request.POST.get("for", "").strip()
+    found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
+    numbers = {"run": found.name, "more": wording.duration(holds.parse_time(duration))}
+    text = _("%(run)s has %(more)s more") % numbers
+    if request.htmx:
+        return notice(HttpResponse(status=204), text)
+    return done(request, text, reverse("web:run", args=[request.project.name, run]))
+
+
+@dataclass(frozen=True)
+class Round:
+    """When a run with a schedule comes round: `at`, as which run (`following`) and after which (`previous`)."""
+
+    crons: str
+    at: dt.datetime | None
+    following: str
+    previous: str
+    over: bool
+
+    @classmethod
+    def of(cls, run: Run) -> Round | None:
+        """None for a run without a schedule."""
+        if not (crons := (run.spec.get("schedule") or {}).get("cron")):
+            return None
+        made = run.events.filter(kind="next_scheduled").last()
+        at = dt.datetime.fromisoformat(made.data["at"]) if made else run.retry_at if _waits_for_its_time(run) else None
+        ended = run.status in ENDED and made is None and run.retry_at is None
+        over = ended or run.stop_reason in (Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER)
+        first = run.events.filter(kind="scheduled").first()
+        previous = first.data["previous"] if first else ""
+        return cls(" · ".join(crons), at, made.data["next"] if made else "", previous, over)
+
+
+def _waits_for_its_time(run: Run) -> bool:
+    """Whether `retry_at` is a time of the schedule: a later attempt waits for the back-off of its retry."""
+    return run.status in ENDED or (run.status == RunStatus.PENDING and run.attempt == 1)
+
+
+def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What the page of a run shows of all this."""
+    return {"way_in": holds.way_in(run, jobs), "round": Round.of(run), "more_times": times(MORE)}

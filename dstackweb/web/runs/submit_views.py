@@ -1,0 +1,133 @@
+"""The submit page: a run file, its plan, and the run that comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
+
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
+from dstackweb.runs import archives, offer_words, selectors, services, why_words, wording
+from dstackweb.runs.models import Archive
+from dstackweb.scheduler.passes.plan import Plan, plan
+from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
+from dstackweb.web.runs import examples
+from dstackweb.web.runs import words as run_words
+
+GZIP_MAGIC = b"\x1f\x8b"
+REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
+
+
+@project_page("member")
+def submit_page(request: PageRequest) -> HttpResponseBase:
+    """The form; posting it submits. `from` fills it with another run's file and archive."""
+    if request.method != "POST":
+        return render(request, "runs/submit.html", _form(request, *_again(request)))
+    archive = None
+    try:
+        archive = _attached(request)
+        submission = services.Submission(_config(request), archive=archive.sha256 if archive else None)
+        planned = plan(request.project, request.user, request.role, submission)
+        if planned.impossible and request.POST.get("anyway") != "yes":
+            return _answer(request, {"plan": _plan(planned), "ask": True}, 422, archive)
+        run, _made = services.submit(request.project, request.user, request.role, submission)
+    except REFUSED as error:
+        return _answer(request, _errors(error), 422, archive)
+    return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+
+
+@require_POST
+@project_page("member")
+def plan_page(request: PageRequest) -> HttpResponseBase:
+    """What a submission would do; stores nothing. An archive isn't needed for it."""
+    if not _config(request).strip():
+        return render(request, "runs/submit_result.html", {})
+    try:
+        planned = plan(request.project, request.user, request.role, services.Submission(_config(request)))
+    except REFUSED as error:
+        return _answer(request, _errors(error), 422)
+    return _answer(request, {"plan": _plan(planned), "ask": planned.impossible}, 200)
+
+
+def _config(request: PageRequest) -> str:
+    # Browsers send CRLF, whatever was typed or pasted.
+    return request.POST.get("config", "").replace("\r\n", "\n")
+
+
+def _attached(request: PageRequest) -> Archive | None:
+    """The attached archive, else the one that the form holds already. Raises Invalid or TooLarge."""
+    upload = request.FILES.get("archive")
+    if not isinstance(upload, UploadedFile):
+        held = request.POST.get("archive_sha256")
+        return Archive.objects.filter(project=request.project, sha256=held).first() if held else None
+    if upload.read(2) != GZIP_MAGIC:
+        raise Invalid.at("archive", msg=f"{upload.name} is no .tar.gz: pack the folder with tar -czf code.tar.gz .")
+    upload.seek(0)
+    return archives.store(request.project, upload.chunks())[0]
+
+
+def _again(request: PageRequest) -> tuple[str, Archive | None, str]:
+    """The run file and archive of the run that `from` names, and its name."""
+    if "from" not in request.GET:
+        return "", None, ""
+    run = selectors.find_run(request.project, request.GET["from"])
+    return run.config_text, run.archive, run.name
+
+
+def _form(request: PageRequest, config: str, archive: Archive | None = None, origin: str = "") -> dict[str, Any]:
+    return {
+        "config": config,
+        "archive": archive,
+        "origin": origin,
+        "examples": examples.shipped(),
+        "limit": archives.limit_bytes(),
+    }
+
+
+def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: Archive | None = None) -> HttpResponse:
+    """The plan or the errors beside the form. Without scripts, the whole page with them, and the archive kept."""
+    if request.htmx:
+        return render(request, "runs/submit_result.html", result, status=status)
+    page = {**_form(request, _config(request), archive), **result, "result": True}
+    return render(request, "runs/submit.html", page, status=status)
+
+
+def _errors(error: DomainError) -> dict[str, Any]:
+    """What is wrong, where, and in which line."""
+    if not isinstance(error, Invalid):
+        return {"errors": [{"where": "", "line": None, "msg": sentence(error.detail)}]}
+    return {
+        "errors": [
+            {"where": ".".join(map(str, one["loc"])), "line": one["line"], "msg": sentence(one["msg"])}
+            for one in error.errors
+        ]
+    }
+
+
+def _plan(planned: Plan) -> dict[str, Any]:
+    """The plan in words."""
+    effective = planned.prepared.effective
+    wants = effective.spec.requirements
+    return {
+        "queue": planned.prepared.queue,
+        "position": planned.position,
+        "next_at": planned.next_at,
+        "waits": why_words.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
+        "impossible": planned.impossible,
+        "offers": [
+            {
+                "offer": offer,
+                "badge": wording.availability(offer.availability),
+                "has": wording.has(offer),
+                "why": offer_words.why(offer.detail, wants),
+            }
+            for offer in planned.offers
+        ],
+        "nodes": effective.spec.nodes,
+        "settings": run_words.settings_of(effective.spec, effective.provenance),
+    }

@@ -1,0 +1,159 @@
+"""The runs of a project: the list, one run with its log, and what people do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import FileResponse, HttpResponse, HttpResponseBase
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts.access import allows
+from dstackweb.runs import logs, placement_summary, selectors, services, why_words, wording
+from dstackweb.runs.models import Run
+from dstackweb.runs.queue.ordering import PRIORITY_MAX
+from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page
+from dstackweb.web.gpus import alerts, run_panel
+from dstackweb.web.progress import scope as progress_place
+from dstackweb.web.progress.cards import Card, card_of
+from dstackweb.web.runs import hold_views
+from dstackweb.web.runs import rows as lists
+from dstackweb.web.runs import words as run_words
+from dstackweb.web.runs.why_views import standing
+
+PER_PAGE = 50
+LOG_BYTES = 256 * 1024
+SHOWN_AT_ONCE = 200
+"""Jobs and events on a run's page, which polls ask for again and again; ordinary runs have fewer."""
+SHOWN = {
+    "active": ("pending", "submitted", "provisioning", "running", "terminating"),
+    **{status.value: (status.value,) for status in RunStatus if status in ENDED},
+}
+
+
+@project_page()
+def runs_page(request: PageRequest) -> HttpResponse:
+    """Newest runs first, filtered by status and words of the name; also what polls of it get."""
+    version = alerts.list_version(request.project)
+    return polled(request, "runs/runs.html", "runs/runs_list.html", version, lambda: _list(request))
+
+
+def _list(request: PageRequest) -> dict[str, Any]:
+    chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
+    mine = request.GET.get("mine") == "yes"
+    before = lists.number(request.GET.get("before")) or None
+    found, following = selectors.newest_page(
+        request.project,
+        statuses=SHOWN.get(chosen, ()),
+        user=request.user.username if mine else "",
+        text=text,
+        before=before,
+        limit=PER_PAGE,
+    )
+    counts = selectors.counts(request.project)
+    runs = selectors.runs_called(found)
+    at = placement_summary.of_runs([str(run.uid) for run in runs if run.status in PLACED])
+    marks = alerts.marks(runs, timezone.now())
+    return {
+        "lines": [lists.RunLine.of(run, at.get(str(run.uid)), marks.get(run.pk)) for run in runs],
+        "following": following,
+        "before": before,
+        "chosen": chosen,
+        "q": text,
+        "mine": mine,
+        "chips": [("", _("All"), sum(counts.values()))]
+        + [
+            (key, _("active") if key == "active" else wording.status(key), sum(counts[status] for status in statuses))
+            for key, statuses in SHOWN.items()
+        ],
+        "waiting": counts["submitted"],
+        "may_submit": allows(request.role, "member"),
+    }
+
+
+@project_page()
+def run_page(request: PageRequest, run: str) -> HttpResponse:
+    """One run; also what polls of it get. A waiting one also changes with the queue around it."""
+    found = selectors.find_run(request.project, run)
+    version = f"{found.pk}.{found.version}"
+    if found.status in WAITING:
+        version += f".{selectors.list_version(request.project)}"
+    elif found.status == RunStatus.PROVISIONING:
+        version += f".{run_words.starting(found)}"
+    card = card_of(request, found)  # it renews itself, once it is there
+    if card:
+        version += ".tasks"
+    return polled(request, "runs/run.html", "runs/run_body.html", version, lambda: _run(request, found, card))
+
+
+def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
+    jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
+    reason, data = selectors.why(run)
+    stands, now = standing(run), timezone.now()
+    may_change = lists.may_change(run, request.user, request.role)
+    panel = run_panel.Panel(run, jobs, run_panel.Asked.of(request), now) if run_panel.wanted(run) else None
+    return {
+        "run": run,
+        "gpus": panel is not None,
+        "card": card,
+        "states": progress_place.states(),
+        **(panel.context(may_change) if panel and panel.job else {}),
+        **hold_views.of_run(run, jobs),
+        "jobs": [run_words.JobLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
+        "more_jobs": len(jobs) > SHOWN_AT_ONCE,
+        "attempts": len({job.attempt for job in jobs}),
+        "steps": run_words.steps(run, jobs),
+        "verdict": run_words.verdict(run, jobs),
+        "place": placement_summary.place([job for job in jobs if job.attempt == run.attempt]),
+        "why": why_words.reason(reason, data) if reason else None,
+        "stands": stands,
+        "position": stands.position if stands else None,
+        "events": run_words.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
+        "more_events": len(events) > SHOWN_AT_ONCE,
+        "shown_at_once": SHOWN_AT_ONCE,
+        "settings": run_words.settings(run),
+        "cost": run_words.cost(run, jobs),
+        "now": now,
+        "over": run.status in ENDED,
+        "waits": run.status in WAITING,
+        "may_change": may_change,
+        "may_submit": allows(request.role, "member"),
+        "etag": services.etag(run),
+        "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
+        "waiting": selectors.counts(request.project)["submitted"],
+    }
+
+
+@project_page()
+def log(request: PageRequest, run: str) -> HttpResponseBase:
+    """Raw bytes of one job's log from `offset`, or its last `tail` lines; with `download` all of it as a file."""
+    found = selectors.find_run(request.project, run)
+    node, attempt = lists.number(request.GET.get("node")), lists.number(request.GET.get("attempt")) or None
+    tail = lists.number(request.GET["tail"]) if "tail" in request.GET else None
+    offset = lists.number(request.GET.get("offset"))
+    part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
+    if "download" in request.GET and part.job and logs.path(part.job.pk).exists():
+        name = f"{found.name}-{part.attempt}-{node}.log"
+        file = logs.path(part.job.pk).open("rb")
+        return FileResponse(file, as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
+    response = HttpResponse(part.data, content_type="application/octet-stream")
+    response["X-Start-Offset"] = str(part.next_offset - len(part.data))
+    response["X-Next-Offset"] = str(part.next_offset)
+    response["X-Log-Complete"] = "true" if part.complete else "false"
+    response["X-Log-More"] = "true" if len(part.data) == LOG_BYTES else "false"
+    return response
+
+
+@require_POST
+@project_page("member")
+def stop(request: PageRequest, run: str) -> HttpResponse:
+    """Stop a run gracefully, or at once with `abort`."""
+    abort = request.POST.get("abort") == "yes"
+    found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
+    text = _("%s has ended") if found.status in ENDED else _("%s is asked to stop")
+    if request.htmx:
+        return notice(HttpResponse(status=204), text % found.name)
+    return done(request, text % found.name, reverse("web:run", args=[request.project.name, run]))

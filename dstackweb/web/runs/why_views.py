@@ -1,0 +1,133 @@
+"""Why not me: where a run stands and why there, and what a pass would decide on it now, place by place."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpResponse
+from django.utils import timezone
+
+from dstackweb.backends.hosts.fit import HostView
+from dstackweb.backends.hosts.views import host_views
+from dstackweb.runs import selectors, why_words, wording
+from dstackweb.runs.models import QueueCount, Run
+from dstackweb.runs.queue.rank_factors import Factors, factors
+from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.models import Reservation
+from dstackweb.scheduler.passes.decision import Tried, decide_now
+from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.runs import rows as lists
+
+NEIGHBOURS = 3
+"""Shown on each side."""
+CELLS = 60
+"""Up to so many waiting runs each have a cell of the strip; a longer queue is one bar."""
+STRIP = 1200
+GAP = 3
+LEAST = 8
+"""Of STRIP: so wide is the run's own place at least, or nobody would see it."""
+FRESH_S = 10
+"""The page is computed anew that often even where nothing of the queue has changed: hosts come and go."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A piece of the strip: `ahead`, `me` or `behind`; units of STRIP."""
+
+    kind: str
+    x: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a waiting run stands among `total`, and the factors of that."""
+
+    factors: Factors
+    total: int
+    reserved: Reservation | None
+
+    @property
+    def position(self) -> int:
+        """From 1."""
+        return self.factors.position or 1
+
+    @property
+    def aged(self) -> float:
+        """Points, as people read them; 0 for what rounds to nothing."""
+        return round(self.factors.aged_points, 1)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The queue as a strip, its front at the left."""
+        total = max(self.total, self.position)
+        width = max(STRIP // total, LEAST)
+        x = min((self.position - 1) * STRIP // total, STRIP - width)
+        if total > CELLS:
+            return [Cell("ahead", 0, x), Cell("behind", x, STRIP - x), Cell("me", x, width)]
+        kinds = ["ahead"] * (self.position - 1) + ["me"] + ["behind"] * (total - self.position)
+        return [Cell(kind, n * STRIP // total, width - GAP) for n, kind in enumerate(kinds)]
+
+
+def standing(run: Run) -> Standing | None:
+    """Where a run stands; None when it isn't in the queue's order."""
+    if run.status != RunStatus.SUBMITTED:
+        return None
+    total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
+    return Standing(factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
+
+
+@dataclass(frozen=True)
+class TriedLine:
+    """One host or offer in words, with what is free there where it is a host."""
+
+    tried: Tried
+    told: wording.Told
+    host: HostView | None
+
+    @property
+    def gpus_free(self) -> int:
+        """GPUs of the host that a job may get now."""
+        return sum(gpu.free for gpu in self.host.gpus) if self.host else 0
+
+
+@project_page()
+def why_page(request: PageRequest, run: str) -> HttpResponse:
+    """The latest decision on a run; also what polls of it get."""
+    found = selectors.find_run(request.project, run)
+    version = f"{found.pk}.{found.version}.{selectors.list_version(request.project)}.{time.time() // FRESH_S:.0f}"
+    return polled(request, "runs/why.html", "runs/why_body.html", version, lambda: _why(request, found))
+
+
+def _why(request: PageRequest, run: Run) -> dict[str, Any]:
+    decision = decide_now(run)
+    hosts = {host.name: host for host in host_views()}
+    stands = standing(run)
+    return {
+        "run": run,
+        "needs": lists.needs(run.spec),
+        "stands": stands,
+        "neighbours": _neighbours(run, stands.position) if stands else [],
+        "decision": decision,
+        "why": why_words.reason(decision.outcome, decision.data),
+        "limits": [why_words.reason(waits.reason, waits.data) for waits in decision.limits],
+        "tried": [
+            TriedLine(
+                one, why_words.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None
+            )
+            for one in decision.tried
+        ],
+        "waiting": selectors.counts(request.project)["submitted"],
+    }
+
+
+def _neighbours(run: Run, position: int) -> list[tuple[int, Run]]:
+    """The runs right ahead and right behind, with this one in their midst."""
+    waiting = selectors.without_texts(selectors.in_order(run.queue)).select_related("user")
+    ahead = waiting.filter(rank__lte=run.rank).exclude(rank=run.rank, pk__gte=run.pk).order_by("-rank", "-id")
+    behind = waiting.filter(rank__gte=run.rank).exclude(rank=run.rank, pk__lte=run.pk)
+    line = [*reversed(ahead[:NEIGHBOURS]), run, *behind[:NEIGHBOURS]]
+    first = position - line.index(run)
+    return list(enumerate(line, start=first))

@@ -1,0 +1,257 @@
+"""One run in words: its steps, why it ended, its jobs, its events and where each setting came from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from dstackweb.runs import placement_summary, spend, wording
+from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.web.runs import event_words
+
+
+class Step(NamedTuple):
+    """One step of the line at the top: reached or not, when, and how long it took to get there."""
+
+    label: str
+    reached: bool
+    at: dt.datetime | None = None
+    note: str = ""
+    status: str = ""
+
+
+def steps(run: Run, jobs: Sequence[Job]) -> list[Step]:
+    """Submitted, placed, running, ended: of the newest attempt."""
+    placed_at = min((job.placed_at for job in jobs if job.attempt == run.attempt), default=None)
+    began = min((job.started_at for job in jobs if job.attempt == run.attempt and job.started_at), default=None)
+    over = run.status in ENDED
+    line = [
+        Step(_("Submitted"), True, run.submitted_at),
+        Step(_("Placed"), placed_at is not None, placed_at, _between(run.submitted_at, placed_at)),
+        Step(_("Running"), began is not None, began, _between(placed_at, began)),
+    ]
+    ending = _between(began, run.ended_at) if over else ""
+    label = wording.status(run.status).capitalize() if over else _("End")
+    return [*line, Step(label, over, run.ended_at, ending, run.status if over else "")]
+
+
+def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
+    return wording.duration((end - start).total_seconds()) if start and end else ""
+
+
+class Verdict(NamedTuple):
+    """How a run ended: a title, a sentence of ours, and the message of what ended it as it came."""
+
+    title: str
+    text: str
+    message: str
+    status: str
+
+
+def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
+    """Why it ended, or why it is being tried again; None for a run that is fine."""
+    if run.status == RunStatus.PENDING and run.attempt > 1:
+        nowhere = wording.termination(Reason.OUT_OF_CAPACITY)
+        if run.status_message.startswith(nowhere):
+            last = run.status_message.removeprefix(nowhere).strip()
+            return Verdict(nowhere, _("It will be tried again, with its place in the queue kept."), last, run.status)
+        return Verdict(_("It will be tried again"), "", run.status_message, run.status)
+    if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
+        return None
+    bad = [job for job in jobs if job.attempt == run.attempt and job.status == JobStatus.FAILED]
+    title = wording.termination(run.termination_reason) or wording.status(run.status).capitalize()
+    if run.termination_reason == Reason.JOB_FAILED and bad:
+        title = wording.termination(bad[0].termination_reason)
+    text = wording.exited(run.exit_code) if run.exit_code else ""
+    return Verdict(title, text, event_words.beyond(title, run.status_message), run.status)
+
+
+class Cost(NamedTuple):
+    """What a run has cost, in USD, and what it costs an hour now."""
+
+    so_far: Decimal
+    rate: Decimal
+
+
+def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
+    """Of all its attempts; None for a run that was only ever on what costs nothing."""
+    if not any(job.price for job in jobs):
+        return None
+    paid = Job.objects.filter(Q(instance=None) | Q(instance__launched_at__isnull=False), run=run, ended_at=None)
+    rate = sum(paid.values_list("price", flat=True), Decimal(0))
+    return Cost(spend.cost_of([run], timezone.now()).get(run.pk, Decimal(0)), rate)
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One node of one attempt."""
+
+    job: Job
+    where: str
+    gpus: str
+    why: str
+    machine: str
+
+    @classmethod
+    def of(cls, job: Job) -> JobLine:
+        """The row with its words."""
+        why = _why(job) if job.status in ("failed", "terminated") else ""
+        if job.status == JobStatus.PROVISIONING:
+            why = job.message
+        return cls(
+            job, placement_summary.where(job), wording.gpus(len(job.gpus)) if job.gpus else "", why, machine(job)
+        )
+
+
+def starting(run: Run) -> str:
+    """Changes with what is told of its machines while they start, which changes nothing of the run."""
+    told = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
+    shown = list(told.values_list("pk", "message", "instance_type", "instance__cloud_id"))
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
+
+
+def machine(job: Job) -> str:
+    """What the cloud calls the machine that a job is on; empty for those of the team, and before there is one."""
+    return job.instance.cloud_id if job.instance else ""
+
+
+def _why(job: Job) -> str:
+    reason = wording.termination(job.termination_reason)
+    return f"{reason} {event_words.beyond(reason, job.message)}".strip()
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One thing that happened, and who did it."""
+
+    event: RunEvent
+    text: str
+
+    @classmethod
+    def of(cls, event: RunEvent, nodes: int) -> EventLine:
+        """The row with its sentence."""
+        return cls(event, event_words.told(event, nodes))
+
+
+def events(found: Iterable[RunEvent], nodes: int) -> list[EventLine]:
+    """The rows, newest first. Offers that were refused one after the other for the same cause are one row."""
+    lines: list[EventLine] = []
+    for (kind, _attempt, node, code), group in groupby(found, _alike):
+        same = list(group)
+        if kind == "offer_failed" and code in SAID_ALL and len(same) > 1:
+            names = ", ".join(_offered(event.data) for event in reversed(same))
+            why = wording.no_machine(code)
+            where = _("node %d") % node + ": " if nodes > 1 and node is not None else ""
+            told = ngettext("%(n)d offer, %(why)s: %(names)s", "%(n)d offers, %(why)s: %(names)s", len(same))
+            lines.append(EventLine(same[0], where + told % {"n": len(same), "why": why, "names": names}))
+        else:
+            lines += [EventLine.of(event, nodes) for event in same]
+    return lines
+
+
+SAID_ALL = ("no_capacity", "quota")
+"""Causes that say all; what clouds add to them is said of each offer in other words."""
+
+
+def _alike(event: RunEvent) -> tuple[str, int, int | None, str]:
+    return event.kind, event.attempt, event.node, str(event.data.get("code", ""))
+
+
+def _offered(data: dict[str, Any]) -> str:
+    place = " ".join(str(data[key]) for key in ("region", "instance_type") if data.get(key))
+    return _("%s (spot)") % place if data.get("spot") else place
+
+
+class Setting(NamedTuple):
+    """One effective setting: `origin` says where its value came from; `code` asks for lines kept as they are."""
+
+    name: str
+    value: str
+    origin: str = ""
+    code: bool = False
+
+
+FIRST = ("priority", "queue", "profile", "resources.cpu", "resources.memory", "resources.gpu", "nodes", "commands")
+"""What is looked for most, on top."""
+ALWAYS = {"priority", "queue", "resources.cpu", "resources.memory", "commands", "max_duration", "stop_duration"}
+"""Shown even at their defaults; of the others only what somebody set."""
+ELSEWHERE = {"type", "name"}
+
+
+def settings(run: Run) -> list[Setting]:
+    """The settings in effect, with where each came from; what people changed since says so."""
+    spec = EffectiveSpec.model_validate(run.spec)
+    now = {"priority": run.priority, "queue": run.queue.name, "max_duration_s": run.limit_s}
+    changed = {key.removesuffix("_s") for key, value in now.items() if getattr(spec, key) != value}
+    return settings_of(spec.model_copy(update=now), run.provenance, changed)
+
+
+def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
+    """A spec as the rows of a table, in the words of the run file. `changed` names what people changed since."""
+    values = _flat(spec.as_file())
+    rows = []
+    for key in sorted(values, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
+        source = provenance.get(key, {})
+        if (
+            key in ELSEWHERE
+            or (spec.hold and key == "commands")
+            or (key not in ALWAYS and source.get("source", "default") == "default")
+        ):
+            continue
+        whence = _("changed since") if key in changed else origin(source)
+        rows.append(Setting(key, text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict)))
+    return rows
+
+
+def profile_settings(values: dict[str, Any]) -> list[Setting]:
+    """What a profile sets, as it was written."""
+    return [Setting(key, text(value), code=isinstance(value, dict)) for key, value in values.items()]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`resources` as `resources.cpu` and so on, as provenance names them."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= {f"resources.{part}": inner for part, inner in value.items()} if key == "resources" else {key: value}
+    return flat
+
+
+def text(value: Any) -> str:
+    """A value of a run file, one line per key of a mapping and per command."""
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {text(inner).replace(chr(10), ' ')}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ("\n" if any(" " in str(part) for part in value) else ", ").join(str(part) for part in value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def origin(source: dict[str, Any]) -> str:
+    """Where a value came from, in words."""
+    if source.get("notifies"):
+        return _("%s; a hold only notifies") % origin({**source, "notifies": False})
+    match source.get("source"):
+        case "hold":
+            return _("the hold")
+        case "run_file" if source.get("line"):
+            return _("run file, line %d") % int(source["line"])
+        case "run_file":
+            return _("run file")
+        case "command_line":
+            return _("command line")
+        case "profile":
+            return _("profile %s") % str(source.get("profile", ""))
+    return _("default")

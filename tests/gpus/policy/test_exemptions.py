@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.models import Keep, ProjectPolicies
+from dstackweb.gpus.policy.exemptions import keep, policies_of
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid
+from dstackweb.runs.models import QueueCount, Run
+from dstackweb.web.runs.event_words import told
+from tests.factories import join, make_user
+from tests.gpus.watching import IDLE, begin, stopped
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run(project: Project, member: User) -> Run:
+    return Run.objects.get(pk=begin(project, member, utilization_policy=IDLE).run_id)
+
+
+def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project, run: Run, member: User) -> None:
+    version = QueueCount.objects.get(queue=run.queue).version
+    made = keep(run, member, "member", "  it  loads\ndata ")
+    assert (made.by, made.reason) == (member, "it loads data")
+    assert made.until - made.at == dt.timedelta(minutes=30)
+    event = run.events.get(kind="utilization_kept")
+    assert (event.actor, event.data["left"], event.data["minutes"]) == (member, 2, 30)
+    assert "it loads data" in told(event, 1)
+    assert QueueCount.objects.get(queue=run.queue).version > version
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "a\ud800b"])
+def test_a_reason_that_no_database_holds_is_refused(run: Run, member: User, reason: str) -> None:
+    with pytest.raises(Invalid, match="can't contain") as refused:
+        keep(run, member, "member", reason)
+    assert refused.value.errors[0]["loc"] == ["reason"]
+    assert not Keep.objects.exists()
+
+
+def test_keeping_again_adds_to_the_time(run: Run, member: User) -> None:
+    first = keep(run, member, "member", "one")
+    assert keep(run, member, "member", "two").until == first.until + dt.timedelta(minutes=30)
+
+
+def test_a_keep_that_is_over_adds_nothing(run: Run, member: User) -> None:
+    keep(run, member, "member", "one")
+    Keep.objects.update(until=timezone.now() - dt.timedelta(hours=1))
+    made = keep(run, member, "member", "two")
+    assert made.until - made.at == dt.timedelta(minutes=30)
+
+
+def test_it_can_be_kept_so_often_and_no_more(project: Project, run: Run, member: User) -> None:
+    ProjectPolicies.objects.create(project=project, keeps=2, keep_minutes=10)
+    for _ in range(2):
+        keep(run, member, "member", "why")
+    with pytest.raises(Conflict, match="kept 2 times already"):
+        keep(run, member, "manager", "why")
+    assert Keep.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "allowed"),
+    [("member", True, True), ("member", False, False), ("manager", False, True), ("viewer", True, False)],
+)
+def test_only_the_owner_or_a_manager_may(
+    project: Project, run: Run, member: User, role: str, own: bool, allowed: bool
+) -> None:
+    who = member if own else join(project, make_user("eve"), role)
+    if allowed:
+        assert keep(run, who, role, "why").by == who
+    else:
+        with pytest.raises(Forbidden, match="belongs to ada"):
+            keep(run, who, role, "why")
+
+
+@pytest.mark.parametrize(
+    ("reason", "minutes", "role", "loc"),
+    [
+        ("  ", None, "member", "reason"),
+        ("x" * 201, None, "member", "reason"),
+        ("why", 0, "member", "minutes"),
+        ("why", 31, "member", "minutes"),
+        ("why", 24 * 60 + 1, "manager", "minutes"),
+    ],
+)
+def test_what_is_not_sensible_is_refused_with_its_place(
+    run: Run, member: User, reason: str, minutes: int | None, role: str, loc: str
+) -> None:
+    with pytest.raises(Invalid) as raised:
+        keep(run, member, role, reason, minutes=minutes)
+    assert raised.value.errors[0]["loc"] == [loc]
+    assert not Keep.objects.exists()
+
+
+def test_a_manager_may_keep_it_longer_and_anybody_shorter(run: Run, member: User) -> None:
+    assert keep(run, member, "member", "why", minutes=5).until - timezone.now() <= dt.timedelta(minutes=5)
+    made = keep(run, member, "manager", "why", minutes=600)
+    assert made.until - made.at > dt.timedelta(minutes=600)
+
+
+@pytest.mark.parametrize("keys", [{}, {"utilization_policy": {**IDLE, "action": "notify"}}])
+def test_a_run_that_nothing_would_stop_is_not_kept(project: Project, member: User, keys: dict[str, Any]) -> None:
+    job = begin(project, member, **keys)
+    with pytest.raises(Conflict, match="nothing to keep it from"):
+        keep(job.run, member, "member", "why")
+
+
+def test_where_policies_only_observe_nothing_is_kept(project: Project, run: Run, member: User) -> None:
+    ProjectPolicies.objects.create(project=project, observe_only=True)
+    with pytest.raises(Conflict, match="nothing to keep it from"):
+        keep(run, member, "member", "why")
+
+
+def test_a_run_that_has_ended_is_not_kept(run: Run, member: User) -> None:
+    stopped(run)
+    with pytest.raises(DomainError, match="is done"):
+        keep(run, member, "member", "why")
+
+
+def test_a_project_without_settings_has_the_usual_ones(project: Project) -> None:
+    found = policies_of(project)
+    assert (found.observe_only, found.keeps, found.keep_minutes) == (False, 3, 30)
+    assert not ProjectPolicies.objects.exists()

@@ -1,0 +1,85 @@
+"""The ledger of what policies gave back."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.models import PolicyStop
+from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.gpus.policy.ledger import ledger, set_observe_only
+from dstackweb.lib.errors import Forbidden
+from dstackweb.runs.models import Run
+from tests.factories import make_run
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def now() -> dt.datetime:
+    return timezone.now()
+
+
+def stopped(project: Project, run: Run | None, now: dt.datetime, hours_ago: float, **fields: Any) -> PolicyStop:
+    at = now - dt.timedelta(hours=hours_ago)
+    values = {
+        "min_gpu_utilization": 10, "time_window_s": 1800, "scope": "any", "low_since": at - dt.timedelta(minutes=30),
+        "gpus": ["GPU-a", "GPU-b"], "run_name": "train-1", "gpu_index": 0,
+    }  # fmt: skip
+    return PolicyStop.objects.create(project=project, run=run, at=at, **{**values, **fields})
+
+
+def test_a_stopped_run_gave_back_what_it_could_still_have_held_so_far(
+    project: Project, member: User, now: dt.datetime
+) -> None:
+    run = make_run(project, member)
+    stopped(project, run, now, 4, until=now - dt.timedelta(hours=1), price=Decimal("2"))
+    stopped(project, run, now, 2, until=now + dt.timedelta(hours=9))
+    told = ledger(project, now)
+    assert [entry.gpu_hours for entry in told.entries] == [pytest.approx(4), pytest.approx(6)]
+    assert (told.stopped.runs, told.stopped.unknown) == (2, 0)
+    assert (told.stopped.gpu_hours, told.stopped.usd) == (pytest.approx(10), pytest.approx(6))
+    assert told.observed.runs == 0
+
+
+def test_without_a_max_duration_nobody_knows_what_was_saved(project: Project, member: User, now: dt.datetime) -> None:
+    stopped(project, make_run(project, member), now, 4)
+    told = ledger(project, now)
+    assert (told.entries[0].gpu_hours, told.entries[0].usd) == (None, None)
+    assert (told.stopped.runs, told.stopped.unknown, told.stopped.gpu_hours) == (1, 1, 0)
+
+
+def test_what_was_only_observed_counts_once_per_run_up_to_its_end(
+    project: Project, member: User, now: dt.datetime
+) -> None:
+    run = make_run(project, member)
+    Run.objects.filter(pk=run.pk).update(ended_at=now - dt.timedelta(hours=1))
+    stopped(project, run, now, 5, observed=True)
+    stopped(project, run, now, 3, observed=True)
+    stopped(project, None, now, 2, observed=True, run_name="gone")
+    told = ledger(project, now)
+    assert [(entry.stop.run_name, entry.gpu_hours) for entry in told.entries] == [
+        ("gone", None), ("train-1", pytest.approx(8)),
+    ]  # fmt: skip
+    assert (told.observed.runs, told.observed.unknown, told.observed.gpu_hours) == (2, 1, pytest.approx(8))
+    assert told.stopped.runs == 0
+
+
+def test_it_goes_back_a_month(project: Project, member: User, now: dt.datetime) -> None:
+    stopped(project, make_run(project, member), now, 31 * 24)
+    assert ledger(project, now).entries == []
+
+
+def test_managers_decide_whether_policies_are_in_force(project: Project) -> None:
+    assert policies_of(project).observe_only is False
+    with pytest.raises(Forbidden):
+        set_observe_only(project, "member", True)
+    assert set_observe_only(project, "manager", True).keeps == 3
+    assert policies_of(project).observe_only is True
+    set_observe_only(project, "admin", False)
+    assert policies_of(project).observe_only is False

@@ -1,0 +1,237 @@
+"""A profile's changed policy reaches runs that were submitted before, where an admin says so, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.clock import to_moment
+from dstackweb.gpus.models import GpuSeries, JobPolicy
+from dstackweb.gpus.policy import rollout
+from dstackweb.gpus.policy.warnings import Act
+from dstackweb.lib.errors import Conflict
+from dstackweb.profiles.models import Profile
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.web.runs.event_words import told
+from tests.factories import join, make_project, make_run, make_user, place_all
+from tests.gpus.snapshots import EVERY_MS, START_MS
+from tests.gpus.watching import MINUTE, begin, watch
+
+pytestmark = pytest.mark.django_db
+
+SLOW = {"min_gpu_utilization": 20, "time_window": "1h"}
+STRICT = {"min_gpu_utilization": 50, "time_window": "2m"}
+NOW = to_moment(START_MS + 5 * MINUTE)
+
+
+def save(profile: Profile, policy: dict[str, Any] | None) -> Profile:
+    profile.settings = {"utilization_policy": policy} if policy else {}
+    profile.save()
+    return profile
+
+
+def nightly(policy: dict[str, Any] | None = SLOW, **fields: Any) -> Profile:
+    return save(Profile(name="nightly", **fields), policy)
+
+
+def names(profile: Profile) -> set[str]:
+    return {change.run.name for change in rollout.changes(profile, NOW).listed}
+
+
+def apply_all(profile: Profile, actor: User) -> int:
+    found = rollout.changes(profile, NOW)
+    return rollout.apply(profile, [change.run.pk for change in found.listed], found.mark, actor)
+
+
+def test_runs_that_have_it_from_the_profile_would_change_and_those_with_their_own_would_not(
+    project: Project, member: User
+) -> None:
+    profile = nightly()
+    for name, keys in {
+        "from-it": {"profile": "nightly"},
+        "own": {"profile": "nightly", "utilization_policy": STRICT},
+        "other": {},
+    }.items():
+        make_run(project, member, name, **keys)
+    ended = make_run(project, member, "ended", profile="nightly")
+    services.stop(ended, member, "member")
+    assert names(profile) == set()
+    assert names(save(profile, STRICT)) == {"from-it"}
+
+
+def test_a_default_that_gets_a_policy_reaches_the_runs_that_had_none(project: Project, member: User) -> None:
+    default = Profile.objects.get(is_default=True)
+    make_run(project, member, "plain")
+    make_run(make_project("elsewhere"), join(project, make_user("bob")), "there", role="admin")
+    assert names(save(default, STRICT)) == {"plain", "there"}
+
+
+def test_runs_of_when_there_was_no_default_are_the_defaults(project: Project, member: User) -> None:
+    Profile.objects.all().delete()
+    make_run(project, member, "plain")
+    assert names(nightly(STRICT)) == set()
+    Profile.objects.all().delete()
+    assert names(nightly(STRICT, is_default=True)) == {"plain"}
+
+
+def test_a_projects_own_profile_hides_that_of_all(project: Project, member: User) -> None:
+    everybody, own = nightly(), nightly(project=project)
+    make_run(project, member, "run", profile="nightly")
+    assert names(save(everybody, STRICT)) == set()
+    assert names(save(own, STRICT)) == {"run"}
+
+
+def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, member: User) -> None:
+    profile = nightly(None)
+    run = make_run(project, member, "run", profile="nightly")
+    save(profile, STRICT)
+    assert apply_all(profile, member) == 1
+    run.refresh_from_db()
+    assert run.spec["utilization_policy"]["min_gpu_utilization"] == 50
+    assert run.provenance["utilization_policy"] == {"source": "profile", "profile": "nightly"}
+    event = run.events.get(kind="utilization_policy_changed")
+    assert event.actor == member
+    assert told(event, 1) == (
+        "its utilization policy was changed: When a GPU is below 50 % for 2 min, the run is stopped."
+    )
+    assert names(profile) == set()
+    assert apply_all(profile, member) == 0
+    save(profile, None)
+    assert apply_all(profile, member) == 1
+    run.refresh_from_db()
+    assert (run.spec["utilization_policy"], run.provenance["utilization_policy"]) == (None, {"source": "default"})
+    assert told(run.events.last(), 1) == "its utilization policy was taken away"
+
+
+def test_a_hold_is_only_told_by_the_new_policy_too(project: Project, member: User) -> None:
+    profile = nightly()
+    config = {"type": "task", "name": "h", "commands": ["true"], "profile": "nightly", "resources": {"gpu": 1}}
+    run, _made = services.submit(project, member, "member", services.Submission(config, hold=True))
+    assert names(profile) == set()
+    assert apply_all(save(profile, STRICT), member) == 1
+    run.refresh_from_db()
+    assert run.spec["utilization_policy"]["action"] == "notify"
+    assert run.provenance["utilization_policy"]["notifies"] is True
+
+
+def test_a_running_job_is_judged_by_it_from_its_stored_samples_at_once(project: Project, member: User) -> None:
+    profile = nightly()
+    job = begin(project, member, profile="nightly")
+    assert watch(5 * MINUTE, lambda uuid, ms: 30) == []
+    assert GpuSeries.objects.get(job=job).low_since_ms is None
+    save(profile, STRICT)
+    (change,) = rollout.changes(profile, NOW).listed
+    assert change.stops_at == NOW
+    assert apply_all(profile, member) == 1
+    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS + EVERY_MS
+    bound = JobPolicy.objects.get(pk=job.pk)
+    assert (bound.min_gpu_utilization, bound.time_window_s) == (50, 120)
+    assert watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 30, from_ms=5 * MINUTE + EVERY_MS)[0][1] == Act.STOP
+
+
+def test_a_job_that_was_not_sampled_yet_is_bound_to_the_new_policy(project: Project, member: User) -> None:
+    """Whoever binds it at this moment, by what it read before, finds the row and leaves it."""
+    profile = nightly()
+    job = begin(project, member, profile="nightly")
+    apply_all(save(profile, STRICT), member)
+    assert JobPolicy.objects.get(pk=job.pk).min_gpu_utilization == 50
+
+
+def test_a_profile_that_has_changed_since_it_was_shown_is_not_applied(project: Project, member: User) -> None:
+    profile = nightly()
+    run = make_run(project, member, "run", profile="nightly")
+    shown = rollout.changes(save(profile, STRICT), NOW).mark
+    save(profile, {**STRICT, "min_gpu_utilization": 99})
+    with pytest.raises(Conflict, match="look again"):
+        rollout.apply(profile, [run.pk], shown, member)
+    run.refresh_from_db()
+    assert run.spec["utilization_policy"]["min_gpu_utilization"] == 20
+
+
+def test_only_the_chosen_runs_change_and_none_beside_the_profiles(project: Project, member: User) -> None:
+    profile = nightly()
+    first, second = (make_run(project, member, name, profile="nightly") for name in ("first", "second"))
+    beside = make_run(project, member, "beside")
+    save(profile, STRICT)
+    mark = rollout.changes(profile, NOW).mark
+    assert rollout.apply(profile, [first.pk, beside.pk], mark, member) == 1
+    second.refresh_from_db()
+    assert second.spec["utilization_policy"]["min_gpu_utilization"] == 20
+
+
+# -- in the admin -------------------------------------------------------------------------------------------------
+
+
+def text_of(policy: dict[str, Any]) -> str:
+    return yaml.safe_dump({"utilization_policy": policy})
+
+
+def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_button_changes_them(
+    admin_client: Client, project: Project, member: User
+) -> None:
+    profile = nightly()
+    run = make_run(project, member, "train-llama", profile="nightly")
+    own = make_run(project, member, "own-policy", profile="nightly", utilization_policy=SLOW)
+    url = reverse("admin:profiles_profile_change", args=[profile.pk])
+    fields = {"name": "nightly", "project": "", "description": "", "settings": text_of(STRICT), "_save": "Save"}
+    response = admin_client.post(url, fields)
+    apply_url = reverse("admin:profiles_profile_apply", args=[profile.pk])
+    assert response["Location"] == apply_url
+    page = admin_client.get(apply_url).content.decode()
+    assert "main/train-llama" in page
+    assert "own-policy" not in page
+    assert "below 20 % for 1 h," in page
+    assert "below 50 % for 2 min" in page
+    mark = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).mark
+    assert "Choose at least one run" in admin_client.post(apply_url, {"mark": mark}, follow=True).content.decode()
+    done = admin_client.post(apply_url, {"mark": mark, "run": [run.pk, own.pk]}, follow=True).content.decode()
+    assert "1 run has the new policy now" in done
+    assert Run.objects.get(pk=run.pk).spec["utilization_policy"]["min_gpu_utilization"] == 50
+    assert Run.objects.get(pk=own.pk).spec["utilization_policy"]["min_gpu_utilization"] == 20
+    assert "No active run would change" in admin_client.get(apply_url).content.decode()
+    assert f'<a href="{apply_url}">Apply policy to active runs</a>' in admin_client.get(url).content.decode()
+
+
+def test_saving_anything_else_leads_nowhere_else(admin_client: Client, project: Project, member: User) -> None:
+    profile = nightly()
+    make_run(project, member, profile="nightly")
+    url = reverse("admin:profiles_profile_change", args=[profile.pk])
+    fields = {"name": "nightly", "project": "", "description": "words", "settings": text_of(SLOW), "_save": "Save"}
+    assert admin_client.post(url, fields)["Location"] == reverse("admin:profiles_profile_changelist")
+    fields["settings"] = text_of(STRICT)
+    del fields["_save"]
+    page = admin_client.post(url, fields | {"_continue": "on"}, follow=True).content.decode()
+    assert "1 active run still has the policy from before." in page
+
+
+def test_who_may_not_change_profiles_may_not_apply_them(client: Client) -> None:
+    profile = nightly()
+    client.force_login(make_user("clerk", is_staff=True))
+    assert client.get(reverse("admin:profiles_profile_apply", args=[profile.pk])).status_code == 403
+
+
+def test_how_a_project_carries_policies_out_is_set_in_the_admin(admin_client: Client, project: Project) -> None:
+    fields = {"project": project.pk, "observe_only": "on", "keeps": "5", "keep_minutes": "45"}
+    assert admin_client.post(reverse("admin:gpus_projectpolicies_add"), fields).status_code == 302
+    assert (project.policies.observe_only, project.policies.keeps, project.policies.keep_minutes) == (True, 5, 45)
+    page = admin_client.get(reverse("admin:gpus_projectpolicies_changelist"), {"q": "main"}).content.decode()
+    assert "45" in page
+
+
+def test_a_waiting_run_starts_with_the_policy_it_was_given(project: Project, member: User) -> None:
+    profile = nightly(None)
+    job = begin(project, member, "holder", gpus=4)
+    waiting = make_run(project, member, "waits", resources={"gpu": 1}, profile="nightly")
+    place_all()
+    apply_all(save(profile, STRICT), member)
+    waiting.refresh_from_db()
+    assert (job.run.name, waiting.status, waiting.spec["utilization_policy"]["time_window_s"]) == (
+        "holder", "submitted", 120,
+    )  # fmt: skip

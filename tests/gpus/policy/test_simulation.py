@@ -1,0 +1,124 @@
+"""A policy that is tried on samples says what a plain reading of its definition says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.gpus.policy.simulation import Stop, first_stop
+from dstackweb.gpus.policy.window import MAX_GAP, Kind, Window, judge, replay
+
+EVERY = 10
+"""Milliseconds between samples: small numbers read better."""
+Samples = list[tuple[int, int]]
+
+
+def plain(*used: int | None, start: int = 0) -> Samples:
+    return [(start + EVERY * number, value) for number, value in enumerate(used) if value is not None]
+
+
+def low_long_enough(samples: Samples, minimum: int, window: Window, now: int) -> int | None:
+    """Since when one GPU was low without a break, where that covers the whole window before `now`."""
+    seen = [(at, used) for at, used in samples if at <= now]
+    if not seen or now - seen[-1][0] > MAX_GAP * EVERY or now - window.window_ms < window.from_ms:
+        return None
+    starts = [
+        first
+        for first in range(len(seen))
+        if all(used < minimum for _at, used in seen[first:])
+        and all(after - before <= MAX_GAP * EVERY for (before, _), (after, _) in pairwise(seen[first:]))
+    ]
+    began = seen[min(starts)][0] if starts else None
+    return began if began is not None and began - EVERY <= now - window.window_ms else None
+
+
+def brute(gpus: list[Samples], minimum: int, window: Window) -> Stop | None:
+    for now in sorted({at for samples in gpus for at, _used in samples}):
+        low = [low_long_enough(samples, minimum, window, now) for samples in gpus]
+        known = [began for began in low if began is not None]
+        if window.scope == "any" and known:
+            return Stop(now, min(known), low.index(min(known)))
+        if window.scope == "all" and len(known) == len(gpus):
+            return Stop(now, max(known), None)
+    return None
+
+
+SERIES = st.lists(
+    st.tuples(st.sampled_from([1, 7, 10, 10, 10, 10, 13, 30, 31, 60]), st.sampled_from([0, 5, 10, 50, 100])),
+    max_size=25,
+)
+SCOPES: list[Literal["any", "all"]] = ["any", "all"]
+
+
+def as_samples(steps: list[tuple[int, int]]) -> Samples:
+    at, made = 0, []
+    for step, used in steps:
+        at += step
+        made.append((at, used))
+    return made
+
+
+@given(
+    st.lists(SERIES, min_size=1, max_size=3),
+    st.sampled_from([0, 1, 10, 50, 100]),
+    st.sampled_from(SCOPES),
+    st.integers(10, 120),
+    st.integers(0, 100),
+)
+def test_it_stops_when_and_where_a_plain_reading_of_the_samples_does(
+    steps: list[list[tuple[int, int]]], minimum: int, scope: Literal["any", "all"], window_ms: int, from_ms: int
+) -> None:
+    gpus, window = [as_samples(series) for series in steps], Window(window_ms, scope, from_ms)
+    assert first_stop(gpus, minimum, window, EVERY) == brute(gpus, minimum, window)
+
+
+@given(SERIES, st.sampled_from([10, 50]), st.integers(10, 120))
+def test_the_watcher_says_stop_at_that_moment_and_not_before(
+    steps: list[tuple[int, int]], minimum: int, window_ms: int
+) -> None:
+    samples, window = as_samples(steps), Window(window_ms, "any", 0)
+    verdicts = [
+        judge(window, [replay(samples[: seen + 1], minimum, EVERY)], at, EVERY).kind
+        for seen, (at, _used) in enumerate(samples)
+    ]
+    stop = first_stop([samples], minimum, window, EVERY)
+    assert (verdicts.index(Kind.STOP) if Kind.STOP in verdicts else None) == (
+        None if stop is None else [at for at, _used in samples].index(stop.at_ms)
+    )
+
+
+WINDOW = Window(60, "any", 0)
+
+
+@pytest.mark.parametrize(
+    ("used", "stops_at"),
+    [
+        ((0, 0, 0, 0, 0, 0, 0), 50),
+        ((0, 0, 0, 50, 0, 0, 0), None),
+        ((0, 0, 0, None, None, 0, 0), 50),
+        ((0, 0, 0, None, None, None, 0, 0), None),
+        ((50, 50, 50, 50, 50, 50, 50), None),
+        ((90, 0, 0, 0, 0, 0, 0), 60),
+    ],
+)
+def test_one_gpu(used: tuple[int | None, ...], stops_at: int | None) -> None:
+    stop = first_stop([plain(*used)], 50, Window(60, "any", -10), EVERY)
+    assert (stop.at_ms if stop else None) == stops_at
+
+
+def test_with_the_scope_all_one_busy_gpu_keeps_the_job() -> None:
+    gpus = [plain(*[0] * 8), plain(*[90] * 8)]
+    assert first_stop(gpus, 50, Window(60, "all", 0), EVERY) is None
+    stop = first_stop(gpus, 50, WINDOW, EVERY)
+    assert stop is not None
+    assert (stop.gpu, stop.low_since_ms) == (0, 0)
+
+
+def test_what_was_before_the_warm_up_ended_does_not_count() -> None:
+    stop = first_stop([plain(*[0] * 12)], 50, Window(60, "any", 40), EVERY)
+    assert stop is not None
+    assert stop.at_ms == 100

@@ -1,0 +1,192 @@
+"""What a request tells of tasks, from JSON: defaults, places, and that one bad entry costs itself alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.lib.errors import Invalid, TooLarge
+from dstackweb.progress.events import Batch, Count, Event, Failure
+from dstackweb.progress.models import KEY_MAX, NAME_MAX
+from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, MESSAGE_MAX, SEQ_MAX, Told, read
+from dstackweb.progress.states import ALIASES, CODES, TaskState
+
+S = TaskState
+NOW = 1_700_000_000_000_000
+
+
+def told(**body: Any) -> Told:
+    return read(body, "job-0", NOW)
+
+
+def event(**given: Any) -> Event:
+    (one,) = told(events=[{"key": "train-1", "state": "done", **given}]).batch.events
+    return one
+
+
+def reason(where: str = "events", **entry: Any) -> str:
+    batch = told(**{where: [entry, {"key": "ok", "state": "done"}] if where == "events" else [entry]})
+    assert len(batch.batch.events) == (where == "events")
+    (refused,) = batch.refused
+    assert (refused.list, refused.index) == (where, 0)
+    return refused.reason
+
+
+def test_what_is_not_told_has_a_default() -> None:
+    assert told().batch == Batch("job-0")
+    assert event() == Event("train-1", S.MEMORY, NOW, "train", "train")
+    (count,) = told(counts=[{"prefix": "p", "states": {}}]).batch.counts
+    assert count == Count("p", "p", NOW, {})
+    (failure,) = told(failures=[{"key": "train-1"}]).batch.failures
+    assert failure == Failure("train-1", "train", "train", NOW, "")
+
+
+def test_the_requests_seq_is_that_of_entries_without_one() -> None:
+    batch = told(seq=5, events=[{"key": "a", "state": "done"}, {"key": "b", "state": "done", "seq": 9}]).batch
+    assert [one.seq for one in batch.events] == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        ({}, ("train", "train")), ({"prefix": "p"}, ("p", "p")), ({"group": "g"}, ("train", "g")),
+        ({"prefix": "p", "group": "g"}, ("p", "g")), ({"prefix": "", "group": None}, ("train", "train")),
+    ],
+)  # fmt: skip
+def test_prefix_and_group_are_as_told_else_by_the_key(names: dict[str, Any], place: tuple[str, str]) -> None:
+    assert (event(**names).prefix, event(**names).group) == place
+
+
+def test_a_task_stays_where_a_request_told_of_it_first() -> None:
+    first = {"key": "train-0.1-1", "state": "waiting", "group": "train-0.1"}
+    later = {"key": "train-0.1-1", "state": "running"}
+    named_late = {"key": "test-1", "state": "done", "prefix": "p"}
+    batch = told(events=[first, {"key": "test-1", "state": "running"}, later, named_late]).batch
+    assert [(one.prefix, one.group) for one in batch.events] == [
+        ("train", "train-0.1"), ("test", "test"), ("train", "train-0.1"), ("test", "test"),
+    ]  # fmt: skip
+
+
+def test_a_bad_name_is_refused_wherever_the_task_is() -> None:
+    first = {"key": "a", "state": "running"}
+    (refused,) = told(events=[first, {"key": "a", "state": "done", "group": 7}]).refused
+    assert (refused.index, refused.reason) == (1, "bad_name")
+
+
+@pytest.mark.parametrize("word", list(ALIASES))
+def test_states_go_by_dasks_words_and_by_peoples(word: str) -> None:
+    assert event(state=word).state in CODES
+
+
+def test_two_words_for_one_state_add_up() -> None:
+    (count,) = told(counts=[{"prefix": "p", "states": {"done": 2, "memory": 3, "no-worker": 1}}]).batch.counts
+    assert count.states == {S.MEMORY: 5, S.NO_WORKER: 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "ended_seq"),
+    [
+        ({}, NOW), ({"seq": 7}, 7), ({"events": [{"key": "a", "state": "done", "seq": 3}]}, 3),
+        ({"seq": 2, "events": [{"key": "a", "state": "done", "seq": 3}]}, 3),
+        ({"seq": 9, "counts": [{"prefix": "a", "states": {}, "seq": 3}]}, 9),
+    ],
+)  # fmt: skip
+def test_a_reporter_has_ended_with_the_last_that_it_told(body: dict[str, Any], ended_seq: int) -> None:
+    assert told(ended=True, **body).batch.ended_seq == ended_seq
+    assert told(ended=False, **body).batch.ended_seq is None
+
+
+def test_a_message_is_cut_and_made_storable() -> None:
+    assert event(message="a\0b\ud800" + "x" * MESSAGE_MAX).message == "a?b?" + "x" * (MESSAGE_MAX - 4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"state": "done"}, "bad_key"), ({"key": 3, "state": "done"}, "bad_key"),
+        ({"key": "k" * (KEY_MAX + 1), "state": "done"}, "bad_key"), ({"key": "\0", "state": "done"}, "bad_key"),
+        ({"key": "\ud800", "state": "done"}, "bad_key"), ({"key": "é\0", "state": "done"}, "bad_key"),
+        ({"key": "a"}, "unknown_state"), ({"key": "a", "state": []}, "unknown_state"),
+        ({"key": "a", "state": "DONE"}, "unknown_state"),
+        ({"key": "a", "state": "done", "seq": -1}, "bad_seq"), ({"key": "a", "state": "done", "seq": 1.5}, "bad_seq"),
+        ({"key": "a", "state": "done", "seq": SEQ_MAX + 1}, "bad_seq"),
+        ({"key": "a", "state": "done", "seq": True}, "bad_seq"),
+        ({"key": "a", "state": "done", "prefix": "p" * (NAME_MAX + 1)}, "bad_name"),
+        ({"key": "a", "state": "done", "group": 1}, "bad_name"),
+        ({"key": "a", "state": "done", "duration_s": -1}, "malformed"),
+        ({"key": "a", "state": "done", "duration_s": float("nan")}, "malformed"),
+        ({"key": "a", "state": "done", "duration_s": float("inf")}, "malformed"),
+        ({"key": "a", "state": "done", "duration_s": "1"}, "malformed"),
+        ({"key": "a", "state": "done", "message": 1}, "malformed"),
+        ({"key": "a", "state": "done", "x": 1}, "malformed"),
+    ],
+)  # fmt: skip
+def test_a_bad_event_is_refused_by_itself(entry: dict[str, Any], why: str) -> None:
+    assert reason(**entry) == why
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"states": {}}, "malformed"), ({"prefix": "", "states": {}}, "malformed"), ({"prefix": "p"}, "malformed"),
+        ({"prefix": "p", "states": {"odd": 1}}, "unknown_state"),
+        ({"prefix": "p", "states": {"done": -1}}, "malformed"),
+        ({"prefix": "p", "states": {"done": COUNT_MAX + 1}}, "malformed"),
+        ({"prefix": "p", "states": {"done": True}}, "malformed"), ({"prefix": "p", "states": [1]}, "malformed"),
+        ({"prefix": "p", "states": {}, "duration_n": -1}, "malformed"),
+        ({"prefix": "p", "states": {}, "duration_s": -1}, "malformed"),
+        ({"prefix": "p", "states": {}, "key": "k"}, "malformed"),
+    ],
+)  # fmt: skip
+def test_a_bad_count_is_refused_by_itself(entry: dict[str, Any], why: str) -> None:
+    assert reason("counts", **entry) == why
+
+
+def test_what_is_left_knows_its_place_in_the_request() -> None:
+    known = {"key": "a", "state": "done"}
+    read_back = told(
+        events=[known, 1, known], counts=[None, {"prefix": "p", "states": {}}], failures=[[], {"key": "a"}]
+    )
+    assert dict(read_back.places) == {"events": [0, 2], "counts": [1], "failures": [1]}
+    assert [(one.list, one.index) for one in read_back.refused] == [("events", 1), ("counts", 0), ("failures", 0)]
+    assert read_back.entries == 7
+
+
+def test_a_request_has_a_limit_over_all_its_lists() -> None:
+    many = [{"key": "a", "state": "done"}] * (ENTRIES_MAX - 1)
+    assert told(events=many, failures=[{"key": "a"}]).entries == ENTRIES_MAX
+    with pytest.raises(TooLarge):
+        told(events=many, failures=[{"key": "a"}], counts=[{}])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = ["key", "state", "seq", "prefix", "group", "duration_s", "duration_n", "message", "states"]
+ENTRY = st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["done", "a-1"]), max_size=5) | JSON
+BODY = st.fixed_dictionaries(
+    {},
+    optional={
+        "events": st.lists(ENTRY, max_size=4), "counts": st.lists(ENTRY, max_size=4), "seq": JSON, "ended": JSON,
+        "failures": st.lists(ENTRY, max_size=4), "reporter": JSON, "attempt": JSON, "odd": JSON,
+    },
+)  # fmt: skip
+
+
+@given(BODY | JSON)
+def test_every_entry_of_any_request_is_either_read_or_refused(body: Any) -> None:
+    try:
+        found = read(body, "job-0", NOW)
+    except Invalid:
+        return
+    asked = sum(len(body.get(name) or ()) for name in ("events", "counts", "failures"))
+    assert found.entries == asked
+    told_of = (*found.batch.events, *found.batch.counts, *found.batch.failures)
+    assert all(0 <= one.seq <= SEQ_MAX for one in told_of)
+    json.dumps([one.detail + one.key for one in found.refused]).encode()

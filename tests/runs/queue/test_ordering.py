@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.runs.queue import ordering
+
+priorities = st.integers(0, 100)
+minutes = st.none() | st.integers(1, 60 * 24 * 365)
+instants = st.integers(1_600_000_000_000_000, 4_000_000_000_000_000)
+
+
+@given(st.lists(st.tuples(priorities, instants), min_size=2, max_size=2, unique_by=lambda run: run[1]))
+def test_strict_order_is_by_priority_then_first_come_first_served(runs: list[tuple[int, int]]) -> None:
+    """R23, for runs submitted within ten years of each other."""
+    step = ordering.step_us(None)
+    if abs(runs[0][1] - runs[1][1]) >= step:
+        return
+    expected = sorted(runs, key=lambda run: (-run[0], run[1]))
+    assert sorted(runs, key=lambda run: ordering.rank(run[1], run[0], step)) == expected
+
+
+@given(st.integers(1, 10_000), instants)
+def test_a_run_that_waited_a_step_per_point_is_ahead_of_a_later_one_of_higher_priority(step_min: int, now: int) -> None:
+    """R23: low priorities never starve."""
+    step = ordering.step_us(step_min)
+    waited = ordering.rank(now - 50 * step - 1, 0, step)
+    assert waited < ordering.rank(now, 50, step)
+    assert ordering.rank(now - 50 * step + 1, 0, step) > ordering.rank(now, 50, step)
+
+
+@given(instants, priorities, minutes)
+def test_a_rank_fits_64_bits(seniority: int, priority: int, ageing: int | None) -> None:
+    assert -(2**63) <= ordering.rank(seniority, priority, ordering.step_us(ageing)) < 2**63
+
+
+@given(st.lists(instants, min_size=1, max_size=50))
+def test_seniorities_of_one_queue_rise_whatever_the_clock_does(clock: list[int]) -> None:
+    last, given_out = 0, []
+    for now in clock:
+        last = ordering.next_seniority(now, last)
+        given_out.append(last)
+    assert all(b - a >= ordering.MIN_GAP_US for a, b in itertools.pairwise(given_out))
+
+
+def test_the_example_of_the_customer_goes_in_its_order() -> None:
+    """R27: hot-fix 90, A/B test 70, regular 50, development 30."""
+    step = ordering.step_us(30)
+    at = {"development": (30, 1), "regular": (50, 2), "ab-test": (70, 3), "hot-fix": (90, 4)}
+    order = sorted(at, key=lambda name: ordering.rank(at[name][1], at[name][0], step))
+    assert order == ["hot-fix", "ab-test", "regular", "development"]

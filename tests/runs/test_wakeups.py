@@ -1,0 +1,25 @@
+"""Hints may be lost: whoever makes a change never hears of a broker that is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import wakeups
+from dstackweb.runs.models import Run
+from tests.factories import make_run
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_submit_succeeds_while_the_broker_is_away(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(**_: object) -> None:
+        raise ConnectionError("no broker")
+
+    wakeups.pass_due.connect(away)
+    try:
+        run = make_run(project, member)
+    finally:
+        wakeups.pass_due.disconnect(away)
+    assert Run.objects.get().pk == run.pk

@@ -1,0 +1,81 @@
+"""Clouds that are slow take not all of a machine's workers: one is left for passes (DESIGN 5, 7)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud.cloud_slots import cloud_turn, turns
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.processes import tasks
+
+
+@pytest.fixture(autouse=True)
+def home(settings: Any, tmp_path: Path) -> Path:
+    settings.DSTACKWEB_HOME = tmp_path
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("workers", "cloud", "most"), [(1, "dstackweb", 1), (2, "dstackweb", 1), (5, "dstackweb", 4), (5, "clouds", 5)]
+)
+def test_one_worker_is_left_for_passes(settings: Any, workers: int, cloud: str, most: int) -> None:
+    settings.DSTACKWEB_CLUSTER_WORKERS = workers
+    settings.DSTACKWEB_CLUSTERS = {"control": "dstackweb", "cloud": cloud}
+    assert turns() == most
+
+
+@pytest.mark.django_db
+def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leftovers, which are looked for every five minutes, are looked for soon."""
+    settings.DSTACKWEB_CLUSTER_WORKERS = 3
+    later = timezone.now() + dt.timedelta(seconds=300)
+    PeriodicJob.objects.create(name="cloud-orphans", due_at=later)
+    done: list[str] = []
+
+    def tick() -> None:
+        done.append("tick")
+        with cloud_turn() as second:
+            assert second
+            tasks.look_at_cloud_jobs("a job")
+            tasks.reap_machines()
+
+    monkeypatch.setattr(cloud_watch, "look_over", tick)
+    monkeypatch.setattr(cloud_watch, "look_at_jobs", lambda _jobs: done.append("job"))
+    monkeypatch.setattr(cloud_watch, "reap", lambda: done.append("reap"))
+    tasks.look_over_clouds()
+    assert done == ["tick"]
+    assert PeriodicJob.objects.get().due_at < later - dt.timedelta(seconds=200)
+    tasks.look_at_cloud_jobs("a job")
+    tasks.reap_machines()
+    assert done == ["tick", "job", "reap"]
+
+
+def test_a_worker_that_is_killed_or_fails_leaves_its_turn() -> None:
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with cloud_turn() as mine:
+            os.write(tell, b"1" if mine else b"0")
+            signal.pause()
+    assert os.read(told, 1) == b"1"
+    with cloud_turn() as mine:
+        assert not mine
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with pytest.raises(ZeroDivisionError):
+        _fail()
+    with cloud_turn() as mine:
+        assert mine
+
+
+def _fail() -> None:
+    with cloud_turn() as mine:
+        assert 1 / (1 - mine)

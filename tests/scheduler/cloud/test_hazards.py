@@ -1,0 +1,160 @@
+"""What would cost money, or a run, if it were not thought of: nobody's machines, slow clouds, answers of others."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import Machine, MachineState
+from dstackweb.backends.models import Backend, Instance
+from dstackweb.runs import attempts
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler.cloud import common as cloud
+from dstackweb.scheduler.cloud import start as cloud_start
+from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.monitoring import job_watch
+from tests.factories import place_all
+from tests.runs.test_selectors import plan
+from tests.scheduler.cloud.cloud_fake import FakeCloud, begin, job_of, running
+from tests.scheduler.cloud.test_watch import done, fake, fresh, paid, the_machine
+
+__all__ = ["fake"]
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_machine_whose_agent_calls_is_there_whatever_the_cloud_leaves_out(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    """The answer may be that of another account, whose credentials were set meanwhile."""
+    run = paid(project, member)
+    running(run, fake)
+    fake.there.clear()
+    for _ in range(20):
+        Instance.objects.update(beat=the_machine().beat + 1)
+        fake.tick(30)
+    assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
+    fake.tick(120)
+    assert (the_machine().status, fresh(run).status) == ("gone", RunStatus.FAILED)
+
+
+def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_ended_too(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    done(running(paid(project, member, idle_duration="off"), fake))
+    fake.tick(20)
+    fake.settle()
+    assert the_machine().status == "gone"
+    long_ago = fake.now - dt.timedelta(minutes=11)
+    fake.there["i-lost"] = Machine(str(uuid4()), "i-lost", "eu", MachineState.RUNNING, launched_at=long_ago)
+    fake.regions = ["us"]
+    Backend.objects.update(deleted_at=fake.now, enabled=False)
+    fake.terminated.clear()
+    assert cloud.has_clouds()
+    cloud_watch.reap()
+    assert fake.terminated == ["i-lost"]
+    fake.now += dt.timedelta(days=2)
+    assert not cloud.has_clouds()
+
+
+def test_regions_that_take_long_keep_no_others_from_being_looked_at_for_ever(
+    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.regions = [f"region-{n}" for n in range(20)]
+    seen: set[str] = set()
+
+    def slow(backend: Backend, region: str) -> None:
+        seen.add(region)
+        fake.monotonic += 20
+
+    monkeypatch.setattr(cloud_watch, "look", slow)
+    cloud_watch.reap()
+    assert len(seen) < 5
+    for _ in range(100):
+        cloud_watch.reap()
+    assert len(seen) == 20
+
+
+def test_machines_end_also_while_starting_others_takes_all_the_time(
+    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(running(paid(project, member, idle_duration="off"), fake))
+    for _ in range(5):
+        paid(project, member)
+    place_all()
+    monkeypatch.setattr(cloud_start, "start", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
+    fake.tick(10)
+    assert fake.terminated == ["i-0"]
+
+
+def test_a_runner_that_has_its_job_and_never_starts_it_is_told_to_stop(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    begin(fake)
+    attempts.claim(job_of(run).pk, "n", "there")
+    for _ in range(25):
+        Instance.objects.update(beat=the_machine().beat + 1)
+        Job.objects.update(beat=job_of(run).beat + 1)
+        fake.tick(15)
+    assert (job_of(run).status, job_of(run).stop_reason) == (JobStatus.TERMINATING, Reason.NO_CAPACITY)
+
+
+def test_a_runner_that_waits_for_another_node_s_machine_is_not_late(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member, nodes=2)
+    begin(fake)
+    first, second = Job.objects.filter(run=run).order_by("node")
+    attempts.claim(first.pk, "n", "there")
+    Instance.objects.filter(pk=second.instance_id).update(status="starting", ready_at=None)
+    for _ in range(25):
+        Instance.objects.update(beat=fake.monotonic)
+        fake.tick(15)
+    assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
+    Instance.objects.filter(pk=second.instance_id).update(status="running", ready_at=fake.now, status_s=0)
+    attempts.claim(second.pk, "m", "there")
+    fake.tick(30)
+    assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
+
+
+def test_a_machine_that_has_fallen_silent_is_not_given_to_the_next_run(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    done(running(paid(project, member, idle_duration="10m"), fake))
+    fake.tick(5)
+    idle = the_machine()
+    fake.tick(90)
+    again = paid(project, member)
+    place_all()
+    assert job_of(again).instance != idle
+
+
+def test_nothing_that_is_done_all_the_time_walks_through_machines_and_jobs_of_the_past(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    """Rows of machines are kept as long as their jobs'; SQLite's plans say what would look at all of them."""
+    running(paid(project, member), fake)
+    paid(project, member)
+    place_all()
+    asked: dict[str, Callable[[], object]] = {
+        "whether there is work": cloud.has_work,
+        "clouds": cloud_watch.look_over,
+        "watch": job_watch.watch,
+        "orphans": cloud_watch.reap,
+        "pass": lambda: (paid(project, member), place_all()),
+    }
+    for what, ask in asked.items():
+        with CaptureQueriesContext(connection) as queries:
+            ask()
+        for query in queries if connection.vendor == "sqlite" else ():
+            scans = re.findall(r"SCAN (?:runs_run|runs_job|runs_runevent|backends_instance)\b.*", plan(query["sql"]))
+            assert all("instance_there" in scan for scan in scans), (what, query["sql"])

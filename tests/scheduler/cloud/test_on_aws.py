@@ -1,0 +1,54 @@
+"""The same on a small AWS, through real boto3: from the queue to a machine, past a refusal, and to its end."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import SourceKey
+from dstackweb.backends.models import Backend, Instance
+from dstackweb.offers import sources
+from dstackweb.offers.models import SourceRow
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.scheduler.cloud import watch as cloud_watch
+from tests.backends.aws.conftest import REGION, as_a_new_process, backend
+from tests.cloud import Cloud
+from tests.cloud.fixtures import cloud
+from tests.factories import make_run, place_all
+
+__all__ = ["as_a_new_process", "backend", "cloud"]
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_run_gets_the_next_machine_where_the_first_is_refused_and_gives_it_back(
+    project: Project, member: User, cloud: Cloud, backend: Backend, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DSTACKWEB_PUBLIC_URL = settings.DSTACKWEB_API_URL = "https://gpus.example.org"
+    for source in ("instance_types", "prices", "quotas", "spot_prices"):
+        sources.refresh(backend, SourceKey(source, REGION))
+    wanted = ["m5.large", "m5.xlarge"]
+    cloud.capacity(0, "m5.large")
+    run = make_run(project, member, backends=["cloud"], instance_types=wanted, resources={"cpu": "2.."})
+    assert place_all() == 1
+    cloud_watch.look_over()
+    refused, started = Instance.objects.order_by("created_at")
+    assert (refused.instance_type, refused.status, refused.why) == ("m5.large", "gone", "no_capacity")
+    assert (started.instance_type, started.status) == ("m5.xlarge", "starting")
+    assert SourceRow.objects.get(source="quotas").generation == -1
+    cloud_watch.look_over()
+    assert cloud.count("ec2", "RunInstances", REGION) == 2
+    services.stop(Run.objects.get(pk=run.pk), member, "member")
+    now = timezone.now()
+    for minutes in range(1, 20):
+        later = now + dt.timedelta(minutes=minutes)
+        monkeypatch.setattr(timezone, "now", lambda later=later: later)
+        cloud_watch.look_over()
+        if Instance.objects.get(pk=started.pk).status == "gone":
+            break
+    assert Instance.objects.get(pk=started.pk).status == "gone"

@@ -1,0 +1,243 @@
+"""A job gets a machine of a cloud: at the next offer where one is refused, and never by failing (DESIGN 6)."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Instance
+from dstackweb.runs import attempts
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler.cloud import start as cloud_start
+from dstackweb.scheduler.cloud import watch as cloud_watch
+from tests.factories import make_run, place_all
+from tests.scheduler.cloud.cloud_fake import THROTTLED, FakeCloud, begin, job_of, offer, refused
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def fake(db: None, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
+    return FakeCloud(monkeypatch)
+
+
+def paid(project: Project, member: User, **keys: Any) -> Run:
+    return make_run(project, member, **({"backends": ["aws"]} | keys))
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.get(pk=run.pk)
+
+
+def test_a_placed_job_has_its_machine_s_row_before_the_cloud_is_asked(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    fake.offers = [offer("g5", gpu_name="A10G", gpu_count=1, gpu_memory_mib=24576)]
+    run = paid(project, member)
+    place_all()
+    instance = Instance.objects.get()
+    assert fake.asked == 0
+    assert (instance.holder, instance.status, instance.gpu_count) == (job_of(run).pk, "requested", 1)
+    cloud_watch.look_over()
+    instance.refresh_from_db()
+    assert (instance.status, instance.cloud_id, instance.launched_at) == ("starting", "i-0", fake.now)
+
+
+def test_a_refused_offer_is_recorded_and_the_next_cheapest_is_tried(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    fake.offers = [offer("a", "1"), offer("b", "2"), offer("c", "3", region="us"), offer("d", "9")]
+    fake.fails = {"a": refused(), "b": refused("quota")}
+    run = paid(project, member, max_price=5)
+    place_all()
+    cloud_watch.look_over()
+    job = job_of(run)
+    assert fake.launches == ["a", "b", "c"]
+    assert (job.instance_type, job.region, job.price) == ("c", "us", Decimal(3))
+    told = [(e.data["instance_type"], e.data["code"]) for e in run.events.filter(kind="offer_failed")]
+    assert told == [("a", "no_capacity"), ("b", "quota")]
+    assert sorted(Instance.objects.values_list("instance_type", "status", "why")) == [
+        ("a", "gone", "no_capacity"), ("b", "gone", "quota"), ("c", "starting", ""),
+    ]  # fmt: skip
+
+
+def test_a_spot_machine_costs_what_the_zone_takes_that_it_got(project: Project, member: User, fake: FakeCloud) -> None:
+    prices = {"eu-b": "2.5", "eu-a": "1", "eu-c": "9"}
+    fake.offers = [offer("a", "1", spot=True, detail={"zone": "eu-a", "zone_prices": prices})]
+    fake.full = {"eu-a"}
+    run = paid(project, member, max_price=5, spot_policy="spot")
+    place_all()
+    instance = Instance.objects.get()
+    assert (instance.price, instance.zone_prices) == (1, {"eu-a": "1", "eu-b": "2.5"})  # eu-c is over max_price
+    cloud_watch.look_over()
+    instance.refresh_from_db()
+    assert (instance.zone, instance.price, job_of(run).price) == ("eu-b", Decimal("2.5"), Decimal("2.5"))
+    assert run.events.get(kind="machine_started").data["price"] == "2.5"
+
+
+def test_with_no_offer_left_the_run_waits_again_with_its_rank_and_without_retry(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    fake.fails = {"m5.large": refused()}
+    run = paid(project, member)
+    place_all()
+    cloud_watch.look_over()
+    now = fresh(run)
+    assert (now.status, now.attempt, now.rank, now.first_failed_at) == (RunStatus.PENDING, 2, run.rank, None)
+    assert Job.objects.get(run=run).termination_reason == Reason.OUT_OF_CAPACITY
+    fake.fails = {}
+    fake.tick(600)
+    assert place_all() == 1
+    cloud_watch.look_over()
+    assert job_of(run).instance.status == "starting"
+
+
+def test_an_attempt_is_refused_25_offers_at_most(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer(f"t{n}", str(n)) for n in range(1, 40)]
+    fake.fails = {f"t{n}": refused() for n in range(1, 40)}
+    run = paid(project, member)
+    place_all()
+    cloud_watch.look_over()
+    assert len(fake.launches) == 25
+    assert fresh(run).status == RunStatus.PENDING
+
+
+def test_nodes_of_one_run_stay_in_their_region(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer("a", "1"), offer("b", "2", region="us"), offer("c", "3")]
+    fake.fails = {"a": refused()}
+    run = paid(project, member, nodes=2)
+    place_all()
+    cloud_watch.look_over()
+    assert set(Job.objects.filter(run=run).values_list("region", "instance_type")) == {("eu", "c")}
+
+
+def test_a_spent_budget_stops_the_search_too(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer("a", "1"), offer("b", "2")]
+    fake.fails = {"a": refused()}
+    run = paid(project, member)
+    place_all()
+    project.monthly_budget = Decimal(0)
+    project.save()
+    cloud_watch.look_over()
+    assert (fake.launches, fresh(run).status) == (["a"], RunStatus.PENDING)
+
+
+def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    at_work = paid(project, member)
+    begin(fake)
+    attempts.claim(job_of(at_work).pk, "n", "here")
+    attempts.started(job_of(at_work).pk)
+    waiting = paid(project, member)
+    place_all()
+    fake.throttled = THROTTLED
+    for _ in range(20):
+        Job.objects.filter(run=at_work).update(beat=Job.objects.get(run=at_work).beat + 1)
+        fake.tick(60)
+        place_all()
+    assert fresh(at_work).status == RunStatus.RUNNING
+    assert fresh(waiting).status in (RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING)
+    assert fresh(waiting).attempt > 1
+    assert fake.terminated == []
+    assert Instance.objects.get(jobs__run=at_work).status == "running"
+    fake.throttled = None
+    fake.tick(700)
+    place_all()
+    fake.tick()
+    assert job_of(waiting).instance.status == "starting"
+
+
+def test_what_can_not_be_asked_is_told_at_the_job_and_tried_again(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    fake.throttled = THROTTLED
+    cloud_watch.look_over()
+    assert "is asked too often" in job_of(run).message
+    fake.throttled = None
+    cloud_watch.look_over()
+    assert job_of(run).instance.status == "starting"
+
+
+def test_a_start_killed_before_its_answer_is_written_starts_no_second_machine(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cloud_start.start(job_of(run).pk)
+    assert Instance.objects.get().cloud_id == ""
+    fake.tick(5)
+    assert Instance.objects.get().cloud_id == "i-0"
+    assert len(fake.there) == 1
+
+
+def test_a_machine_that_was_asked_for_of_a_backend_deleted_since_is_ended(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    paid(project, member)
+    place_all()
+    fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cloud_start.start(Job.objects.get().pk)
+    fake.backend.deleted_at, fake.backend.enabled = fake.now, False
+    fake.backend.save()
+    fake.tick(45)
+    assert fake.terminated[:1] == ["i-0"]
+    fake.settle()
+    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "deleted")
+
+
+def test_doubled_tasks_come_to_one_machine(project: Project, member: User, fake: FakeCloud) -> None:
+    run = paid(project, member)
+    place_all()
+    pk = job_of(run).pk
+    fake.during = lambda: cloud_start.start(pk)  # while the first is still at it
+    cloud_start.start(pk)
+    cloud_start.start(pk)
+    assert (len(fake.there), len(fake.launches), Instance.objects.count()) == (1, 1, 1)
+
+
+def test_a_machine_that_comes_after_its_run_was_stopped_is_ended(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    fake.during = lambda: attempts.ended(job_of(run).pk, Reason.TERMINATED_BY_USER)
+    cloud_start.start(job_of(run).pk)
+    fake.tick(20)
+    assert fake.terminated == ["i-0"]
+    fake.settle()
+    assert Instance.objects.get().status == "gone"
+
+
+def test_a_machine_whose_row_was_given_up_meanwhile_is_ended(project: Project, member: User, fake: FakeCloud) -> None:
+    paid(project, member)
+    place_all()
+    fake.during = lambda: Instance.objects.update(status="gone", holder=None)
+    cloud_start.start(Job.objects.get().pk)
+    assert Instance.objects.get().status == "stopping"
+    fake.tick(10)
+    assert fake.terminated[0] == "i-0"
+
+
+def test_an_unasked_machine_of_a_stopped_run_is_gone_once_the_cloud_knows_none(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    attempts.ended(job_of(run).pk, Reason.TERMINATED_BY_USER)
+    fake.throttled = THROTTLED
+    fake.tick(300)
+    assert Instance.objects.get().status == "stopping"
+    fake.throttled = None
+    fake.tick(20)
+    assert Instance.objects.get().status == "gone"
+    assert job_of(run).status == JobStatus.TERMINATED

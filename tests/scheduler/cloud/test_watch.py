@@ -1,0 +1,431 @@
+"""Machines of clouds are watched, kept for the next run, given back and ended; spot machines are taken back (DESIGN 6).
+
+Nothing is concluded from what a cloud doesn't tell.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.contract import Machine, MachineState
+from dstackweb.backends.models import Backend, Instance
+from dstackweb.runs import attempts, services
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.recount import differences
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler.cloud import watch as cloud_watch
+from tests.factories import join, make_project, make_run, place_all
+from tests.scheduler.cloud.cloud_fake import THROTTLED, FakeCloud, begin, job_of, joined, offer, running
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def fake(db: None, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
+    return FakeCloud(monkeypatch)
+
+
+def paid(project: Project, member: User, **keys: Any) -> Run:
+    return make_run(project, member, **({"backends": ["aws"]} | keys))
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.get(pk=run.pk)
+
+
+def waits_again(run: Run) -> bool:
+    """In its second attempt, whether or not its back-off has passed."""
+    now = fresh(run)
+    return now.attempt == 2 and now.status in (RunStatus.PENDING, RunStatus.SUBMITTED)
+
+
+def the_machine() -> Instance:
+    return Instance.objects.get()
+
+
+def done(job: Job) -> None:
+    attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+
+
+def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    done(running(paid(project, member), fake))
+    fake.tick()
+    idle = the_machine()
+    assert (idle.status, idle.holder) == ("running", None)
+    assert idle.idle_until == fake.now + dt.timedelta(minutes=5)
+    stranger = paid(make_project(), member, role="manager")
+    again = paid(project, member)
+    assert place_all() == 2
+    assert job_of(again).instance == idle
+    assert job_of(stranger).instance != idle
+    assert again.events.get(kind="provisioning").data["nodes"][0]["idle"] is True
+    cloud_watch.look_over()
+    assert len(fake.launches) == 2
+    fake.tick(100)
+    assert job_of(again).instance.status == "running"
+
+
+def test_an_idle_machine_ends_when_its_time_is_over_and_is_gone_when_the_cloud_says_so(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    done(running(paid(project, member, idle_duration="1m"), fake))
+    fake.tick(45)
+    assert fake.terminated == []
+    fake.tick(45)
+    assert fake.terminated == ["i-0"]
+    fake.tick(120)
+    assert (the_machine().status, the_machine().ended_at) == ("stopping", None)
+    fake.settle()
+    assert (the_machine().status, the_machine().why) == ("gone", "idle")
+    assert set(fake.terminated) == {"i-0"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"idle_duration": "off"}, Reason.DONE_BY_RUNNER),
+        ({}, Reason.EXECUTOR_ERROR),
+        ({}, Reason.INSTANCE_UNREACHABLE),
+    ],
+)
+def test_a_machine_that_is_not_to_be_kept_ends_with_its_job(
+    project: Project, member: User, fake: FakeCloud, keys: dict[str, Any], reason: Reason
+) -> None:
+    attempts.ended(running(paid(project, member, **keys), fake).pk, reason)
+    fake.tick(10)
+    assert fake.terminated == ["i-0"]
+
+
+def test_a_machine_of_a_backend_that_takes_no_more_runs_is_not_kept(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    done(running(paid(project, member), fake))
+    fake.tick()
+    Backend.objects.update(deleted_at=fake.now)
+    fake.tick(20)
+    assert fake.terminated == ["i-0"]
+
+
+def test_an_idle_machine_that_was_ended_meanwhile_is_not_given_away(
+    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(running(paid(project, member), fake))
+    fake.tick()
+    again = paid(project, member)
+    from dstackweb.scheduler.passes import apply
+
+    write = apply.write
+
+    def too_late(*args: Any) -> None:
+        Instance.objects.filter(holder=None).update(status="stopping")
+        write(*args)
+
+    monkeypatch.setattr(apply, "write", too_late)
+    assert place_all() == 1
+    assert job_of(again).instance.cloud_id == ""
+    assert list(differences()) == []
+
+
+def test_a_run_stopped_before_its_machine_called_ends_at_once_and_the_machine_too(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    cloud_watch.look_over()
+    services.stop(run, member, "member")
+    assert fresh(run).status == RunStatus.TERMINATED
+    fake.tick(20)
+    assert fake.terminated == ["i-0"]
+
+
+def test_a_machine_that_never_calls_is_ended_and_the_next_offer_tried(
+    project: Project, member: User, fake: FakeCloud, settings: Settings
+) -> None:
+    settings.DSTACKWEB_CLOUD_START_DEADLINE_S = 300
+    fake.offers = [offer("a", "1"), offer("b", "2")]
+    run = paid(project, member)
+    place_all()
+    fake.tick(285)
+    assert fake.launches == ["a"]
+    fake.tick(45)
+    assert (fake.launches, fake.terminated) == (["a", "b"], ["i-0"])
+    assert run.events.get(kind="offer_failed").data["code"] == "not_started"
+    fake.tick(330)
+    assert waits_again(run)
+
+
+def test_a_machine_whose_agent_starts_no_runner_is_given_up_and_its_orders_with_it(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    begin(fake)
+    first = job_of(run)
+    for _ in range(22):
+        Instance.objects.update(beat=the_machine().beat + 1)
+        fake.tick(15)
+    first.refresh_from_db()
+    assert (first.status, first.termination_reason) == (JobStatus.FAILED, Reason.OUT_OF_CAPACITY)
+    assert waits_again(run)
+    fake.tick(20)
+    assert fake.terminated == ["i-0"]
+
+
+def test_a_silent_machine_is_ended_and_its_run_once_it_is_confirmed_gone(
+    project: Project, member: User, fake: FakeCloud, settings: Settings
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S = 300
+    run = paid(project, member, retry=True)
+    running(run, fake)
+    fake.tick(330)
+    assert fake.terminated == []
+    fake.tick(90)
+    assert fake.terminated[0] == "i-0"
+    assert fresh(run).status == RunStatus.RUNNING
+    fake.settle()
+    assert waits_again(run)
+    assert Job.objects.get(run=run, attempt=1).termination_reason == Reason.INSTANCE_UNREACHABLE
+
+
+def test_an_hour_without_a_watcher_ends_no_machine(project: Project, member: User, fake: FakeCloud) -> None:
+    running(paid(project, member), fake)
+    fake.now += dt.timedelta(hours=1)
+    fake.monotonic += 3600
+    fake.tick(10)
+    assert (fake.terminated, the_machine().status) == ([], "running")
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_a_spot_machine_that_is_taken_back_stops_its_job_in_time(
+    project: Project, member: User, fake: FakeCloud, retried: bool
+) -> None:
+    fake.offers = [offer("a", "1", spot=True)]
+    run = paid(project, member, spot_policy="spot", retry=retried, stop_duration=300)
+    running(run, fake)
+    Instance.objects.update(interrupted_at=fake.now + dt.timedelta(seconds=120))
+    fake.tick(5)
+    job = job_of(run)
+    assert (job.status, job.stop_reason, job.stop_grace_s) == (JobStatus.TERMINATING, Reason.INTERRUPTED, 105)
+    fake.tick(30)
+    assert job_of(run).stop_grace_s == 105
+    assert run.events.filter(kind="spot_interruption").count() == 1
+    attempts.ended(job.pk, Reason.TERMINATED_BY_SERVER)
+    assert fresh(run).status == (RunStatus.PENDING if retried else RunStatus.FAILED)
+    assert Job.objects.get(pk=job.pk).termination_reason == Reason.INTERRUPTED
+    fake.tick(20)
+    assert (fake.terminated, the_machine().holder) == (["i-0"], None)
+
+
+def test_a_machine_taken_back_without_notice_is_an_interruption_once_it_is_gone(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member, retry=True)
+    running(run, fake)
+    fake.set("i-0", state=MachineState.ENDING, why="interrupted")
+    fake.tick(35)
+    assert (the_machine().status, fresh(run).status) == ("stopping", RunStatus.RUNNING)
+    fake.set("i-0", state=MachineState.GONE, why="interrupted")
+    fake.tick(35)
+    assert waits_again(run)
+    assert Job.objects.get(run=run, attempt=1).termination_reason == Reason.INTERRUPTED
+
+
+def test_a_machine_that_ends_before_it_called_is_replaced(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer("a", "1"), offer("b", "2")]
+    run = paid(project, member)
+    place_all()
+    cloud_watch.look_over()
+    fake.set("i-0", state=MachineState.GONE, why="cloud", text="Server.InternalError")
+    fake.tick(40)
+    assert (job_of(run).instance_type, job_of(run).attempt) == ("b", 1)
+    failed = run.events.get(kind="offer_failed").data
+    assert (failed["code"], failed["text"]) == ("cloud", "Server.InternalError")
+
+
+def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    job = running(run, fake)
+    fake.there.clear()
+    fake.throttled = THROTTLED
+    for _ in range(20):
+        job.beat += 1
+        Job.objects.filter(pk=job.pk).update(beat=job.beat)
+        fake.tick(30)
+    assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
+    fake.throttled = None
+    fake.tick(35)
+    assert (the_machine().status, fresh(run).status) == ("gone", RunStatus.FAILED)
+
+
+def test_a_job_that_does_not_stop_loses_its_machine(project: Project, member: User, fake: FakeCloud) -> None:
+    run = paid(project, member, stop_duration=10)
+    running(run, fake)
+    services.stop(run, member, "member")
+    fake.tick(60)
+    assert fake.terminated == []
+    fake.tick(30)
+    assert fake.terminated[:1] == ["i-0"]
+    fake.settle()
+    assert (fresh(run).status, job_of(run).termination_reason) == (RunStatus.TERMINATED, Reason.TERMINATED_BY_USER)
+
+
+def test_the_watcher_killed_between_the_job_and_its_machine_goes_on(
+    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dstackweb.scheduler.cloud import rows as cloud_rows
+
+    run = paid(project, member, retry=True)
+    running(run, fake)
+    fake.set("i-0", state=MachineState.GONE, why="interrupted")
+    with monkeypatch.context() as killed:
+        killed.setattr(cloud_rows, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fake.tick(40)
+    assert waits_again(run)
+    fake.tick(40)
+    assert (the_machine().status, the_machine().holder) == ("gone", None)
+
+
+def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    paid(project, member)
+    place_all()
+    cloud_watch.look_over()
+    known = Instance.objects.get()
+    long_ago, just_now = fake.now - dt.timedelta(minutes=11), fake.now - dt.timedelta(minutes=9)
+    for name, instance, began in [
+        ("i-lost", str(uuid4()), long_ago),
+        ("i-young", str(uuid4()), just_now),
+        ("i-double", str(known.pk), long_ago),
+        ("i-untagged", "", long_ago),
+    ]:
+        fake.there[name] = Machine(instance, name, "eu", MachineState.RUNNING, launched_at=began)
+    fake.there["i-far"] = Machine(str(uuid4()), "i-far", "us", MachineState.RUNNING, launched_at=long_ago)
+    fake.throttled = THROTTLED
+    cloud_watch.reap()
+    assert fake.terminated == []
+    fake.throttled = None
+    cloud_watch.reap()
+    assert sorted(fake.terminated) == ["i-double", "i-far", "i-lost", "i-untagged"]
+
+
+def test_a_machine_that_starts_is_told_of_once(project: Project, member: User, fake: FakeCloud) -> None:
+    fake.offers = [offer("a", "1.5", spot=True)]
+    run = paid(project, member, spot_policy="spot")
+    begin(fake)
+    fake.tick(40)
+    told = run.events.get(kind="machine_started")
+    assert told.node == 0
+    assert told.data == {
+        "backend": "aws", "region": "eu", "instance_type": "a", "cloud_id": "i-0", "spot": True, "price": "1.5000",
+    }  # fmt: skip
+
+
+def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, member: User, fake: FakeCloud) -> None:
+    done(running(paid(project, member, idle_duration="off"), fake))
+    fake.set("i-0", state=MachineState.STOPPED)
+    fake.tick(35)
+    assert fake.terminated[0] == "i-0"
+
+
+def test_all_nodes_know_the_first_one_s_address_when_they_start(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    from dstackweb.runs.launch import of_all_nodes, runner_spec
+
+    run = paid(project, member, nodes=2)
+    begin(fake)
+    _first, second = Job.objects.select_related("run__project", "instance", "host").filter(run=run).order_by("node")
+    assert runner_spec(second)["host"] == second.instance.cloud_id
+    assert of_all_nodes(second) == {"master_ip": "10.0.0.1", "gpus_total": 0}
+
+
+def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_and_all_waits_again(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member, nodes=2)
+    begin(fake)
+    first, _ = Job.objects.filter(run=run).order_by("node")
+    attempts.claim(first.pk, "n", "there")
+    fake.tick(330)
+    first.refresh_from_db()
+    assert (fresh(run).status, first.status) == (RunStatus.TERMINATING, JobStatus.TERMINATING)
+    attempts.ended(first.pk, Reason.TERMINATED_BY_SERVER)
+    assert waits_again(run)
+
+
+def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    from dstackweb.runs.spend import cost_of, spent
+
+    fake.now = dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
+    fake.offers = [offer("a", "3.6")]
+    first = paid(project, member, idle_duration="1h")
+    place_all()
+    fake.now += dt.timedelta(seconds=30)
+    assert cost_of([first], fake.now) == {}
+    cloud_watch.look_over()
+    joined()
+    fake.now += dt.timedelta(seconds=100)
+    assert cost_of([first], fake.now) == {first.pk: Decimal("0.1")}
+    from tests.factories import start
+
+    done(start(job_of(first)))
+    cloud_watch.look_over()
+    fake.now += dt.timedelta(seconds=50)
+    second = paid(project, member)
+    assert place_all() == 1
+    fake.now += dt.timedelta(seconds=10)
+    assert cost_of([first, second], fake.now) == {first.pk: Decimal("0.1"), second.pk: Decimal("0.01")}
+    assert spent(project.pk, fake.now) == Decimal("0.16")
+
+
+def test_a_budget_is_marked_once_at_each_share_and_anew_when_it_is_changed(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    from dstackweb.runs.models import BudgetMark
+    from dstackweb.runs.spend import mark_budgets
+
+    fake.now = dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
+    project.monthly_budget = Decimal(10)
+    project.save()
+    running(paid(project, member), fake)
+
+    def marks() -> list[int]:
+        mark_budgets(fake.now)
+        mark_budgets(fake.now)
+        return sorted(BudgetMark.objects.values_list("percent", flat=True))
+
+    assert marks() == []
+    fake.now += dt.timedelta(hours=5)
+    assert marks() == [50]
+    fake.now += dt.timedelta(hours=5)
+    assert marks() == [50, 80, 100]
+    project.monthly_budget = Decimal(19)
+    project.save()
+    assert marks() == [50]
+    fake.now = dt.datetime(2026, 6, 1, 9, tzinfo=dt.UTC)
+    assert marks() == [50]
+    assert BudgetMark.objects.filter(month=dt.date(2026, 6, 1)).count() == 0
+
+
+def test_a_member_of_another_project_pays_nothing(project: Project, member: User, fake: FakeCloud) -> None:
+    from dstackweb.runs.spend import spent
+
+    other = make_project()
+    join(other, member)
+    running(paid(project, member), fake)
+    fake.now += dt.timedelta(hours=1)
+    assert (spent(project.pk, fake.now), spent(other.pk, fake.now)) == (Decimal(1), Decimal(0))

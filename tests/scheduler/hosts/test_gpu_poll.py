@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from django.utils import timezone
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts import nvml
+from dstackweb.backends.hosts.nvml import Look
+from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.models import GpuSample, HostSampling
+from dstackweb.runs.models import Job
+from dstackweb.scheduler.hosts import gpu_poll
+from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler.processes import periodic
+from tests.factories import make_host, make_run, place_all, start
+from tests.gpus.snapshots import look
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def home(settings: Settings, tmp_path: Path) -> None:
+    settings.DSTACKWEB_HOME = tmp_path
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, found: Look) -> None:
+    monkeypatch.setattr(nvml, "read", lambda: found)
+
+
+def test_a_hosts_gpus_are_sampled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(gpus=2)
+    seen(monkeypatch, look(g0=10, g1=20))
+    gpu_poll.sample_host("box-1")
+    assert sorted(GpuSample.objects.values_list("utilization", flat=True)) == [10, 20]
+
+
+def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(gpus=1)
+    make_run(project, member, resources={"gpu": 1})
+    assert place_all() == 1
+    began = timezone.now()
+
+    def slow() -> Look:
+        start(Job.objects.get())
+        return look(g0=0)
+
+    monkeypatch.setattr(nvml, "read", slow)
+    gpu_poll.sample_host("box-1")
+    sample = GpuSample.objects.select_related("series").get()
+    assert sample.series.job is None
+    assert sample.at_ms <= to_ms(Job.objects.get().started_at or began)
+
+
+def test_a_host_that_is_not_known_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "read", lambda: pytest.fail("looked"))
+    gpu_poll.sample_host("box-1")
+
+
+def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(gpus=1)
+    looks = 0
+
+    def hangs() -> Look:
+        nonlocal looks
+        looks += 1
+        gpu_poll.sample_host("box-1")  # another worker's, meanwhile
+        return look(g0=10)
+
+    monkeypatch.setattr(nvml, "read", hangs)
+    gpu_poll.sample_host("box-1")
+    assert looks == 1
+    assert HostSampling.objects.count() == GpuSample.objects.count() == 1
+
+
+def test_what_fails_for_one_job_is_done_for_the_others(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(gpus=2)
+    policy = {"min_gpu_utilization": 50, "time_window": "1m"}
+    for _ in range(2):
+        make_run(project, member, resources={"gpu": 1}, utilization_policy=policy)
+    assert place_all() == 2
+    for job in Job.objects.all():
+        start(job)
+    began, asked = timezone.now(), []
+
+    def act(job_id: UUID, now: dt.datetime) -> None:
+        asked.append(job_id)
+        if len(asked) == 1:
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(utilization, "act", act)
+    seen(monkeypatch, look(g0=0, g1=0))
+    for step in range(8):
+        moment = began + dt.timedelta(seconds=1 + 10 * step)
+        monkeypatch.setattr(timezone, "now", lambda moment=moment: moment)
+        gpu_poll.sample_host("box-1")
+        if asked:
+            break
+    assert step == 6
+    assert sorted(asked) == sorted(Job.objects.values_list("pk", flat=True))
+
+
+def test_every_host_is_sampled_by_its_own_ticker_each_interval(settings: Settings) -> None:
+    settings.DSTACKWEB_SAMPLE_EVERY_S = 7
+    job = next(job for job in periodic.host_jobs("box-1", "host-box-1") if job.name == "gpus:box-1")
+    assert (job.every_s, job.cluster, job.args) == (7, "host-box-1", ("box-1",))

@@ -1,0 +1,79 @@
+"""What keeps a machine from being a host is one clear line before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+
+from dstackweb.backends.hosts import joining
+from dstackweb.scheduler.hosts import preflight
+from dstackweb.scheduler.hosts.preflight import NotReady
+from tests.support import free_port
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def ready(settings: Any, live_server: Any) -> Iterator[Any]:
+    """Settings of a machine that lacks nothing; a test takes something away."""
+    settings.DATABASE_URL = settings.DATABASE_URL or "sqlite:////somewhere"
+    settings.DSTACKWEB_API_URL = live_server.url
+    return settings
+
+
+def test_a_machine_that_lacks_nothing_may_start(ready: Any) -> None:
+    preflight.check("far")
+    assert preflight.api_trouble("far") == ""
+
+
+def test_no_database_is_one_line(ready: Any) -> None:
+    ready.DATABASE_URL = ""
+    with pytest.raises(NotReady, match=r"DATABASE_URL is missing.*dstackweb host join"):
+        preflight.check("far")
+
+
+def test_a_database_of_another_version_is_one_line(ready: Any) -> None:
+    recorder, [last] = MigrationRecorder(connection), MigrationLoader(connection).graph.leaf_nodes("backends")
+    recorder.record_unapplied(*last)
+    try:
+        with pytest.raises(NotReady, match=rf"it lacks backends\.{last[1]}"):
+            preflight.check("far")
+    finally:
+        recorder.record_applied(*last)
+
+
+def test_a_broker_that_is_away_is_one_line(ready: Any) -> None:
+    ready.Q_CLUSTER = {**ready.Q_CLUSTER, "redis": f"redis://127.0.0.1:{free_port()}/0"}
+    with pytest.raises(NotReady, match="the Redis of REDIS_URL can't be used"):
+        preflight.check("far")
+
+
+def test_another_key_than_the_servers_is_one_line(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "host_token", lambda name: joining.host_token(name) + "x")
+    with pytest.raises(NotReady, match="another DSTACKWEB_SECRET_KEY"):
+        preflight.check("far")
+
+
+def test_plain_http_across_a_network_is_one_line(ready: Any) -> None:
+    ready.DSTACKWEB_API_URL = "http://10.0.0.1:8000"
+    with pytest.raises(NotReady, match="is not encrypted"):
+        preflight.check("far")
+
+
+def test_an_api_that_is_away_lets_it_start_and_is_told(ready: Any) -> None:
+    ready.DSTACKWEB_API_URL = f"http://127.0.0.1:{free_port()}"
+    preflight.check("far")
+    assert "which jobs need, can't be used" in preflight.api_trouble("far")
+
+
+def test_one_home_is_one_hosts(tmp_path: Path) -> None:
+    with closing(preflight.hold_home(tmp_path)), pytest.raises(NotReady, match="a host runs already"):
+        preflight.hold_home(tmp_path)
+    preflight.hold_home(tmp_path).close()

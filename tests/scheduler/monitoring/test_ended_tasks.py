@@ -1,0 +1,109 @@
+"""Tasks of runs whose attempts end: marked by the move, settled by a worker, found again where nobody did."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.progress import counters
+from dstackweb.progress.events import Batch, Event
+from dstackweb.progress.ingest import take
+from dstackweb.progress.models import Scope
+from dstackweb.progress.states import TaskState
+from dstackweb.runs import attempts, services
+from dstackweb.runs.models import Run
+from dstackweb.runs.recount import differences
+from dstackweb.runs.states import Reason
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.monitoring import ended_tasks
+from dstackweb.scheduler.processes import housekeeping, periodic
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run(project: Project, member: User) -> Run:
+    """A run that is running, with one task of each kind."""
+    make_host()
+    run = make_run(project, member, "train-1", retry=True)
+    place_all()
+    start(placed_job(run))
+    report(run, 1)
+    return run
+
+
+def report(run: Run, attempt: int) -> None:
+    events = (
+        Event("load-1", TaskState.MEMORY, 1, "load", "load"),
+        Event("load-2", TaskState.QUEUED, 1, "load", "load"),
+    )
+    take(counters.scope_of(run.project_id, run.pk, attempt), Batch("log-0", events), 1)
+
+
+def scope(run: Run, attempt: int = 1) -> Scope:
+    return Scope.objects.get(run_id=run.pk, attempt=attempt)
+
+
+def test_a_run_that_ends_has_its_tasks_settled_soon(run: Run, django_capture_on_commit_callbacks: Any) -> None:
+    soon = timezone.now() + dt.timedelta(seconds=1)
+    periodic.ensure_rows(periodic.control_jobs())
+    PeriodicJob.objects.update(due_at=timezone.now() + dt.timedelta(hours=1))
+    with django_capture_on_commit_callbacks(execute=True):
+        attempts.ended(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert list(PeriodicJob.objects.filter(due_at__lte=soon).values_list("name", flat=True)) == ["ended-tasks"]
+    assert ended_tasks.has_work()
+    ended_tasks.settle(timezone.now())
+    assert (scope(run).memory, scope(run).released, scope(run).settled) == (1, 1, True)
+    assert not ended_tasks.has_work()
+    assert list(differences()) == []
+
+
+def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Run) -> None:
+    attempts.ended(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    assert scope(run).ended_ms is not None
+    attempts.requeue_due(timezone.now() + dt.timedelta(days=1))
+    place_all()
+    report(run, 2)
+    ended_tasks.settle(timezone.now())
+    assert scope(run).settled
+    assert (scope(run, 2).queued, scope(run, 2).ended_ms) == (1, None)
+
+
+def test_a_run_that_is_told_to_stop_still_reports_until_it_has_ended(run: Run, member: User) -> None:
+    services.stop(run, member, "member")
+    assert scope(run).ended_ms is None
+    attempts.ended(placed_job(run).pk, Reason.TERMINATED_BY_USER)
+    assert scope(run).ended_ms is not None
+
+
+def test_what_was_reported_too_late_for_the_end_is_settled_all_the_same(run: Run) -> None:
+    """Its first report was let in before the end, and written after it: no end will come for that scope."""
+    attempts.ended(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    Scope.objects.filter(run_id=run.pk).delete()
+    report(run, 1)
+    ended_tasks.settle(timezone.now())
+    assert (scope(run).released, scope(run).settled) == (1, True)
+
+
+def test_tasks_of_a_run_that_is_gone_are_settled(project: Project, run: Run) -> None:
+    Scope.objects.filter(run_id=run.pk).update(run_id=run.pk + 1000)
+    ended_tasks.settle(timezone.now())
+    assert Scope.objects.get(run_id=run.pk + 1000).settled
+
+
+def test_tasks_of_what_runs_are_left_alone(run: Run) -> None:
+    ended_tasks.settle(timezone.now())
+    assert (scope(run).queued, scope(run).ended_ms) == (1, None)
+
+
+def test_housekeeping_prunes_what_is_old(run: Run) -> None:
+    attempts.ended(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    ended_tasks.settle(timezone.now())
+    Scope.objects.filter(run_id=run.pk).update(ended_ms=1)
+    housekeeping.keep_house()
+    assert not Scope.objects.filter(run_id=run.pk).exists()

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Host
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.recount import differences
+from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.models import Watch
+from dstackweb.scheduler.monitoring import job_watch
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+
+class Clock:
+    """The watcher's monotonic time, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.boot = 1000.0, "boot-1"
+        monkeypatch.setattr(job_watch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(job_watch, "boot_id", lambda: self.boot)
+        job_watch.watch()
+
+    def pass_time(self, seconds: float, every: float = 2.0) -> None:
+        """Look every `every` seconds for `seconds`."""
+        for _ in range(round(seconds / every)):
+            self.now += every
+            job_watch.watch()
+
+
+@pytest.fixture
+def clock(db: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.get(pk=run.pk)
+
+
+def running(project: Project, member: User, **keys: object) -> Run:
+    run = make_run(project, member, **keys)
+    place_all()
+    start(placed_job(run))
+    return run
+
+
+@given(st.none() | st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_one_look_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
+    step = job_watch.counted(last, now, others, 2.0)
+    assert 0 <= step <= 6
+    assert last is not None or step == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 2.0, 5.0, 60.0])), max_size=60))
+def test_machines_that_look_in_turn_count_no_second_twice(looks: list[tuple[int, float]]) -> None:
+    now = total = 0.0
+    last: dict[int, tuple[float, float]] = {}
+    for machine, wait in looks:
+        now += wait
+        seen, then = last.get(machine, (None, 0.0))
+        total += job_watch.counted(seen, now + machine, total - then, 2.0)
+        last[machine] = now + machine, total
+        assert total <= now
+
+
+def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_START_DEADLINE_S = 60
+    host = make_host()
+    run = make_run(project, member)
+    place_all()
+    clock.pass_time(58)
+    assert fresh(run).status == RunStatus.PROVISIONING
+    Job.objects.filter(run=run).update(message="no space left on device")
+    clock.pass_time(6)
+    assert fresh(run).status == RunStatus.FAILED
+    assert "did not start within 60 s: no space left on device" in fresh(run).status_message
+    host.refresh_from_db()
+    assert host.cpus_used == 0
+    assert list(differences()) == []
+
+
+def test_an_hour_without_a_watcher_declares_nothing_lost(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_START_DEADLINE_S = settings.DSTACKWEB_LOST_AFTER_S = 60
+    make_host()
+    waiting = make_run(project, member)
+    place_all()
+    lost = running(project, member, retry=True)
+    clock.now += 3600
+    job_watch.watch()
+    assert fresh(waiting).status == RunStatus.PROVISIONING
+    assert fresh(lost).status == RunStatus.RUNNING
+    assert Job.objects.get(run=lost).silent_s <= 6
+
+
+def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project, member: User, clock: Clock) -> None:
+    make_host()
+    run = running(project, member, retry=True)
+    clock.now, clock.boot = 5.0, "boot-2"
+    job_watch.watch()
+    assert Job.objects.get(run=run).silent_s == 0
+
+
+def test_two_machines_that_look_in_turn_find_what_is_lost_when_one_would(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    make_host()
+    run = running(project, member, retry=True, stop_duration=20)
+    for _ in range(43):
+        clock.pass_time(2)
+        clock.now, clock.boot = clock.now + 1e6, "boot-2"
+        clock.pass_time(2)
+        clock.now, clock.boot = clock.now - 1e6, "boot-1"
+    assert fresh(run).status == RunStatus.RUNNING  # after 172 s of the 180 that its runner has
+    clock.pass_time(20)
+    assert fresh(run).status == RunStatus.PENDING
+
+
+def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
+    clock.boot = "boot-2"
+    clock.pass_time(2)
+    Watch.objects.update(counted_s=job_watch.FORGET_S + 100)
+    clock.pass_time(2)
+    assert list(Watch.objects.get().looks) == ["boot-2"]
+
+
+def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    make_host(gpus=1)
+    run = running(project, member, retry=True, resources={"gpu": 1}, stop_duration=20)
+    clock.pass_time(170)
+    assert fresh(run).status == RunStatus.RUNNING
+    clock.pass_time(20)
+    assert (fresh(run).status, fresh(run).attempt) == (RunStatus.PENDING, 2)
+    assert Job.objects.get(run=run).allocations.count() == 0
+
+
+def test_without_retry_a_silent_host_keeps_its_run_and_its_gpus(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    """Nobody knows that its processes are gone: no GPU is given away."""
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    make_host(gpus=1)
+    run = running(project, member, resources={"gpu": 1})
+    clock.pass_time(1000)
+    assert fresh(run).status == RunStatus.RUNNING
+    assert Job.objects.get(run=run).allocations.count() == 2
+
+
+def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked(
+    project: Project, member: User, clock: Clock, settings: Settings
+) -> None:
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    host = make_host()
+    run = running(project, member, retry=True)
+    for _ in range(50):
+        Host.objects.filter(pk=host.pk).update(beat=host.beat + 1 + _)
+        clock.pass_time(20)
+    assert fresh(run).status == RunStatus.RUNNING
+
+
+def test_a_pending_run_enters_the_queue_when_its_time_has_come(project: Project, member: User, clock: Clock) -> None:
+    run = make_run(project, member)
+    Run.objects.filter(pk=run.pk).update(status="pending", retry_at=timezone.now() + dt.timedelta(hours=1))
+    job_watch.watch()
+    assert fresh(run).status == RunStatus.PENDING
+    Run.objects.filter(pk=run.pk).update(retry_at=timezone.now())
+    job_watch.watch()
+    assert fresh(run).status == RunStatus.SUBMITTED
+
+
+def test_a_step_lost_between_two_processes_is_finished_by_the_next_look(
+    project: Project, member: User, clock: Clock
+) -> None:
+    make_host()
+    run = running(project, member)
+    Job.objects.filter(run=run).update(status="done", termination_reason="done_by_runner")
+    job_watch.watch()
+    assert fresh(run).status == RunStatus.DONE

@@ -1,0 +1,113 @@
+"""Two at once about the same idle run, on real connections."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.clock import to_moment
+from dstackweb.gpus.models import GpuSeries, JobPolicy, Keep, PolicyStop
+from dstackweb.gpus.policy import exemptions, rollout
+from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.samples import intake
+from dstackweb.profiles.models import Profile
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.runs.recount import differences
+from dstackweb.scheduler.monitoring import reclaimed, utilization
+from tests.accounts.races import at_once
+from tests.factories import make_run, place_all, placed_job
+from tests.gpus.snapshots import EVERY_MS, START_MS, look
+from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NOW = to_moment(START_MS + MINUTE)
+OTHER = {"min_gpu_utilization": 90, "time_window": "1h"}
+
+
+def kinds(run: Run) -> list[str]:
+    return list(run.events.filter(kind__startswith="utilization").values_list("kind", flat=True))
+
+
+def test_a_stop_that_several_workers_want_happens_once(project: Project, member: User) -> None:
+    job = begin(project, member, gpus=4, utilization_policy=IDLE)
+    watch(MINUTE - EVERY_MS)
+    host = placed_job(job.run).host
+    assert host is not None
+    intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
+    act = functools.partial(utilization.act, job.pk, NOW)
+    assert sorted(at_once(act, act, act)) == [Act.NOTHING, Act.NOTHING, Act.STOP]
+    assert (PolicyStop.objects.count(), kinds(job.run)) == (1, ["utilization_stop"])
+    assert stopped(job.run).status == "terminated"
+    assert list(differences()) == []
+
+
+def test_a_stop_and_who_keeps_or_stops_the_run_by_hand_agree(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exemptions.timezone, "now", lambda: NOW)
+    for number in range(4):
+        job = begin(project, member, f"run-{number}", utilization_policy=IDLE)
+        watch(MINUTE - EVERY_MS)
+        host, run = placed_job(job.run).host, Run.objects.get(pk=job.run_id)
+        assert host is not None
+        intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
+        act = functools.partial(utilization.act, job.pk, NOW)
+        keep = functools.partial(exemptions.keep, run, member, "member", "it loads data")
+        stop = functools.partial(services.stop, run, member, "member")
+        acted, did = at_once(act, keep if number % 2 else stop)
+        run.refresh_from_db()
+        assert acted in (Act.STOP, Act.NOTHING)
+        assert (acted == Act.STOP) == PolicyStop.objects.exists()
+        if number % 2:
+            # Who came first has won: it is kept and runs, or it is stopped and nothing is kept.
+            assert run.status == ("terminating" if acted == Act.STOP else "running")
+            assert Keep.objects.filter(run=run).exists() == isinstance(did, Keep) == (acted == Act.NOTHING)
+        else:
+            by_policy = "terminated_due_to_utilization_policy"
+            assert run.stop_reason == (by_policy if acted == Act.STOP else "stopped_by_user")
+        stopped(run)
+        PolicyStop.objects.all().delete()
+    assert list(differences()) == []
+
+
+def test_samples_that_come_while_a_policy_is_applied_end_up_under_the_new_one(project: Project, member: User) -> None:
+    profile = Profile.objects.create(name="nightly", settings={"utilization_policy": IDLE})
+    for number in range(4):
+        job = begin(project, member, f"run-{number}", gpus=4, profile="nightly")
+        if number % 2:  # bound before, and not yet
+            watch(EVERY_MS)
+        wanted = OTHER if number < 2 else {**OTHER, "min_gpu_utilization": 80}
+        profile.settings = {"utilization_policy": wanted}
+        profile.save()
+        mark = rollout.mark(rollout.policy_set_by(profile))
+        host = placed_job(job.run).host
+        assert host is not None
+        seen = look(g0=85, g1=85, g2=85, g3=85)
+        sample = functools.partial(intake.of_host, host, seen, START_MS + 2 * EVERY_MS)
+        apply = functools.partial(rollout.apply, profile, [job.run_id], mark, member)
+        _worth, changed = at_once(sample, apply)
+        assert changed == 1
+        assert JobPolicy.objects.get(pk=job.pk).min_gpu_utilization == wanted["min_gpu_utilization"]
+        low = wanted["min_gpu_utilization"] == 90
+        for series in GpuSeries.objects.filter(job=job):
+            assert series.low_last_ms is not None
+            assert (series.low_since_ms is not None) == low
+        stopped(job.run)
+        profile.settings = {"utilization_policy": IDLE}
+        profile.save()
+
+
+def test_the_next_run_is_noted_once(project: Project, member: User) -> None:
+    job = begin(project, member, gpus=4, utilization_policy=IDLE)
+    watch(MINUTE)
+    stopped(job.run)
+    make_run(project, member, "next", resources={"gpu": 4})
+    place_all()
+    PolicyStop.objects.update(at=job.placed_at, next_run=None)
+    job.run.events.filter(kind="utilization_next").delete()
+    note = functools.partial(reclaimed.note_next, job.placed_at)
+    assert sorted(at_once(note, note)) == [0, 1]
+    assert job.run.events.filter(kind="utilization_next").count() == 1

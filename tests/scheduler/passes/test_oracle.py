@@ -1,0 +1,117 @@
+"""Passes beside brute force, which decides on every run one by one: no shape is skipped, nothing written in batches."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import User
+from dstackweb.runs import attempts, services
+from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.queue.queues import LIMITS
+from dstackweb.runs.states import JOB_ACTIVE, Reason, RunStatus
+from dstackweb.scheduler.models import Reservation
+from dstackweb.scheduler.passes import loading, placement_pass, queue_scan
+from dstackweb.scheduler.passes.market import Market
+from dstackweb.scheduler.passes.reservations import stored
+from dstackweb.scheduler.placement.fairness import turn
+from dstackweb.scheduler.placement.hosts import Placed
+from dstackweb.spec.effective import EffectiveSpec
+from tests.factories import join, make_host, make_project, make_run, make_user
+
+Places = dict[int, list[tuple[int | None, tuple[str, ...]]]]
+"""By run, where its nodes are: host and GPUs."""
+
+
+def one_by_one() -> tuple[Places, int | None]:
+    """What a pass has to place now, and for which run capacity is reserved afterwards."""
+    queues = {queue.pk: queue for queue in Queue.objects.select_related("project").order_by("pk")}
+    kept = stored()
+    capacity = loading.capacity(queues.values(), Market(), timezone.now(), kept.reserved if kept else None)
+    if capacity.reserved is not None:
+        judged = capacity.judged(capacity.reserved)
+        capacity.keep(None if isinstance(judged, str) else judged)
+    held, placed = placement_pass._held_by_project(), Places()
+    waiting = {pk: list(Run.objects.filter(queue=pk, status="submitted").order_by("-rank", "-id")) for pk in queues}
+    specs = {run.pk: EffectiveSpec.model_validate(run.spec) for runs in waiting.values() for run in runs}
+
+    def whose_turn(queue_id: int) -> tuple[float, int]:
+        head, project = waiting[queue_id][-1], queues[queue_id].project
+        asks_gpus = specs[head.pk].requirements.gpu_count_min > 0
+        return turn(held[project.pk], project.weight, asks_gpus, head.seniority_us)
+
+    while open_ := [pk for pk, runs in waiting.items() if runs]:
+        queue = queues[min(open_, key=whose_turn)]
+        run = waiting[queue.pk].pop()
+        view = loading.waiting(run, queue, specs[run.pk])
+        outcome = capacity.decide(view)
+        if isinstance(outcome, Placed):
+            placed[run.pk] = [(fit.host_id, fit.gpu_uuids) for fit in outcome.fits]
+            capacity.take(view, outcome)
+            held[queue.project_id] = held[queue.project_id].plus(
+                gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
+            )
+        elif made := capacity.would_reserve(view, outcome):
+            capacity.keep(made)
+    return placed, capacity.reserved.run.id if capacity.reserved else None
+
+
+def deployment(rnd: random.Random) -> None:
+    """Two projects with two queues each, of different steps and limits, two members of both, and some hosts."""
+    for number in range(rnd.randint(1, 3)):
+        make_host(f"box-{number}", cpus=rnd.randint(2, 8), gpus=rnd.randint(0, 4))
+    users = [make_user(name) for name in ("ada", "bob")]
+    for project in (make_project("main"), make_project("lab", weight=rnd.randint(2, 3))):
+        for user in users:
+            join(project, user)
+        for name in ("default", "night"):
+            settings = {name: rnd.choice([None, None, None, rnd.randint(0, 5)]) for name in LIMITS}
+            queue = services.ensure_queue(project, name)
+            Queue.objects.filter(pk=queue.pk).update(ageing_minutes=rnd.choice([None, 1, 30]), **settings)
+
+
+def submit(rnd: random.Random) -> None:
+    """A run of one of few shapes, which may have waited long."""
+    queue = rnd.choice(list(Queue.objects.select_related("project").order_by("pk")))
+    user = rnd.choice(list(User.objects.order_by("pk")))
+    run = make_run(
+        queue.project, user, queue=queue.name, priority=rnd.choice([0, 50, 80]), nodes=rnd.choice([1, 1, 2]),
+        resources={"cpu": rnd.randint(1, 4), "gpu": rnd.choice([0, 1, 2, 4])},
+        max_duration=rnd.choice(["1m", "1h", "off"]),
+    )  # fmt: skip
+    since = timezone.now() - dt.timedelta(minutes=rnd.choice([0, 20]))
+    Run.objects.filter(pk=run.pk).update(queued_at=since)
+
+
+def end_some(rnd: random.Random) -> None:
+    for job in Job.objects.filter(status__in=JOB_ACTIVE):
+        if rnd.random() < 0.4:
+            attempts.claim(job.pk, "runner", "here")
+            attempts.started(job.pk)
+            attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pass_places_and_reserves_what_deciding_one_run_after_the_other_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rnd = random.Random(seed)
+    monkeypatch.setattr(queue_scan, "BATCH", rnd.choice([1, 2, 50]))
+    monkeypatch.setattr(placement_pass, "AT_ONCE", rnd.choice([1, 2, 50]))
+    deployment(rnd)
+    for _ in range(4):
+        for _ in range(rnd.randint(2, 10)):
+            submit(rnd)
+        expected, reserved_for = one_by_one()
+        waited = set(Run.objects.filter(status=RunStatus.SUBMITTED).values_list("pk", flat=True))
+        placement_pass.run_passes()
+        placed = Places()
+        for job in Job.objects.filter(run__in=waited).order_by("node"):
+            placed.setdefault(job.run_id, []).append((job.host_id, tuple(job.gpus)))
+        assert placed == expected
+        assert Reservation.objects.values_list("run", flat=True).first() == reserved_for
+        end_some(rnd)

@@ -1,0 +1,93 @@
+"""A line gives the runs of a queue in their order, whatever is blocked on the way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs.models import Run
+from dstackweb.runs.services import ensure_queue
+from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.passes import queue_scan
+from dstackweb.scheduler.passes.queue_scan import Line
+from tests.factories import make_run
+
+pytestmark = pytest.mark.django_db
+
+
+def waiting(project: Project, member: User, places: list[tuple[int, str]]) -> list[Run]:
+    """Runs of these ranks and shapes, in the order of the queue."""
+    pattern = make_run(project, member)
+    queue = pattern.queue
+    Run.objects.all().delete()
+    Run.objects.bulk_create(
+        Run(
+            project=project, queue=queue, user=member, name=f"run-{index}", spec=pattern.spec,
+            seniority_us=rank, rank=rank, shape=shape,
+        )
+        for index, (rank, shape) in enumerate(places)
+    )  # fmt: skip
+    return list(Run.objects.order_by("rank", "id"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_run_comes_in_its_order_until_its_shape_is_blocked(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """R23."""
+    rnd = random.Random(seed)
+    monkeypatch.setattr(queue_scan, "BATCH", rnd.choice([1, 2, 3, 50]))
+    places = [(rnd.randint(-5, 5), rnd.choice("abcdef")) for _ in range(rnd.randint(0, 40))]
+    runs = waiting(project, member, places)
+    blocks = {run.pk for run in runs if rnd.random() < 0.2}
+    expected, blocked = [], set()
+    for run in runs:
+        if run.shape not in blocked:
+            expected.append(run.pk)
+            blocked |= {run.shape} if run.pk in blocks else set()
+    line, seen = Line(ensure_queue(project)), []
+    while (head := line.head()) is not None:
+        assert line.head() is head
+        assert line.spec(head) is not None
+        seen.append(head.pk)
+        if head.pk in blocks:
+            line.block(head.shape)
+        else:
+            line.pop()
+    assert seen == expected
+
+
+def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_scan, "BATCH", 1)
+    blocked, stopped, behind, other = waiting(project, member, [(1, "a"), (2, "b"), (3, "b"), (4, "c")])
+    line = Line(ensure_queue(project))
+    assert line.head() == blocked
+    line.block("a")
+    real = queue_scan.heads_of_shapes
+
+    def heads(*args: object) -> list[tuple[int, int, str]]:
+        found = real(*args)
+        Run.objects.filter(pk=stopped.pk).update(status=RunStatus.TERMINATED)
+        return found
+
+    monkeypatch.setattr(queue_scan, "heads_of_shapes", heads)
+    assert line.head() == behind
+    line.pop()
+    assert line.head() == other
+
+
+@pytest.mark.parametrize("size", [10, 300])
+def test_a_run_behind_many_that_fit_nowhere_costs_the_same_however_many_they_are(
+    project: Project, member: User, django_assert_num_queries: object, size: int
+) -> None:
+    runs = waiting(project, member, [*((index, "ab"[index % 2]) for index in range(size)), (size, "c")])
+    line = Line(ensure_queue(project))
+    with django_assert_num_queries(3 if size > queue_scan.BATCH else 1):  # type: ignore[operator]
+        for shape in "ab":
+            assert line.head().shape == shape
+            line.block(shape)
+        assert line.head() == runs[-1]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+from django_q.models import OrmQ
+
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.processes import periodic
+
+pytestmark = pytest.mark.django_db
+JOBS = [periodic.Periodic("a", "tests.scheduler.processes.test_periodic.work", 2.0, "control")]
+
+
+@pytest.fixture
+def enqueued(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    calls: list[tuple] = []
+    monkeypatch.setattr(periodic, "enqueue", lambda *args, **kwargs: calls.append(args))
+    periodic.ensure_rows(JOBS)
+    return calls
+
+
+def test_what_is_due_is_enqueued_once_by_whoever_wins(enqueued: list[tuple]) -> None:
+    now = timezone.now()
+    assert periodic.enqueue_due(JOBS, now) == 1
+    assert periodic.enqueue_due(JOBS, now) == 0
+    assert len(enqueued) == 1
+
+
+def test_nothing_is_enqueued_while_a_younger_tick_is_outstanding(enqueued: list[tuple]) -> None:
+    now = timezone.now()
+    periodic.enqueue_due(JOBS, now)
+    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 0
+    periodic.run_tick("a", lambda: None, now.timestamp(), 2.0)
+    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 1
+
+
+def test_a_tick_lost_with_its_worker_is_replaced(enqueued: list[tuple]) -> None:
+    now = timezone.now()
+    periodic.enqueue_due(JOBS, now)
+    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=11)) == 1
+
+
+def test_a_clock_put_back_by_a_day_stops_nothing(enqueued: list[tuple]) -> None:
+    now = timezone.now()
+    periodic.enqueue_due(JOBS, now + dt.timedelta(days=1))
+    assert periodic.enqueue_due(JOBS, now) == 1
+
+
+def test_a_tick_that_waited_too_long_does_nothing(enqueued: list[tuple]) -> None:
+    done: list[int] = []
+    periodic.run_tick("a", lambda: done.append(1), timezone.now().timestamp() - 120, 2.0)
+    assert done == []
+
+
+def test_the_error_of_periodic_work_is_kept_for_the_health_page(enqueued: list[tuple]) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        periodic.run_tick("a", fail, timezone.now().timestamp(), 2.0)
+    row = PeriodicJob.objects.get()
+    assert (row.last_error, row.outstanding_until) == ("ValueError: broken", None)
+    assert OrmQ.objects.count() == 0
+
+
+def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
+    enqueued: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("no broker")
+
+    now = timezone.now()
+    with monkeypatch.context() as patched:
+        patched.setattr(periodic, "enqueue", away)
+        with pytest.raises(ConnectionError):
+            periodic.enqueue_due(JOBS, now)
+    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1

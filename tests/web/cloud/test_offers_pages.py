@@ -1,0 +1,327 @@
+"""The pages of offers, quotas and the cache: filtered as asked, honest about what is not known, refreshed by hand."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.http import QueryDict
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.quotas import Quota
+from dstackweb.backends.aws.sources import AwsSources
+from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
+from dstackweb.backends.models import Backend
+from dstackweb.offers import sources
+from dstackweb.offers.freshness import Freshness
+from dstackweb.offers.models import CacheCount, SourceRow
+from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
+from dstackweb.web.cloud.offer_views import Asked
+from tests.factories import join, make_host, make_user
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+NOW = dt.datetime(2026, 3, 4, 12, tzinfo=dt.UTC)
+URL = "/p/main/offers/"
+
+
+class Aws:
+    """What each source of the cloud says; an exception is raised instead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        zones = ("us-east-1a",)
+        self.says: dict[str, Any] = {
+            "instance_types": {
+                "g6.xlarge": InstanceType("g6.xlarge", "x86_64", 4, 16384, "L4", 1, 24576, True, True, zones),
+                "p5.48xlarge": InstanceType("p5.48xlarge", "x86_64", 192, 2097152, "H100", 8, 81920, True, True, zones),
+            },
+            "prices": {"g6.xlarge": Decimal("0.8048"), "p5.48xlarge": Decimal("55.04")},
+            "spot_prices": {"g6.xlarge": {"us-east-1a": Decimal("0.2978")}},
+            "quotas": {"L-DB2E81BA": Quota(64, 64), "L-3819A6DF": Quota(64, 12), "L-417A185B": Quota(0, 0)},
+        }
+        monkeypatch.setattr(AwsSources, "fetch", lambda _self, key: self.fetch(key))
+        self.backend = Backend.objects.create(
+            name="aws", kind="aws", config={"regions": ["us-east-1"], "allow_private_url": True}
+        )
+
+    def fetch(self, key: SourceKey) -> Any:
+        said = self.says[key.source]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def ask(self) -> None:
+        for key in AwsSources(self.backend).wanted():
+            sources.refresh(self.backend, key)
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, settings: Any, db: None) -> Aws:
+    settings.DSTACKWEB_PUBLIC_URL = "https://dstackweb.example.com"
+    return Aws(monkeypatch)
+
+
+@pytest.fixture
+def client(ann: User, as_user: SignIn) -> Client:
+    return as_user(ann)
+
+
+def page(client: Client, path: str = URL) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return re.sub(r"\s+", " ", response.content.decode())
+
+
+def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, client: Client) -> None:
+    aws.ask()
+    text = page(client)
+    assert "8 × H100 80 GB" in text
+    assert "$55.04" in text
+    assert "$6.8800 per GPU" in text
+    assert "64 of 64 vCPUs are in use, and it needs 4." in text
+    assert "Fits 13 more" in text
+    assert text.index("$0.2978") < text.index("$0.8048") < text.index("$55.04")
+    assert '<rect class="used" width="100.00" height="1"/>' in text
+
+
+def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Client) -> None:
+    aws.ask()
+    text = page(client, f"{URL}?gpu=L4&spot=true")
+    assert "of 3 in all" in text
+    assert "p5.48xlarge" not in text
+    assert "0.8048" not in text
+    assert 'value="L4"' in text
+    assert "g6.xlarge" not in page(client, f"{URL}?count=8")
+    assert "$0.8048" not in page(client, f"{URL}?usable=yes")
+    assert "p5.48xlarge" not in page(client, f"{URL}?max_price=%241.00")
+
+
+def test_what_matches_nothing_leads_back_to_all(aws: Aws, client: Client) -> None:
+    aws.ask()
+    text = page(client, f"{URL}?gpu=B200")
+    assert "3 offers are known, and none matches this." in text
+    assert "Show all offers" in text
+
+
+@pytest.mark.parametrize("query", ["gpu=%3A%3A", "max_price=much", "sort=beauty", "after=nonsense", "memory=x%00y"])
+def test_what_can_not_be_read_filters_nothing_and_is_told(aws: Aws, client: Client, query: str) -> None:
+    aws.ask()
+    text = page(client, f"{URL}?{query}")
+    assert "p5.48xlarge" in text
+    assert ('role="alert"' in text) == (not query.startswith("after"))
+
+
+@pytest.mark.parametrize(
+    ("query", "count_min", "count_max", "memory"),
+    [
+        ("gpu=A100", 1, None, None),
+        ("gpu=A100:2", 2, 2, None),
+        ("gpu=A100&count=4", 4, None, None),
+        ("memory=40", 1, None, 40 * 1024),
+        ("", 0, None, None),
+    ],
+)
+def test_who_looks_around_means_machines_with_at_least_such_gpus(
+    query: str, count_min: int, count_max: int | None, memory: int | None
+) -> None:
+    needs = Asked.of(QueryDict(query)).wanted.requirements
+    assert (needs.gpu_count_min, needs.gpu_count_max, needs.gpu_memory_min_mib) == (count_min, count_max, memory)
+
+
+def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(aws: Aws, client: Client) -> None:
+    aws.ask()
+    config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: L4}\nspot_policy: auto\n"
+    answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
+    text = re.sub(r"\s+", " ", answer.content.decode())
+    assert "$0.8048 an hour" in text
+    assert "64 of 64 vCPUs are in use, and it needs 4." in text
+
+
+def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project, client: Client) -> None:
+    make_host("box-1", gpus=2)
+    text = page(client)
+    assert "box-1" in text
+    assert "2 of 2 GPUs free" in text
+    assert "Refresh now" not in text
+
+
+def test_what_was_never_asked_is_being_asked_and_not_nothing(aws: Aws, client: Client) -> None:
+    text = page(client)
+    assert "The clouds are being asked for the first time." in text
+    assert "Asking 4 sources…" in text
+
+
+def test_a_cloud_that_refuses_says_what_to_do_and_is_not_an_empty_list(aws: Aws, client: Client) -> None:
+    denied = SourceFailed("access_denied", region="us-east-1", action="ec2:DescribeInstanceTypes")
+    aws.says = dict.fromkeys(aws.says, denied)
+    aws.ask()
+    text = page(client)
+    assert "Nothing is known of what the clouds offer." in text
+    assert text.count("the policy lacks ec2:DescribeInstanceTypes.") == 1 + 4  # said once, and at each source
+
+
+def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(aws: Aws, client: Client) -> None:
+    until = timezone.now() + dt.timedelta(minutes=4)
+    aws.says["quotas"] = SourceFailed("throttled", region="us-east-1", api="ListServiceQuotas", until=until.isoformat())
+    aws.ask()
+    text = page(client)
+    assert "The quota is unknown: AWS is asked too often." in text
+    assert 'data-state="throttled"' in text
+    assert re.search(r'aws</b> <span class="stale">throttled</span>, again <time', text)
+    text = page(client, "/p/main/offers/quotas/")
+    assert "throttled, again" in text
+    assert "Unknown is not zero" in text
+
+
+def test_a_missing_public_url_is_told_once(aws: Aws, client: Client, settings: Any) -> None:
+    settings.DSTACKWEB_PUBLIC_URL = ""
+    aws.ask()
+    assert page(client).count("Set DSTACKWEB_PUBLIC_URL") == 1
+
+
+def test_a_poll_is_answered_when_something_landed_and_looks_at_no_offers_before(aws: Aws, client: Client) -> None:
+    aws.ask()
+    shown = client.get(URL)["HX-PTag"]
+    poll = {**HTMX, "HX-PTag": shown}
+    assert client.get(URL, headers=poll).status_code == 204
+    SourceRow.objects.filter(source="quotas").update(fetched_at=timezone.now() + dt.timedelta(seconds=1))
+    assert client.get(URL, headers=poll).status_code == 200
+
+
+def test_members_refresh_by_hand_and_viewers_do_not(
+    aws: Aws, client: Client, project: Project, as_user: SignIn
+) -> None:
+    aws.ask()
+    viewer = as_user(join(project, make_user("vic"), "viewer"))
+    assert "Refresh now" in page(client)
+    assert "Refresh now" not in page(viewer)
+    assert viewer.post(f"{URL}refresh/").status_code == 403
+    answer = client.post(f"{URL}refresh/", {"query": "gpu=L4"})
+    assert (answer.status_code, answer["Location"]) == (302, f"{URL}?gpu=L4")
+    text = page(client)
+    assert "4 sources are asked anew" in text
+    assert "Asking 4 sources…" in text
+    assert client.post(f"{URL}refresh/").status_code == 429
+
+
+def test_a_refresh_leads_nowhere_else(aws: Aws, client: Client) -> None:
+    answer = client.post(f"{URL}refresh/", {"query": "//evil.example/\r\nX: y"})
+    assert answer["Location"].startswith(f"{URL}?")
+    assert "\n" not in answer["Location"]
+
+
+def test_quotas_tell_used_limit_and_what_has_none(aws: Aws, client: Client) -> None:
+    aws.ask()
+    text = page(client, "/p/main/offers/quotas/")
+    assert re.search(r"<b>64</b> <span [^>]*>of 64</span></span> <span [^>]*><span [^>]*>used up", text)
+
+
+def test_without_a_cloud_the_pages_say_what_to_do(project: Project, client: Client) -> None:
+    assert "No cloud with quotas is set up." in page(client, "/p/main/offers/quotas/")
+    assert "There is no host and no cloud yet." in page(client)
+    assert "Nobody has looked at a cloud's offers yet" in page(client, "/p/main/offers/cache/")
+
+
+def test_the_caches_figures_are_summed_by_hour_and_backend(aws: Aws, client: Client) -> None:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for back, calls in ((0, 10), (3, 30), (50, 1000)):
+        CacheCount.objects.create(
+            backend=aws.backend, hour=hour - dt.timedelta(hours=back), hits=100, misses=2, calls=calls, uncached=400
+        )
+    text = page(client, "/p/main/offers/cache/")
+    assert "95.0 %" in text
+    assert text.count('class="calls"') == 2
+    assert "1,040" in page(client, "/p/main/offers/cache/?hours=168&as=table")
+
+
+def test_figures_without_any_saving_are_no_percentage(aws: Aws, client: Client) -> None:
+    CacheCount.objects.create(backend=aws.backend, hour=timezone.now().replace(minute=0), calls=5, uncached=2)
+    assert '<div class="kpi">-3</div>' in page(client, "/p/main/offers/cache/")
+
+
+def age(state: str, **fields: Any) -> Freshness:
+    known = {"fetched_at": NOW, "expires_at": NOW + dt.timedelta(minutes=5)} if state != "failed" else {}
+    values = {"fetched_at": None, "expires_at": None, "due_at": None, "error": None, "failed_at": None}
+    return Freshness("aws", "quotas", "eu", SourceState(state), **{**values, **known, **fields})
+
+
+THROTTLED = {"error": {"code": "throttled"}, "failed_at": NOW}
+OLD = {"fetched_at": NOW - dt.timedelta(hours=1), "expires_at": NOW - dt.timedelta(minutes=50)}
+LATER = NOW + dt.timedelta(seconds=40)
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [
+        (age("fresh"), "fresh"),
+        (age("failed"), "asking"),
+        (age("stale"), "asking"),  # a refresh by hand
+        (age("stale", **OLD), "stale"),
+        (age("stale", due_at=LATER, **THROTTLED), "throttled"),
+        (age("failed", due_at=LATER, **THROTTLED), "throttled"),
+        (age("failed", due_at=LATER, error={"code": "access_denied"}, failed_at=NOW), "failed"),
+        (age("failed", error={"code": "access_denied"}), "asking"),  # refreshed by hand after that
+        (age("stale", due_at=LATER, error={"code": "unreachable"}, failed_at=NOW), "stale"),
+    ],
+)
+def test_a_source_is_in_one_of_five_states(source: Freshness, state: str) -> None:
+    assert SourceLine.of_source(source, NOW).state == state
+
+
+def test_the_worst_source_of_a_region_speaks_for_an_offer() -> None:
+    fresh, stale = (SourceLine.of_source(one, NOW) for one in (age("fresh"), age("stale", **OLD)))
+    assert worst([fresh, stale]) is stale
+    assert worst([]) is None
+
+
+def test_the_same_trouble_everywhere_is_told_once() -> None:
+    lines = [
+        SourceLine.of_source(
+            Freshness("aws", source, region, SourceState.FAILED, None, None, LATER, {"code": "no_credentials"}, NOW),
+            NOW,
+        )
+        for source in ("prices", "quotas")
+        for region in ("eu", "us")
+    ]
+    (told,) = troubles(lines)
+    assert (told.place, told.label, len(told.sources)) == ("aws", "no credentials", 4)
+
+
+def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> None:
+    lines = [
+        SourceLine.of_source(
+            Freshness(
+                "aws", source, region, SourceState.STALE, NOW, NOW, LATER,
+                {"code": "throttled", "api": api, "region": region, "until": LATER.isoformat()}, NOW,
+            ),
+            NOW,
+        )
+        for source, api in (("prices", "pricing:GetProducts"), ("quotas", "servicequotas:ListServiceQuotas"))
+        for region in ("eu", "us")
+    ]  # fmt: skip
+    (told,) = troubles(lines)
+    assert (told.place, told.label, told.names, told.again_at) == ("aws", "throttled", ["prices", "quotas"], LATER)
+    assert told.texts == [
+        "Asked too often, and left alone for a while: pricing:GetProducts (eu, us), servicequotas:ListServiceQuotas "
+        "(eu, us). Each is asked again by itself."
+    ]
+
+
+def test_without_a_cloud_an_admin_is_led_to_its_form_and_a_member_is_told_whom_to_ask(
+    client: Client, as_user: SignIn, project: Project
+) -> None:
+    join(project, make_user("root", is_staff=True), "admin")
+    assert "Ask one of them: root." in page(client)
+    make_host("box-1")
+    text = page(client)
+    assert "no cloud is set up. Who can do that: root." in text
+    assert "/admin/" not in text
+    assert "/admin/backends/backend/add/" in page(as_user(User.objects.get(username="root")))

@@ -1,0 +1,234 @@
+"""Hosts, profiles, health, the start page, errors, and what holds for every page."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+
+import pytest
+from django.core.cache import caches
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Backend, Gpu, Host, Instance
+from dstackweb.lib import circuit, limiter
+from dstackweb.offers import store
+from dstackweb.offers.models import SourceRow
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+PAGES = ("queue/", "runs/", "submit/", "hosts/", "profiles/", "health/", "members/")
+
+
+def test_hosts_show_who_holds_each_gpu_and_who_uses_it_from_outside(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1", cpus=8, gpus=2)
+    make_run(project, ann, "holder", resources={"gpu": 1})
+    place_all()
+    Gpu.objects.filter(index=1).update(stranger={"user": "bob", "pid": 4711})
+    page = as_user(ann).get("/p/main/hosts/").content.decode()
+    assert ">holder</a>" in page
+    assert "used outside dstackweb by bob, pid 4711" in page
+
+
+def test_the_admin_is_this_products_and_its_pages_find_an_icon(client: Client) -> None:
+    root = make_user("root", is_superuser=True, is_staff=True)
+    client.force_login(root)
+    assert "<title>Site administration | dstackweb administration</title>" in client.get("/admin/").content.decode()
+    assert client.get("/favicon.ico")["Location"].endswith(".svg")
+
+
+def test_runs_of_projects_one_cant_see_stay_nameless(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", gpus=1)
+    elsewhere = make_project("elsewhere")
+    make_run(elsewhere, join(elsewhere, make_user("eve")), "secret-plan", resources={"gpu": 1})
+    place_all()
+    page = as_user(ann).get("/p/main/hosts/").content.decode()
+    assert "secret-plan" not in page
+    assert "a run of another project" in page
+
+
+def test_hosts_change_for_a_poll_only_when_what_they_show_does(project: Project, ann: User, as_user: SignIn) -> None:
+    host = make_host("box-1")
+    client = as_user(ann)
+    poll = {**HTMX, "HX-PTag": client.get("/p/main/hosts/")["HX-PTag"]}
+    Host.objects.filter(pk=host.pk).update(beat=7)
+    assert client.get("/p/main/hosts/", headers=poll).status_code == 204
+    Host.objects.filter(pk=host.pk).update(draining=True)
+    assert "draining" in client.get("/p/main/hosts/", headers=poll).content.decode()
+
+
+def test_a_silent_host_is_shown_offline(project: Project, ann: User, as_user: SignIn, settings) -> None:
+    host = make_host("box-1")
+    Host.objects.filter(pk=host.pk).update(silent_s=settings.DSTACKWEB_HOST_SILENT_S + 1)
+    assert "offline" in as_user(ann).get("/p/main/hosts/").content.decode()
+
+
+def test_health_says_plainly_that_jobs_share_the_servers_user(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", isolation="shared")
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "run as the server&#x27;s own user" in page
+
+
+def test_health_says_that_the_cache_of_offers_is_away(
+    project: Project, ann: User, as_user: SignIn, monkeypatch
+) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionError("Connection refused")
+
+    assert "does not answer" not in as_user(ann).get("/p/main/health/").content.decode()
+    monkeypatch.setattr(caches["offers"], "get", away)
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "does not answer" in page
+    assert "ConnectionError: Connection refused" in page
+    store.forget()
+
+
+def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    def page() -> str:
+        return as_user(ann).get("/p/main/health/").content.decode()
+
+    assert "APIs of AWS" not in page()
+    limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 30)
+    assert "asked less often than may be" in page()
+    for _call in range(40):
+        limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 60)
+    assert "Calls wait for their turn, so that AWS does not throttle: ec2.RunInstances (eu-west-1)." in page()
+    circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), {}, rnd=lambda: 1.0)
+    assert "some throttle" in page()
+
+
+def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
+    project: Project, ann: User, as_user: SignIn, settings
+) -> None:
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "sources are fresh" not in page
+    backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
+    error = {"code": "access_denied", "action": "ec2:X", "region": "eu-west-1"}
+    SourceRow.objects.create(
+        backend=backend, source="quotas", region="eu-west-1", version=1, failed_at=timezone.now(), error=error
+    )
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "of 4 sources are fresh" in page
+    assert "lacks ec2:X" in page
+    assert "Set DSTACKWEB_PUBLIC_URL" in page
+    settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"
+    assert "Set DSTACKWEB_PUBLIC_URL" not in as_user(ann).get("/p/main/health/").content.decode()
+
+
+def test_health_tells_of_machines_that_will_not_end(project: Project, ann: User, as_user: SignIn) -> None:
+    backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
+    machine = Instance.objects.create(
+        backend=backend, project=project, region="eu-west-1", instance_type="g5.xlarge", status="stopping",
+        cloud_id="i-stuck", status_s=60,
+    )  # fmt: skip
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "1 of clouds" in page
+    assert "i-stuck" not in page
+    Instance.objects.filter(pk=machine.pk).update(status_s=1000)
+    assert "i-stuck (eu-west-1)" in as_user(ann).get("/p/main/health/").content.decode()
+
+
+def test_health_is_read_even_when_a_check_breaks(project: Project, ann: User, as_user: SignIn, monkeypatch) -> None:
+    def broken(_name: str) -> None:
+        raise ConnectionError("the broker is away")
+
+    monkeypatch.setattr("dstackweb.web.ops.health.get_broker", broken)
+    answer = as_user(ann).get("/p/main/health/")
+    assert answer.status_code == 200
+    assert "the broker is away" in answer.content.decode()
+
+
+def test_profiles_show_their_settings_and_which_is_the_default(project: Project, ann: User, as_user: SignIn) -> None:
+    page = as_user(ann).get("/p/main/profiles/").content.decode()
+    assert "max_duration" in page
+    assert "24h" in page
+    assert re.search(r'dw-tag-go">\s*default', page)
+
+
+def test_the_start_page_leads_to_a_queue_or_says_how_to_get_into_a_project(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    assert as_user(ann).get("/")["Location"] == "/p/main/queue/"
+    lonely = as_user(make_user("lonely")).get("/")
+    assert "not a member of a project yet" in lonely.content.decode()
+    assert Client().get("/")["Location"].startswith("/login/")
+
+
+def test_no_page_needs_an_inline_script_style_or_handler(project: Project, ann: User, as_user: SignIn) -> None:
+    """The Content-Security-Policy forbids them, and htmx's own ways to evaluate text as code."""
+    make_host("box-1", gpus=1)
+    run = make_run(project, ann, "shown")
+    place_all()
+    client = as_user(ann)
+    for path in (*PAGES, f"runs/{run.name}/"):
+        page = client.get(f"/p/main/{path}").content.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=|hx-on|javascript:", page), path
+        assert not re.search(r'hx-trigger="[^"]*\[', page), path
+        assert not re.search(r"https?://", page.replace('xmlns="http://www.w3.org/2000/svg"', "")), path
+
+
+def test_every_id_of_a_page_is_there_once(project: Project, ann: User, as_user: SignIn) -> None:
+    """A morph finds its elements by id."""
+    make_host("box-1", gpus=1)
+    run = make_run(project, ann, "shown")
+    place_all()
+    make_run(project, ann, "waits", resources={"gpu": 1}, priority=20)
+    client = as_user(ann)
+    for path in (*PAGES, f"runs/{run.name}/"):
+        ids = re.findall(r'\sid="([^"]+)"', client.get(f"/p/main/{path}").content.decode())
+        assert len(ids) == len(set(ids)), path
+
+
+def test_names_and_texts_of_people_are_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
+    config = "type: task\nname: sly\ncommands:\n  - echo '<script>alert(1)</script>'\n"
+    make_host()
+    as_user(ann).post("/p/main/submit/", {"config": config})
+    page = as_user(ann).get("/p/main/runs/sly/").content.decode()
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_errors_look_like_the_rest(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    missing = client.get("/p/main/runs/nope/")
+    assert missing.status_code == 404
+    assert "No run is called &#x27;nope&#x27; in main." in missing.content.decode()
+    nowhere = client.get("/no/such/page")
+    assert nowhere.status_code == 404
+    assert "There is nothing at this address" in nowhere.content.decode()
+
+
+def test_a_failing_server_says_so_without_its_context(as_user: SignIn, monkeypatch, ann: User) -> None:
+    def broken(*_args: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("dstackweb.web.queue.views.selectors.list_version", broken)
+    client = as_user(ann)
+    client.raise_request_exception = False
+    answer = client.get("/p/main/queue/")
+    assert answer.status_code == 500
+    assert "Something went wrong" in answer.content.decode()
+    assert "boom" not in answer.content.decode()
+
+
+def test_an_address_with_a_nul_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
+    for path in ("/p/main/runs/a%00b/", "/p/ma%00in/queue/", "/p/main/runs/?q=%00"):
+        assert as_user(ann).get(path).status_code in (200, 404), path
+
+
+def test_pages_are_sent_compressed_and_the_api_as_it_is(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    for path, encoding in (("/p/main/queue/", "gzip"), ("/api/v1/openapi.json", None)):
+        answer = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+        assert answer.status_code == 200
+        assert answer.headers.get("Content-Encoding") == encoding
+    page = client.get("/p/main/queue/", headers={"Accept-Encoding": "gzip"})
+    assert b'id="queue"' in gzip.decompress(page.content)

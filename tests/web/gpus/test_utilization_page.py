@@ -1,0 +1,138 @@
+"""The page of utilization policies: the ledger, what-if, and the switch."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.models import PolicyStop
+from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.profiles.models import Profile
+from dstackweb.runs import services
+from tests.factories import join, make_project, make_run, make_user
+from tests.gpus.past import past_run
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+ASKED = {"min_gpu_utilization": "10", "time_window": "10m", "scope": "any", "warmup": ""}
+
+
+def page(client: Client, **query: Any) -> str:
+    answer = client.get("/p/main/utilization/", query)
+    assert answer.status_code == 200
+    return " ".join(answer.content.decode().split())
+
+
+def add_stop(project: Project, name: str, **fields: Any) -> PolicyStop:
+    now = timezone.now()
+    values = {
+        "at": now - dt.timedelta(hours=2), "min_gpu_utilization": 10, "time_window_s": 1800, "scope": "any",
+        "low_since": now - dt.timedelta(hours=3), "gpu_index": 1, "gpus": ["GPU-a", "GPU-b"],
+    }  # fmt: skip
+    return PolicyStop.objects.create(project=project, run_name=name, **{**values, **fields})
+
+
+def test_without_a_stop_the_page_says_how_to_set_a_policy(project: Project, ann: User, as_user: SignIn) -> None:
+    told = page(as_user(ann))
+    assert "No policy has stopped a run yet." in told
+    assert "In force" in told
+    assert "A run may be kept 3 times, for 30 min each." in told
+    assert "/admin/" not in told
+    assert 'href="/p/main/utilization/" aria-current="page"' in told
+
+
+def test_a_default_profile_that_no_run_can_use_hides_no_ledger(project: Project, ann: User, as_user: SignIn) -> None:
+    Profile.objects.filter(is_default=True).update(settings={"utilization_policy": {"time_window": "soon"}})
+    told = page(as_user(ann))
+    assert "No policy has stopped a run yet." in told
+    assert 'value="30m"' in told
+
+
+def test_the_form_suggests_the_default_profiles_policy(project: Project, ann: User, as_user: SignIn) -> None:
+    settings = "utilization_policy: {min_gpu_utilization: 35, time_window: 2h, scope: all}"
+    Profile.objects.filter(is_default=True).update(settings=settings)
+    told = page(as_user(ann))
+    assert 'value="35"' in told
+    assert 'value="2h"' in told
+    assert '<option value="all" selected>' in told
+
+
+def test_a_policy_is_tried_on_real_samples(project: Project, ann: User, as_user: SignIn) -> None:
+    past_run(project, ann, "idle", [[0] * 180])
+    past_run(project, ann, "busy", [[90] * 180])
+    told = page(as_user(ann), **ASKED)
+    assert "It would have stopped 1 run of 2, and given back 0.3 of 1.0 GPU-hours." in told
+    assert "Looked at 360 samples of their 2 GPUs" in told
+    assert ">idle</a>" in told
+    assert ">busy</a>" not in told
+    assert "GPU 0" in told
+
+
+def test_a_policy_that_stops_nothing_and_one_without_runs_are_told_apart(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    assert "No run held GPUs in that time" in page(client, **ASKED)
+    past_run(project, ann, "busy", [[90] * 180])
+    assert "It would not have stopped the one run that held GPUs." in page(client, **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"min_gpu_utilization": "101"}, "min_gpu_utilization"),
+        ({"time_window": "30s"}, "time_window"),
+        ({"warmup": "soon"}, "warmup"),
+    ],
+)
+def test_what_is_wrong_stands_beside_its_field(
+    project: Project, ann: User, as_user: SignIn, wrong: dict[str, str], field: str
+) -> None:
+    answer = as_user(ann).get("/p/main/utilization/", {**ASKED, **wrong})
+    assert answer.status_code == 422
+    assert f'id="id_{field}_error"' in answer.content.decode()
+
+
+def test_the_ledger_tells_who_was_stopped_and_who_came_next(project: Project, ann: User, as_user: SignIn) -> None:
+    following = make_run(project, ann, "train-7")
+    add_stop(
+        project, "idle", run=make_run(project, ann, "idle"), user=ann, until=timezone.now(), price=1,
+        next_run=following, next_at=timezone.now(),
+    )  # fmt: skip
+    add_stop(project, "forever", user=ann)
+    add_stop(project, "seen", user=ann, observed=True, gpu_index=None, scope="all")
+    told = page(as_user(ann))
+    assert "GPU 1 was below 10 % for 30 min" in told
+    assert ">train-7</a>" in told
+    assert "and those of 1 run without a max_duration, which nobody knows" in told
+    assert "only observed" in told
+    assert '<div class="kpi">4.0</div>' in told
+    assert '<div class="kpi">$2.00</div>' in told
+
+
+def test_another_projects_run_is_not_named(project: Project, ann: User, as_user: SignIn) -> None:
+    other = make_project("other")
+    services.ensure_queue(other)
+    theirs = make_run(other, join(other, make_user("bob")), "secret-plan")
+    add_stop(project, "idle", user=ann, next_run=theirs, next_at=timezone.now())
+    told = page(as_user(ann))
+    assert "a run of another project" in told
+    assert "secret-plan" not in told
+
+
+def test_managers_switch_and_members_do_not(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    assert "/p/main/utilization/observe/" not in page(as_user(ann))
+    assert as_user(ann).post("/p/main/utilization/observe/", {"observe_only": "yes"}).status_code == 403
+    client = as_user(mia)
+    answer = client.post("/p/main/utilization/observe/", {"observe_only": "yes"})
+    assert (answer.status_code, answer["Location"]) == (302, "/p/main/utilization/")
+    assert policies_of(project).observe_only is True
+    assert "Put in force" in page(client)
+    client.post("/p/main/utilization/observe/", {"observe_only": "no"})
+    assert policies_of(project).observe_only is False

@@ -1,0 +1,179 @@
+"""The history pages: what they tell, to whom, and in which zone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import history, services
+from dstackweb.runs.models import Queue, QueueHour, Run
+from tests.factories import make_project, make_user
+from tests.web.conftest import HTMX
+
+SignIn = Callable[[User], Client]
+
+pytestmark = pytest.mark.django_db
+NOON = dt.datetime(2026, 11, 21, 12, 30, tzinfo=dt.UTC)
+
+
+@pytest.fixture(autouse=True)
+def look_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dt.datetime], None]:
+    """Sets when the pages are looked at: at noon, unless a test says otherwise."""
+
+    def at(moment: dt.datetime) -> None:
+        monkeypatch.setattr("dstackweb.web.history.views.timezone", SimpleNamespace(now=lambda: moment))
+
+    at(NOON)
+    return at
+
+
+def placed(queue: Queue, user: User, at: dt.datetime, *waits: int, priority: int = 50) -> None:
+    """Runs that started at `at` after waiting so many seconds."""
+    runs = [
+        Run(queue=queue, user=user, priority=priority, queued_at=at - dt.timedelta(seconds=waited)) for waited in waits
+    ]
+    history.count_placed(runs, at)
+
+
+def kpi(page: str, title: str) -> tuple[str, str]:
+    """A tile's number and the line below it."""
+    found = re.search(rf'{title}</div><div class="kpi">(.*?)</div><div[^>]*>(.*?)</div>', page)
+    assert found, f"no tile {title}"
+    return found[1], found[2]
+
+
+def data_of(page: str) -> dict:
+    found = re.search(r'<script id="history-data" type="application/json">(.*?)</script>', page)
+    assert found
+    return json.loads(found[1])
+
+
+def test_today_stands_beside_the_last_seven_days(project: Project, ann: User, as_user: SignIn) -> None:
+    queue = services.ensure_queue(project)
+    placed(queue, ann, NOON, 120, 120, 120)
+    placed(queue, ann, NOON - dt.timedelta(days=2), 7200)
+    placed(queue, ann, NOON - dt.timedelta(days=12), 90000)
+    page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
+    assert kpi(page, "Longest wait today") == ("2 min", "2 h 00 in the last 7 days")
+    assert kpi(page, "Started today") == ("3", "4 in the last 7 days")
+    month = as_user(ann).get("/p/main/queues/default/history/?days=30").content.decode()
+    assert kpi(month, "Started today") == ("3", "4 in the last 7 days")
+    assert sum(data_of(page)["bands"][2]["placed"]) == 4
+    assert sum(data_of(month)["bands"][2]["placed"]) == 5
+
+
+def test_nothing_yet_says_what_will_be_here(project: Project, ann: User, as_user: SignIn) -> None:
+    page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
+    assert "As soon as a run starts, its wait is counted here" in page
+    assert "history-data" not in page
+
+
+def test_a_sampled_line_without_any_start_is_told(project: Project, ann: User, as_user: SignIn) -> None:
+    queue = services.ensure_queue(project)
+    QueueHour.objects.create(queue=queue, band=0, hour=NOON.replace(minute=0), length=3, length_max=5)
+    page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
+    assert kpi(page, "Median wait today") == ("–", "none in the last 7 days")
+    assert kpi(page, "Waiting now") == ("0", "at most 5 in the last 7 days")
+
+
+def test_days_are_those_of_the_readers_zone(project: Project, ann: User, as_user: SignIn) -> None:
+    placed(services.ensure_queue(project), ann, dt.datetime(2026, 11, 20, 23, 30, tzinfo=dt.UTC), 60)
+    client = as_user(ann)
+    address = "/p/main/queues/default/history/?days=30"
+    assert data_of(client.get(address).content.decode())["bands"][2]["placed"][-2:] == [1, 0]
+    client.cookies["zone"] = "Europe/Berlin"
+    data = data_of(client.get(address).content.decode())
+    assert (data["zone"], data["bands"][2]["placed"][-2:]) == ("Europe/Berlin", [0, 1])
+    assert data["times"][-1] == "2026-11-20T23:00:00Z"
+
+
+@pytest.mark.parametrize("zone", ["", "Nowhere/At_all", "../etc/passwd", "/etc/passwd", "Europe", "x" * 5000, "a\0b"])
+def test_a_zone_that_is_none_is_utc(project: Project, ann: User, as_user: SignIn, zone: str) -> None:
+    placed(services.ensure_queue(project), ann, NOON, 60)
+    client = as_user(ann)
+    client.cookies["zone"] = zone
+    assert data_of(client.get("/p/main/queues/default/history/").content.decode())["zone"] == "UTC"
+
+
+def test_the_table_says_the_same_for_those_who_see_no_chart(project: Project, ann: User, as_user: SignIn) -> None:
+    placed(services.ensure_queue(project), ann, NOON, 100, 100, priority=80)
+    page = as_user(ann).get("/p/main/queues/default/history/?days=30&as=table").content.decode()
+    assert "By the day (UTC)" in page
+    rows = re.findall(r'<tr><th scope="row"[^>]*>2026-11-21</th>(.*?)</tr>', page, re.DOTALL)
+    assert [re.sub(r"<.*?>", " ", row).split() for row in rows] == [
+        ["75–100", "1", "min", "1", "min", "1", "min", "2", "–", "–"]
+    ]
+    assert "<canvas" not in page
+    assert "data-poll" not in page
+
+
+def test_all_queues_are_told_together_and_each(project: Project, ann: User, as_user: SignIn) -> None:
+    placed(services.ensure_queue(project), ann, NOON, 60)
+    placed(services.ensure_queue(project, "night"), ann, NOON, 60, 60)
+    page = as_user(ann).get("/p/main/history/").content.decode()
+    assert kpi(page, "Started today")[0] == "3"
+    assert "/p/main/queues/night/history/?days=7" in page
+    assert kpi(as_user(ann).get("/p/main/queues/night/history/").content.decode(), "Started today")[0] == "2"
+
+
+def test_strangers_and_unknown_queues_get_404(project: Project, ann: User, as_user: SignIn) -> None:
+    assert as_user(make_user("eve")).get("/p/main/queues/default/history/").status_code == 404
+    assert as_user(make_user("mal")).get("/p/main/history/").status_code == 404
+    assert as_user(ann).get("/p/main/queues/none/history/").status_code == 404
+
+
+def test_other_projects_are_not_told(project: Project, ann: User, as_user: SignIn) -> None:
+    placed(services.ensure_queue(make_project("other")), ann, NOON, 60)
+    assert "history-data" not in as_user(ann).get("/p/main/history/").content.decode()
+
+
+def test_a_poll_that_has_it_all_gets_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    first = client.get("/p/main/queues/default/history/", headers=HTMX)
+    again = {**HTMX, "HX-PTag": first["HX-PTag"]}
+    assert client.get("/p/main/queues/default/history/", headers=again).status_code == 204
+    client.cookies["zone"] = "Europe/Berlin"
+    assert client.get("/p/main/queues/default/history/", headers=again).status_code == 200
+
+
+def test_the_queue_page_leads_to_its_history(project: Project, ann: User, as_user: SignIn) -> None:
+    services.ensure_queue(project, "night")
+    page = as_user(ann).get("/p/main/queues/night/").content.decode()
+    assert 'href="/p/main/queues/night/history/"' in page
+
+
+def test_the_page_asks_the_database_the_same_few_questions_for_any_number_of_hours_and_queues(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+
+    def questions() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            assert client.get("/p/main/history/?days=30").status_code == 200
+        return len(asked)
+
+    placed(services.ensure_queue(project), ann, NOON, 60)
+    before = questions()
+    for name in ("night", "day", "batch"):
+        queue = services.ensure_queue(project, name)
+        for hours in range(0, 30 * 24, 24):
+            placed(queue, ann, NOON - dt.timedelta(hours=hours), 60)
+    assert questions() == before <= 16
+
+
+def test_a_minute_later_the_page_is_told_anew_since_hours_go_on_by_themselves(
+    project: Project, ann: User, as_user: SignIn, look_at: Callable[[dt.datetime], None]
+) -> None:
+    client = as_user(ann)
+    first = client.get("/p/main/history/", headers=HTMX)["HX-PTag"]
+    look_at(NOON + dt.timedelta(minutes=1))
+    assert client.get("/p/main/history/", headers={**HTMX, "HX-PTag": first}).status_code == 200

@@ -1,0 +1,434 @@
+"""The pages of progress: what they show, and that a poll gets what has changed and nothing else."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.http import HttpResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.progress import counters, ingest
+from dstackweb.progress.counters import Delta
+from dstackweb.progress.events import Batch, Event, Failure
+from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
+from dstackweb.progress.states import TaskState
+from dstackweb.runs.models import Run
+from dstackweb.web.progress import cards, prefix_views
+from dstackweb.web.progress import live as progress_live
+from dstackweb.web.progress import views as progress_views
+from tests.browser.task_demo import shift
+from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
+from tests.web.conftest import HTMX
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+SignIn = Callable[[User], Client]
+S = TaskState
+NOW_MS = 1_800_000_000_000
+PAGE = "runs/sweep/progress/"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The pages' clock, which tests move on by milliseconds."""
+    at = [NOW_MS]
+    for module in (progress_live, progress_views, prefix_views, cards):
+        monkeypatch.setattr(module, "now_ms", lambda: at[0])
+
+    def later(ms: int) -> None:
+        at[0] += ms
+
+    return later
+
+
+@pytest.fixture
+def client(ann: User, as_user: SignIn, clock: Callable[[int], None]) -> Client:
+    return as_user(ann)
+
+
+@pytest.fixture
+def run(project: Project, ann: User) -> Run:
+    make_host("box-1")
+    run = make_run(project, ann, "sweep")
+    place_all()
+    start(placed_job(run))
+    return Run.objects.get(pk=run.pk)
+
+
+@pytest.fixture
+def scope(run: Run) -> int:
+    """Two prefixes, nothing of which has finished yet."""
+    scope = counters.scope_of(run.project_id, run.pk, 1)
+    tell(scope, train={S.PROCESSING: 2, S.QUEUED: 8})
+    tell(scope, test={S.WAITING: 5})
+    return scope
+
+
+def tell(scope: int, at_ms: int = NOW_MS, **moved: dict[TaskState, int]) -> None:
+    """Tasks of prefixes, in a group for each."""
+    shift(scope, {(prefix, f"{prefix}-1"): Delta(states) for prefix, states in moved.items()}, at_ms)
+
+
+def page(client: Client, path: str = PAGE) -> str:
+    answer = client.get(f"/p/main/{path}")
+    assert answer.status_code == 200, answer.content.decode()[:500]
+    return answer.content.decode()
+
+
+def poll(client: Client, shown: HttpResponse | None = None, path: str = PAGE) -> HttpResponse:
+    """As a page that shows this answer asks."""
+    headers = HTMX | ({"HX-PTag": shown["HX-PTag"]} if shown is not None else {})
+    answer: HttpResponse = client.get(f"/p/main/{path}", headers=headers)
+    return answer
+
+
+def rows(answer: HttpResponse | str) -> list[str]:
+    """The names in it, in order."""
+    text = answer if isinstance(answer, str) else answer.content.decode()
+    return re.findall(r'<tr id="pg-\d+"><th scope="row"><a [^>]*>([^<]*)</a>', text)
+
+
+def test_a_run_shows_all_its_prefixes_with_what_each_is_doing(client: Client, scope: int) -> None:
+    tell(scope, train={S.QUEUED: -1, S.ERRED: 1}, test={S.WAITING: -5, S.NO_WORKER: 5})
+    text = page(client)
+    assert rows(text) == ["train", "test"]
+    assert "2\N{NO-BREAK SPACE}running · 7\N{NO-BREAK SPACE}queued" in text
+    assert 'aria-label="test: 0 of 5 finished; 5 no worker"' in text
+    assert "5\N{NO-BREAK SPACE}no worker" in text
+
+
+def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
+    tell(scope, train={S.QUEUED: -1, S.ERRED: 1})
+    why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'
+    assert why in page(client)
+    assert why in page(client, f"{PAGE}prefix/?prefix=train")
+    assert why in page(client, f"{PAGE}group/?prefix=train&group=train-1")
+    assert "prefix=train&amp;show=failures" in page(client, "runs/sweep/")
+    assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
+
+
+def test_what_had_failed_before_it_was_forgotten_still_leads_to_what_it_said(client: Client, run: Run) -> None:
+    scope = counters.scope_of(run.project_id, run.pk, 1)
+    ingest.take(scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS)
+    tell(scope, train={S.FORGOTTEN: 5}, test={S.FORGOTTEN: 5})
+    (link,) = re.findall(r'<a href="([^"]*)">some had failed</a>', page(client))
+    assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
+
+
+def test_what_is_forgotten_is_not_said_to_be_done(client: Client, scope: int) -> None:
+    tell(scope, gone={S.FORGOTTEN: 5})
+    text = page(client)
+    assert "5 forgotten" in text
+    assert " done<" not in text
+
+
+def test_a_poll_of_what_did_not_change_gets_nothing(client: Client, scope: int) -> None:
+    first = client.get(f"/p/main/{PAGE}")
+    with CaptureQueriesContext(
+        connection,
+    ) as asked:
+        assert poll(client, first).status_code == 204
+    assert sum("progress_" in query["sql"] for query in asked) == 1
+
+
+def test_a_poll_gets_the_rows_that_changed_and_no_others(client: Client, scope: int) -> None:
+    first = client.get(f"/p/main/{PAGE}")
+    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    answer = poll(client, first)
+    assert rows(answer) == ["test"]
+    assert answer["HX-Reswap"] == "none"
+    assert b'<hx-partial hx-target="#pg-' in answer.content
+    assert b"1 running" in answer.content
+    assert poll(client, answer).status_code == 204
+
+
+def test_what_was_missed_comes_with_the_next_poll(client: Client, scope: int) -> None:
+    """A hidden tab, or an answer that was lost."""
+    first = client.get(f"/p/main/{PAGE}")
+    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    assert rows(poll(client, first)) == ["train", "test"]
+
+
+def test_other_rows_come_as_a_whole_list(client: Client, scope: int) -> None:
+    first = client.get(f"/p/main/{PAGE}")
+    tell(scope, export={S.QUEUED: 1})
+    answer = poll(client, first)
+    assert rows(answer) == ["train", "test", "export"]
+    assert "HX-Reswap" not in answer
+
+
+def test_what_is_finished_moves_behind_what_is_active(client: Client, scope: int) -> None:
+    first = client.get(f"/p/main/{PAGE}")
+    tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.MEMORY: 10})
+    assert rows(poll(client, first)) == ["test", "train"]
+
+
+def test_rates_fade_though_nothing_changes(client: Client, scope: int, clock: Callable[[int], None]) -> None:
+    tell(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
+    first = client.get(f"/p/main/{PAGE}")
+    clock(1000 * progress_live.RATES_S)
+    second = poll(client, first)
+    assert rows(second) == ["train"]  # of the other nothing has finished, nor has it a rate
+    clock(1000)
+    assert poll(client, second).status_code == 204
+    clock(6 * 3600 * 1000)
+    text = poll(client, second).content.decode()
+    assert "nothing has finished lately" in text
+    clock(10_000)
+    assert poll(client, poll(client, second)).status_code == 204
+
+
+def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run) -> None:
+    first = client.get(f"/p/main/{PAGE}")
+    again = counters.scope_of(run.project_id, run.pk, 2)
+    tell(again, train={S.QUEUED: 3})
+    Scope.objects.filter(pk=again).update(version=Scope.objects.get(pk=scope).version)
+    Run.objects.filter(pk=run.pk).update(attempt=2)
+    text = poll(client, first).content.decode()
+    assert rows(text) == ["train"]
+    assert "/ 3" in text
+    assert "attempt=1" in text
+    old = page(client, f"{PAGE}?attempt=1")
+    assert rows(old) == ["train", "test"]
+    assert "prefix=train&amp;attempt=1" in old
+
+
+def test_a_run_that_told_of_nothing_says_how_to_and_shows_the_first_task(client: Client, run: Run) -> None:
+    assert "::task key=" in page(client)
+    assert poll(client).status_code == 204
+    tell(counters.scope_of(run.project_id, run.pk, 1), train={S.QUEUED: 1})
+    assert rows(poll(client)) == ["train"]
+
+
+def test_a_run_that_ended_without_tasks_is_not_asked_about_again(client: Client, run: Run) -> None:
+    assert "data-poll-over" not in page(client)
+    Run.objects.filter(pk=run.pk).update(status="done")
+    text = page(client)
+    assert "told of no tasks" in text
+    assert "data-poll-over" in text
+
+
+def test_beside_an_attempt_that_told_of_nothing_are_the_others(client: Client, scope: int, run: Run) -> None:
+    Run.objects.filter(pk=run.pk).update(attempt=2)
+    text = page(client, f"{PAGE}?attempt=2")
+    assert "::task key=" in text
+    assert "attempt=1" in text
+
+
+def test_a_runs_page_leads_to_its_progress(client: Client, run: Run) -> None:
+    assert f'href="/p/main/runs/{run.uid}/progress/"' in page(client, "runs/sweep/")
+
+
+def test_a_page_stops_asking_once_all_is_over(client: Client, scope: int, run: Run) -> None:
+    Scope.objects.filter(pk=scope).update(ended_ms=NOW_MS)
+    Run.objects.filter(pk=run.pk).update(status="done")
+    assert "data-poll-over" not in page(client)  # what was live is yet to be released
+    tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.RELEASED: 10}, test={S.WAITING: -5, S.RELEASED: 5})
+    for path in (PAGE, f"{PAGE}prefix/?prefix=train", f"{PAGE}group/?prefix=train&group=train-1"):
+        assert "data-poll-over" in page(client, path)
+
+
+def test_prefixes_are_found_by_a_part_of_their_name_and_put_in_order(client: Client, scope: int) -> None:
+    tell(scope, test={S.WAITING: -1, S.ERRED: 1}, abc={S.QUEUED: 1})
+    assert rows(page(client, f"{PAGE}?q=ES")) == ["test"]
+    assert rows(page(client, f"{PAGE}?order=failed")) == ["test", "train", "abc"]
+    assert rows(page(client, f"{PAGE}?order=name")) == ["abc", "test", "train"]
+    assert "No prefix is as asked for" in page(client, f"{PAGE}?q=nothing")
+
+
+def test_long_lists_have_pages(client: Client, scope: int) -> None:
+    tell(scope, **{f"p{n:03}": {S.QUEUED: 1} for n in range(60)})
+    text = page(client)
+    assert len(rows(text)) == 50
+    assert "50 of 62 prefixes" in text
+    following = re.search(r'rel="next" href="([^"]*)"', text)
+    assert following
+    more = client.get(following[1].replace("&amp;", "&")).content.decode()
+    assert len(rows(more)) == 12
+    assert "To the beginning" in more
+
+
+@pytest.mark.parametrize("path", [PAGE, f"{PAGE}prefix/?prefix=train", f"{PAGE}prefix/?prefix=train&show=failures"])
+def test_a_page_of_the_list_that_never_was_one_is_refused(client: Client, scope: int, path: str) -> None:
+    for after in ("x", "1.x", f"0.{10**40}"):
+        answer = client.get(f"/p/main/{path}{'&' if '?' in path else '?'}after={after}")
+        assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["?attempt=-4", "?attempt=9" + 30 * "9", "?q=%00", "?order=name&after=0.99", "wall/?q=%25_", "prefix/?prefix=%00",
+     "prefix/?prefix=train&q=%00", "group/?prefix=train&group=%00", f"prefix/?prefix={300 * 'x'}"],
+)  # fmt: skip
+def test_no_address_breaks_a_page(client: Client, scope: int, path: str) -> None:
+    for headers in ({}, HTMX):
+        assert client.get(f"/p/main/{PAGE}{path}", headers=headers).status_code in (200, 204, 404)
+
+
+NAMES = (
+    '"><script>alert(1)</script>', "a/../../b/", "..", "?q=1&show=failures#x", "%2e%2f%00", "tâche ✓ 仕事", "x" * 200,
+    "</hx-partial><b>", "{{ 7 }}", "javascript:alert(1)", " ", "\u202egpj", "-", "\n",
+)  # fmt: skip
+
+
+def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_to_them(
+    client: Client, scope: int
+) -> None:
+    events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
+    ingest.take(scope, Batch("r", events=tuple(events)), NOW_MS)
+    links = re.findall(r'<th scope="row"><a href="([^"]*)">([^<]*)</a>', page(client, f"{PAGE}?order=failed"))
+    where = {html.unescape(name): html.unescape(href) for href, name in links}
+    assert where.keys() >= set(NAMES)
+    for name in NAMES:
+        for path in (where[name], f"{where[name]}&show=failures"):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            found = answer.content.decode()
+            assert "<script>alert" not in found
+            assert "<i>" not in found
+            assert html.escape(name) in found
+        assert client.get(f"/p/main/{PAGE}group/", {"prefix": name, "group": name}).status_code == 200
+
+
+@pytest.mark.parametrize("stamp", [f"{5000 * '9'}-1-1-x", "1-2-3", "²-1-1-x", "---"])
+def test_whoever_shows_something_unknown_gets_everything(client: Client, scope: int, stamp: str) -> None:
+    answer = client.get(f"/p/main/{PAGE}", headers=HTMX | {"HX-PTag": stamp})
+    assert rows(answer) == ["train", "test"]
+
+
+def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Client, scope: int) -> None:
+    text = page(client, "progress/")
+    assert "Inside the runs" in text
+    assert rows(text) == ["sweep"]
+    assert re.search(r'<tr id="pg-run-\d+".*?0 <span>/ 15', text, re.DOTALL)
+    Run.objects.update(status="done")
+    assert "Inside the runs" not in page(client, "progress/")
+
+
+def test_what_is_inside_the_runs_is_told_again_only_when_it_changed(client: Client, scope: int) -> None:
+    path = "progress/inside/"
+    first = poll(client, path=path)
+    assert first.status_code == 200
+    assert poll(client, first, path).status_code == 204
+    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    assert b"3 running" in poll(client, first, path).content
+
+
+def test_a_project_without_runs_says_so(client: Client) -> None:
+    assert "No run yet." in page(client, "progress/")
+
+
+def test_a_prefix_shows_its_groups(client: Client, scope: int) -> None:
+    shift(
+        scope, {("train", f"train-{n}"): Delta({S.ERRED: 1} if n == 3 else {S.MEMORY: 1}, 1, 2.0) for n in range(2, 5)}
+    )
+    path = f"{PAGE}prefix/?prefix=train"
+    first = client.get(f"/p/main/{path}")
+    text = first.content.decode()
+    assert rows(text) == ["train-1", "train-2", "train-3", "train-4"]
+    assert "2.0 s" in text
+    assert rows(page(client, f"{path}&show=failed")) == ["train-3"]
+    assert '/progress/prefix/?prefix=train&amp;show=failures">1\xa0failed</a>' in page(client, f"{path}&show=failed")
+    assert rows(page(client, f"{path}&show=running")) == ["train-1"]
+    assert rows(page(client, f"{path}&q=-2")) == ["train-2"]
+    tell(scope, train={S.PROCESSING: -1, S.MEMORY: 1})
+    assert rows(poll(client, first, path)) == ["train-1"]
+
+
+def test_groups_of_a_project_lead_to_its_runs(client: Client, run: Run) -> None:
+    assert "/p/main/runs/?q=sweep" in page(client, "progress/prefix/?prefix=sweep")
+
+
+def test_what_failed_is_shown_with_what_it_said(client: Client, scope: int) -> None:
+    prefix = TaskPrefix.objects.get(name="train")
+    for n, message in enumerate(("out of <memory>", "")):
+        TaskFailure.objects.create(
+            scope_id=scope, prefix=prefix, key=f"train-1-{n}", group="train-1", message=message, seq=1, at_ms=NOW_MS - n
+        )
+    path = f"{PAGE}prefix/?prefix=train&show=failures"
+    first = client.get(f"/p/main/{path}")
+    text = first.content.decode()
+    assert "out of &lt;memory&gt;" in text
+    assert text.index("train-1-0") < text.index("train-1-1")
+    TaskFailure.objects.create(
+        scope_id=scope, prefix=prefix, key="train-1-9", group="train-1", message="later", seq=1, at_ms=NOW_MS + 5
+    )
+    tell(scope, train={S.PROCESSING: -1, S.ERRED: 1})
+    assert b"later" in poll(client, first, path).content
+
+
+def test_a_group_that_was_told_of_as_counts_says_so(client: Client, scope: int) -> None:
+    text = page(client, f"{PAGE}group/?prefix=train&group=train-1")
+    assert "These tasks were told of as counts" in text
+
+
+@pytest.mark.parametrize("what", ["prefix/?prefix=nope", "group/?prefix=train&group=nope", "prefix/"])
+def test_what_is_not_there_is_not_found_and_a_page_that_shows_it_is_opened_anew(
+    client: Client, scope: int, what: str
+) -> None:
+    assert client.get(f"/p/main/{PAGE}{what}").status_code == 404
+    assert poll(client, path=f"{PAGE}{what}")["HX-Refresh"] == "true"
+
+
+def test_a_screen_for_the_wall_is_dark_unless_asked_otherwise(client: Client, scope: int) -> None:
+    text = page(client, f"{PAGE}wall/")
+    assert 'data-bs-theme="dark"' in text
+    assert "dw-side" not in text
+    assert rows(text) == ["train", "test"]
+    assert 'data-bs-theme="light"' in page(client, f"{PAGE}wall/?theme=light")
+    assert "No run yet." not in page(client, "progress/wall/")
+
+
+def test_who_has_a_wall_open_stays_signed_in(client: Client, scope: int) -> None:
+    """Each time it is opened; a poll each second writes nothing."""
+    name = settings.SESSION_COOKIE_NAME
+    assert name in client.get(f"/p/main/{PAGE}wall/").cookies
+    assert name not in client.get(f"/p/main/{PAGE}wall/", headers=HTMX).cookies
+    assert name not in client.get(f"/p/main/{PAGE}").cookies
+
+
+def test_a_wall_is_updated_by_rows_too(client: Client, scope: int) -> None:
+    first = client.get(f"/p/main/{PAGE}wall/")
+    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    assert rows(poll(client, first, f"{PAGE}wall/")) == ["test"]
+
+
+def test_a_runs_page_has_a_card_of_its_tasks_once_there_are_some(client: Client, run: Run) -> None:
+    before = client.get("/p/main/runs/sweep/")
+    assert "run-tasks" not in before.content.decode()
+    scope = counters.scope_of(run.project_id, run.pk, 1)
+    tell(scope, train={S.QUEUED: 3})
+    answer = poll(client, before, "runs/sweep/")
+    assert 'id="run-tasks"' in answer.content.decode()
+    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    assert poll(client, answer, "runs/sweep/").status_code == 204  # the card asks for itself
+    card = poll(client, path="runs/sweep/progress/card/")
+    assert b"1 running" in card.content
+    assert b'data-poll="1"' in card.content
+    assert poll(client, card, "runs/sweep/progress/card/").status_code == 204
+
+
+def test_strangers_see_nothing_of_it(scope: int, as_user: SignIn) -> None:
+    eve = as_user(make_user("eve"))
+    for path in (
+        "progress/",
+        "progress/wall/",
+        "progress/inside/",
+        PAGE,
+        f"{PAGE}card/",
+        f"{PAGE}prefix/?prefix=train",
+    ):
+        assert eve.get(f"/p/main/{path}").status_code == 404
+
+
+def test_another_projects_run_is_not_found_in_this_one(client: Client, scope: int, ann: User) -> None:
+    other = Project.objects.create(name="other")
+    join(other, ann)
+    assert client.get(f"/p/other/{PAGE}").status_code == 404

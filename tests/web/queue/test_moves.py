@@ -1,0 +1,254 @@
+"""What people do to waiting runs on the queue page: moves, their previews, priorities in bulk, stopping, undoing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import services
+from dstackweb.runs.concurrency import etag
+from dstackweb.runs.models import Move, Run
+from dstackweb.runs.selectors import in_order
+from tests.factories import join, make_project, make_run, make_user
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+CHANGE = "/p/main/queues/default/change/"
+
+
+def token(run: Run) -> str:
+    run.refresh_from_db()
+    return f"{run.pk}.{etag(run)}"
+
+
+def act(client: Client, *runs: Run, **values: Any) -> Any:
+    return client.post(CHANGE, {"run": ",".join(token(run) for run in runs), **values}, headers=HTMX)
+
+
+def toast_of(response: Any) -> dict[str, Any]:
+    return json.loads(response["HX-Trigger"])["toast"]
+
+
+def names(project: Project) -> list[str]:
+    return list(in_order(project.queues.get()).values_list("name", flat=True))
+
+
+@pytest.fixture
+def five(project: Project, ann: User, mia: User) -> dict[str, Run]:
+    """a, c and e are ann's; b and d are mia's."""
+    return {name: make_run(project, ann if name in "ace" else mia, name) for name in "abcde"}
+
+
+def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
+    five: dict[str, Run], project: Project, ann: User, as_user: SignIn
+) -> None:
+    """R24, R26: priorities change at run time, from the web."""
+    answer = act(as_user(ann), five["e"], do="priority", priority="60")
+    assert answer.status_code == 200
+    assert toast_of(answer)["text"] == "e has priority 60 now: from position 5 to 1"
+    assert names(project) == ["e", "a", "b", "c", "d"]
+    page = answer.content.decode()
+    assert page.index("/runs/e/") < page.index("/runs/a/")
+    assert f"<tr id=run-{five['e'].pk} class=moved>" in page
+
+
+def test_a_stale_change_is_refused_with_what_changed_and_the_list_as_it_is(
+    five: dict[str, Run], ann: User, mia: User, as_user: SignIn
+) -> None:
+    run = five["c"]
+    seen = token(run)
+    services.set_priority(run, mia, "manager", 20)
+    for values in ({"do": "priority", "priority": "60"}, {"do": "top"}):
+        answer = as_user(ann).post(CHANGE, {"run": seen, **values}, headers=HTMX)
+        assert answer.status_code == 412
+        assert "changed by mia" in toast_of(answer)["text"]
+        assert token(run) in answer.content.decode()
+        assert Run.objects.get(pk=run.pk).priority == 20
+
+
+def test_an_action_that_changes_nothing_still_answers_with_the_list(
+    five: dict[str, Run], ann: User, as_user: SignIn
+) -> None:
+    """An empty answer would empty the page: an action is no poll, even if it says which version it shows."""
+    client = as_user(ann)
+    version = client.get("/p/main/queue/")["HX-PTag"]
+    values = {"run": token(five["a"]), "do": "priority", "priority": "50"}
+    answer = client.post(CHANGE, values, headers={**HTMX, "HX-PTag": version})
+    assert answer.status_code == 200
+    assert "/runs/a/" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        ({"do": "top"}, "dabce"),
+        ({"do": "bottom"}, "abced"),
+        ({"do": "up"}, "abdce"),
+        ({"do": "down"}, "abced"),
+        ({"do": "before", "name": "b"}, "adbce"),
+        ({"do": "after", "name": "1"}, "adbce"),
+        ({"do": "before", "name": "#2"}, "adbce"),
+    ],
+)
+def test_a_manager_puts_a_run_exactly_there(
+    five: dict[str, Run], project: Project, mia: User, as_user: SignIn, values: dict[str, str], order: str
+) -> None:
+    answer = act(as_user(mia), five["d"], **values)
+    assert answer.status_code == 200
+    assert "".join(names(project)) == order
+    assert "moved by mia" in answer.content.decode()
+
+
+def test_a_members_moves_leave_everybody_elses_position_alone(
+    five: dict[str, Run], project: Project, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    act(client, five["e"], do="up")
+    assert names(project) == ["a", "b", "e", "d", "c"]
+    act(client, five["e"], do="top")
+    assert names(project) == ["e", "b", "a", "d", "c"]
+    refused = act(client, five["e"], do="up")
+    assert refused.status_code == 422
+    assert toast_of(refused)["text"] == "It is the first already."
+
+
+def test_a_preview_says_what_the_move_then_does(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
+    client = as_user(mia)
+    make_run(five["a"].project, mia, "urgent", role="manager", priority=70)
+    query = {"run": token(five["e"]), "do": "top"}
+    told = client.get("/p/main/queues/default/preview/", query).json()
+    assert told["text"].startswith("priority 50 → 70, position 6 → 1; your urgent slips from 1 to 2")
+    assert told["priorities"] == {str(five["e"].pk): 70}
+    assert told["places"][str(five["e"].pk)] == 1
+    assert client.get("/p/main/queues/default/preview/", query).json() == told  # it changed nothing
+    moved = toast_of(act(client, five["e"], do="top"))
+    assert moved["text"] == "e went from position 6 to 1, priority 50 → 70"
+
+
+def test_a_preview_says_what_forbids_the_move(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
+    query = {"run": token(five["b"]), "do": "top"}
+    told = as_user(ann).get("/p/main/queues/default/preview/", query).json()
+    assert told["refused"]
+    assert "belongs to mia" in told["text"]
+
+
+def test_several_runs_move_together_in_their_order(
+    five: dict[str, Run], project: Project, mia: User, as_user: SignIn
+) -> None:
+    answer = act(as_user(mia), five["d"], five["b"], do="top")
+    assert names(project) == ["b", "d", "a", "c", "e"]
+    assert toast_of(answer)["text"] == "2 runs were moved: they are at positions 1–2 now"
+
+
+def test_runs_that_dont_stand_together_afterwards_are_only_counted(
+    five: dict[str, Run], ann: User, as_user: SignIn
+) -> None:
+    assert toast_of(act(as_user(ann), five["c"], five["e"], do="top"))["text"] == "2 runs were moved"
+
+
+def test_priorities_of_a_choice_are_set_all_or_none(
+    five: dict[str, Run], project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    answer = act(as_user(mia), five["a"], five["d"], do="priority", priority="80")
+    assert toast_of(answer)["text"] == "2 runs have priority 80 now"
+    refused = act(as_user(ann), five["c"], five["b"], do="priority", priority="10")
+    assert refused.status_code == 403
+    assert set(Run.objects.filter(name__in="bc").values_list("priority", flat=True)) == {50}
+    assert "/runs/a/" in refused.content.decode()
+
+
+def test_a_choice_is_stopped_all_or_none(five: dict[str, Run], ann: User, mia: User, as_user: SignIn) -> None:
+    assert act(as_user(ann), five["a"], five["b"], do="stop").status_code == 403
+    assert not Run.objects.filter(status="terminated").exists()
+    answer = act(as_user(mia), five["a"], five["b"], do="stop")
+    assert toast_of(answer)["text"] == "2 runs were stopped"
+    assert set(Run.objects.filter(status="terminated").values_list("name", flat=True)) == {"a", "b"}
+
+
+def test_a_move_and_a_priority_can_be_taken_back(
+    five: dict[str, Run], project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    client = as_user(mia)
+    for values in ({"do": "top"}, {"do": "priority", "priority": "90"}):
+        undo = toast_of(act(client, five["e"], **values))["undo"]
+        assert undo["seconds"] == 10
+        assert names(project)[0] == "e"
+        assert as_user(ann).post(undo["url"], {"move": undo["move"]}, headers=HTMX).status_code == 403
+        answer = client.post(undo["url"], {"move": undo["move"]}, headers=HTMX)
+        assert answer.status_code == 200
+        assert toast_of(answer)["text"] == "Undone: e as before"
+        assert names(project) == list("abcde")
+
+
+def test_what_was_changed_since_is_not_taken_back(five: dict[str, Run], ann: User, mia: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    undo = toast_of(act(client, five["a"], do="priority", priority="60"))["undo"]
+    services.set_priority(Run.objects.get(name="a"), mia, "manager", 10)
+    answer = client.post(undo["url"], {"move": undo["move"]}, headers=HTMX)
+    assert answer.status_code == 412
+    assert "changed by mia" in toast_of(answer)["text"]
+    assert Run.objects.get(name="a").priority == 10
+
+
+def test_viewers_change_nothing_and_get_no_controls(five: dict[str, Run], project: Project, as_user: SignIn) -> None:
+    client = as_user(join(project, make_user("vic"), "viewer"))
+    page = client.get("/p/main/queue/").content.decode()
+    assert "grip" not in page
+    assert "name=run" not in page
+    assert "sortable" not in page
+    for values in ({"do": "top"}, {"do": "stop"}, {"do": "priority", "priority": "1"}):
+        assert act(client, five["a"], **values).status_code == 403
+    assert not Move.objects.exists()
+
+
+def test_runs_of_another_project_are_out_of_reach(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
+    other = make_run(make_project("other"), mia, "elsewhere", role="manager")
+    assert act(as_user(mia), other, do="stop").status_code == 404
+    assert act(as_user(mia), five["a"], do="before", anchor=str(other.pk)).status_code == 404
+    assert Run.objects.get(pk=other.pk).status == "submitted"
+
+
+@pytest.mark.parametrize("values", [{}, {"do": "sideways"}, {"do": "before", "name": "nobody"}, {"do": "before"}])
+def test_what_asks_for_nothing_that_can_be_is_refused_in_words(
+    five: dict[str, Run], mia: User, as_user: SignIn, values: dict[str, str]
+) -> None:
+    answer = act(as_user(mia), five["a"], **values)
+    assert answer.status_code in (404, 422)
+    assert toast_of(answer)["text"]
+
+
+def test_without_scripts_the_rows_own_buttons_work(
+    five: dict[str, Run], project: Project, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    answer = client.post(f"{CHANGE}?page=2", {"raise": five["c"].pk})
+    assert (answer.status_code, answer["Location"]) == (303, "/p/main/queue/?page=2")
+    assert "c has priority 51 now" in client.get("/p/main/queue/").content.decode()
+    client.post(CHANGE, {"lower": five["c"].pk})
+    assert Run.objects.get(name="c").priority == 50
+    client.post(CHANGE, {"stop": five["c"].pk})
+    assert Run.objects.get(name="c").status == "terminated"
+    client.post(CHANGE, {"run": [token(five["e"])], "do": "top"})
+    assert names(project) == ["e", "b", "d", "a"]
+
+
+def test_a_poll_tells_of_the_readers_own_runs_what_they_have_not_heard(
+    five: dict[str, Run], ann: User, mia: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    first = client.get("/p/main/queue/").content.decode()
+    heard = first.partition('data-event="')[2].partition('"')[0]
+    services.stop(five["c"], mia, "manager")
+    services.stop(five["b"], mia, "manager")
+    services.stop(five["e"], ann, "member")
+    poll = client.get("/p/main/queue/", headers={**HTMX, "DW-Heard": heard}).content.decode()
+    told = poll.partition('id="heard"')[2].partition("</div>")[0]
+    assert "c: terminated" in told
+    assert "b:" not in told  # somebody else's
+    assert "e:" not in told  # one's own act was told by its notice

@@ -1,0 +1,108 @@
+"""A queue's settings page: managers change, everybody reads, changes are told with who made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs.models import Queue
+from dstackweb.web.queue import words as queue_words
+from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+URL = "/p/main/queues/default/settings/"
+FILLED = {
+    "ageing_minutes": "60",
+    "draining": "on",
+    "max_running": "3",
+    "max_gpus": "",
+    "max_running_per_user": "1",
+    "max_gpus_per_user": "0",
+}
+
+
+def test_a_manager_saves_settings_and_the_page_tells_who_did(
+    project: Project, mia: User, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(mia)
+    answer = client.post(URL, FILLED)
+    assert (answer.status_code, answer["Location"]) == (302, "/p/main/queue/")
+    queue = Queue.objects.get(project=project)
+    assert (queue.ageing_minutes, queue.draining, queue.paused) == (60, True, False)
+    assert (queue.max_running, queue.max_gpus, queue.max_gpus_per_user) == (3, None, 0)
+    page = as_user(ann).get(URL).content.decode()
+    assert "ageing: 30 min per point → 60 min per point" in page
+    assert "draining from now on" in page
+    assert "· mia" in page
+    assert "stands like one submitted now with 1 more point of priority" in page
+    strict = client.post(URL, FILLED | {"ageing_minutes": ""})
+    assert strict.status_code == 302
+    assert Queue.objects.get(project=project).ageing_minutes is None
+
+
+def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    page = client.get(URL).content.decode()
+    assert "no limit" in page
+    assert 'name="max_running"' not in page
+    assert client.post(URL, FILLED).status_code == 403
+    assert client.post("/p/main/queues/", {"name": "night"}).status_code == 403
+    assert Queue.objects.get(project=project).max_running is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ageing_minutes", "0"), ("max_running", "-1"), ("max_gpus", "many"), ("max_gpus", "9999999")]
+)
+def test_what_cannot_be_is_said_beside_its_field(
+    project: Project, mia: User, as_user: SignIn, name: str, value: str
+) -> None:
+    answer = as_user(mia).post(URL, FILLED | {name: value})
+    assert answer.status_code == 422
+    assert "invalid-feedback" in answer.content.decode()
+    assert Queue.objects.get(project=project).max_running is None
+
+
+def test_minutes_that_are_being_typed_are_explained(project: Project, mia: User, as_user: SignIn) -> None:
+    client = as_user(mia)
+
+    def told(minutes: str) -> str:
+        return client.get(URL, {"ageing_minutes": minutes}, headers=HTMX).content.decode()
+
+    assert "waited 1 h stands like one submitted now with 4 more points" in told("15")
+    assert told("").startswith("Strict")
+    assert told("-3") == ""
+
+
+@pytest.mark.parametrize(
+    ("minutes", "words"), [(40, "1 h stands like one submitted now with 1.5 more"), (720, "1 day")]
+)
+def test_ageing_is_told_with_a_wait_that_people_know(minutes: int, words: str) -> None:
+    assert words in queue_words.ageing(minutes)
+
+
+def test_a_manager_makes_another_queue(project: Project, mia: User, as_user: SignIn) -> None:
+    client = as_user(mia)
+    made = client.post("/p/main/queues/", {"name": "night"})
+    assert made["Location"] == "/p/main/queues/night/settings/"
+    assert client.get(made["Location"]).status_code == 200
+    for name in ("night", "", "two words"):
+        assert client.post("/p/main/queues/", {"name": name}).status_code == 422
+    assert Queue.objects.filter(project=project).count() == 2
+
+
+def test_the_queue_shows_everybody_what_holds_it_up(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    make_host("box", gpus=4)
+    make_run(project, ann, "runs", resources={"gpu": 2})
+    place_all()
+    as_user(mia).post(URL, FILLED | {"max_gpus": "4", "max_gpus_per_user": "2", "max_running_per_user": ""})
+    page = as_user(join(project, make_user("vic"), "viewer")).get("/p/main/queue/").content.decode()
+    assert "1 of 3 running" in page
+    assert "2 of 4 GPUs" in page
+    assert "is draining" in page
+    own = as_user(ann).get("/p/main/queue/").content.decode()
+    assert "2 of your 2 GPUs" in own

@@ -1,0 +1,169 @@
+"""Holding GPUs on the pages: the form, the way in, more time; and when a run comes round again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Gpu
+from dstackweb.runs import attempts, holds, recurrence, services
+from dstackweb.runs.models import Run
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+FORM = {"gpu": "1", "duration": "3h", "cpu": "", "memory": "", "priority": "50", "queue": "default", "name": "mine"}
+
+
+def begun(project: Project, user: User, **wanted: Any) -> Run:
+    run = holds.hold(project, user, "member", holds.Wanted(**{"duration": "3h", "gpu": "1", "name": "mine", **wanted}))
+    place_all()
+    start(placed_job(run))
+    return Run.objects.get(pk=run.pk)
+
+
+def page(client: Client, path: str) -> str:
+    answer = client.get(f"/p/main/{path}")
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_the_form_says_what_there_is_and_puts_a_hold_in_its_queue(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=2)
+    make_run(project, ann, resources={"gpu": 1})
+    place_all()
+    client = as_user(ann)
+    assert "1 of 2" in page(client, "hold/")
+    answer = client.post("/p/main/hold/", {**FORM, "gpu": "A100:1", "priority": "60"})
+    assert (answer.status_code, answer["Location"]) == (302, "/p/main/runs/mine/")
+    run = Run.objects.get(name="mine")
+    assert (run.is_hold, run.priority, run.spec["max_duration_s"]) == (True, 60, 10800)
+
+
+def test_what_no_host_could_ever_give_is_held_only_by_who_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=2)
+    client = as_user(ann)
+    answer = client.post("/p/main/hold/", {**FORM, "gpu": "99"})
+    assert answer.status_code == 422
+    assert "No host could ever give this: needs 99 GPUs" in answer.content.decode()
+    assert not Run.objects.exists()
+    assert client.post("/p/main/hold/", {**FORM, "gpu": "99", "anyway": "yes"}).status_code == 302
+    assert Run.objects.get().is_hold
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"gpu": "A100:2:2:2:2"}, "id_gpu"), ({"cpu": "many"}, "id_cpu"), ({"name": "Not A Name"}, "id_name")],
+)
+def test_what_is_wrong_stands_beside_its_field(
+    project: Project, ann: User, as_user: SignIn, wrong: dict[str, str], field: str
+) -> None:
+    answer = as_user(ann).post("/p/main/hold/", {**FORM, **wrong})
+    assert answer.status_code == 422
+    assert f'id="{field}_error"' in answer.content.decode()
+    assert not Run.objects.exists()
+
+
+def test_a_name_that_is_taken_is_told_in_the_form(project: Project, ann: User, as_user: SignIn) -> None:
+    make_run(project, ann, "mine")
+    answer = as_user(ann).post("/p/main/hold/", FORM)
+    assert answer.status_code == 422
+    assert "a run called &#x27;mine&#x27; is submitted" in answer.content.decode()
+
+
+def test_viewers_have_no_form_and_no_button(project: Project, as_user: SignIn) -> None:
+    client = as_user(join(project, make_user("vera"), "viewer"))
+    assert client.get("/p/main/hold/").status_code == 403
+    for path in ("queue/", "hosts/"):
+        assert "/p/main/hold/" not in page(client, path)
+
+
+def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1, address="10.0.0.5")
+    run = begun(project, ann)
+    client = as_user(ann)
+    shown = page(client, "runs/mine/")
+    assert "ssh 10.0.0.5\nexport CUDA_VISIBLE_DEVICES=GPU-box-1-0" in shown
+    assert "Give back" in shown
+    assert "the hold" in shown
+    answer = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX)
+    assert (answer.status_code, "1 h 00 more" in answer["HX-Trigger"]) == (204, True)
+    assert Run.objects.get().extended_s == 3600
+    refused = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
+    assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
+    assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}).status_code == 302
+    shown = page(client, "runs/mine/")
+    assert "5 h 00 in all" in shown
+    assert "changed since" in shown
+
+
+def test_another_member_sees_the_way_in_and_can_not_lengthen_it(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    run = begun(project, ann)
+    client = as_user(join(project, make_user("bob")))
+    assert "/extend/" not in page(client, "runs/mine/")
+    assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX).status_code == 403
+
+
+def test_lists_say_who_holds_what_until_when(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    run = begun(project, ann)
+    Gpu.objects.update(stranger={"user": "ann", "pid": 4711})
+    assert run.held_until is not None
+    until = f"{run.held_until:%Y-%m-%dT%H:%M:%SZ}"
+    client = as_user(ann)
+    assert f"held until <time datetime={until} " in page(client, "queue/")
+    hosts = page(client, "hosts/")
+    assert "held by ann until" in hosts.replace("\n", "")
+    assert "used by ann, pid 4711" in hosts
+    elsewhere = as_user(join(make_project("other"), make_user("olga")))
+    assert "held by" not in elsewhere.get("/p/other/hosts/").content.decode()
+
+
+def test_the_hosts_page_hears_of_more_time(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    run = begun(project, ann)
+    client = as_user(ann)
+    version = client.get("/p/main/hosts/")["HX-PTag"]
+    holds.extend(run, ann, "member", "1h")
+    assert client.get("/p/main/hosts/")["HX-PTag"] != version
+
+
+def test_a_hold_that_ended_says_how_and_can_be_asked_for_again(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    run = begun(project, ann, gpu="A100:1", memory="8GB")
+    attempts.ended(placed_job(run).pk, "max_duration_exceeded", exit_code=0)
+    client = as_user(ann)
+    assert "Held for its time, and given back." in page(client, "runs/mine/")
+    form = page(client, f"hold/?from={run.uid}")
+    assert 'value="A100:1"' in form
+    assert 'value="8GB"' in form
+
+
+def test_a_scheduled_run_says_when_it_comes_round(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    first = make_run(project, ann, "nightly", schedule={"cron": "0 2 * * *"})
+    client = as_user(ann)
+    assert "Next at" in page(client, "runs/nightly/")
+    assert "starts at" in page(client, "queue/")
+    Run.objects.update(retry_at=timezone.now())
+    attempts.requeue_due(timezone.now())
+    place_all()
+    job = start(placed_job(first))
+    assert "once more after it has ended" in page(client, "runs/nightly/")
+    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    assert "Next at" in page(client, "runs/nightly/")
+    recurrence.make_due(timezone.now())
+    following = Run.objects.select_related("queue", "project", "user").latest("id")
+    assert f"/p/main/runs/{following.uid}/" in page(client, f"runs/{first.uid}/")
+    shown = page(client, "runs/nightly/")
+    assert f"/p/main/runs/{first.uid}/" in shown
+    assert "Its schedule ends with it." in shown
+    services.stop(following, ann, "member")
+    assert "Its schedule has ended" in page(client, "runs/nightly/")

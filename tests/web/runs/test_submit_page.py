@@ -1,0 +1,176 @@
+"""Submitting in the browser: the plan, errors beside the field, archives."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs.models import Archive, Run
+from dstackweb.web.runs import examples
+from tests.factories import make_host, make_run, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+HELLO = "type: task\nname: hello\ncommands:\n  - echo hello\n"
+
+
+def packed() -> SimpleUploadedFile:
+    """A small .tar.gz."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("empty.txt"))
+    return SimpleUploadedFile("code.tar.gz", buffer.getvalue(), "application/gzip")
+
+
+def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1", cpus=4, gpus=2)
+    make_run(project, ann, "ahead")
+    page = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
+    assert "Position 2 of queue default" in page
+    assert "box-1" in page
+    assert "idle" in page
+    assert "profile default" in page
+    assert not Run.objects.filter(name="hello").exists()
+
+
+def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1")
+    config = HELLO + "schedule: {cron: '0 2 * * *'}\n"
+    page = as_user(ann).post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    assert "It would wait for its time" in page
+    assert "It enters queue default at <time" in page
+    assert "Position" not in page
+
+
+def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "resurces: {}\n"}, headers=HTMX)
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    assert 'data-error-line="5"' in page
+    assert "resurces" in page
+
+
+@pytest.mark.parametrize(
+    ("config", "line"), [("type: task\ncommands: [a\n", 3), ("type: service\ncommands: [a]\n", 1), ("- a\n", None)]
+)
+def test_what_is_no_run_file_is_refused_with_its_line(
+    project: Project, ann: User, as_user: SignIn, config: str, line: int | None
+) -> None:
+    answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
+    assert answer.status_code == 422
+    assert line is None or f'data-error-line="{line}"' in answer.content.decode()
+
+
+def test_browsers_line_ends_dont_shift_the_lines(project: Project, ann: User, as_user: SignIn) -> None:
+    config = (HELLO + "resurces: {}\n").replace("\n", "\r\n")
+    answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
+    assert 'data-error-line="5"' in answer.content.decode()
+
+
+def test_a_submit_lands_on_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
+    assert answer["HX-Redirect"] == "/p/main/runs/hello/"
+    without_scripts = as_user(ann).post("/p/main/submit/", {"config": HELLO.replace("hello", "plain")}, follow=True)
+    assert without_scripts.redirect_chain == [("/p/main/runs/plain/", 302)]
+
+
+def test_without_scripts_an_error_comes_with_what_was_typed(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n"})
+    assert answer.status_code == 422
+    assert "priority: 101" in answer.content.decode()
+    assert 'data-error-line="5"' in answer.content.decode()
+
+
+def test_what_no_host_could_ever_give_needs_a_second_yes(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", gpus=1)
+    config = HELLO + "resources: {gpu: 8}\n"
+    client = as_user(ann)
+    answer = client.post("/p/main/submit/", {"config": config}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "no host could ever give this" in answer.content.decode().lower()
+    assert not Run.objects.exists()
+    client.post("/p/main/submit/", {"config": config, "anyway": "yes"}, headers=HTMX)
+    place_all()
+    assert "impossible" in client.get("/p/main/queue/").content.decode()
+
+
+def test_what_is_quoted_in_an_error_is_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "'<b>x</b>': 1\n"}, headers=HTMX)
+    assert "<b>x" not in answer.content.decode()
+    assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in answer.content.decode()
+
+
+def test_a_name_that_is_taken_is_told(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    make_run(project, ann, "hello")
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "choose another name" in answer.content.decode()
+
+
+def test_an_attached_archive_goes_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": packed()}, headers=HTMX)
+    run = Run.objects.get(name="hello")
+    assert run.archive is not None
+    again = as_user(ann).get(f"/p/main/submit/?from={run.uid}").content.decode()
+    assert run.archive.sha256 in again
+    assert "echo hello" in again
+
+
+def test_without_scripts_an_archive_is_kept_while_errors_are_mended(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n", "archive": packed()})
+    assert answer.status_code == 422
+    assert Archive.objects.get().sha256 in answer.content.decode()
+
+
+def test_what_is_no_archive_is_refused_in_words(project: Project, ann: User, as_user: SignIn) -> None:
+    wrong = SimpleUploadedFile("code.zip", b"PK\x03\x04", "application/zip")
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": wrong}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "is no .tar.gz" in answer.content.decode()
+    assert not Run.objects.exists()
+
+
+def test_an_archive_over_the_limit_is_refused(project: Project, ann: User, as_user: SignIn, settings) -> None:
+    settings.DSTACKWEB_ARCHIVE_LIMIT_MB = 0
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": packed()}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "over the limit" in answer.content.decode()
+    assert not Archive.objects.exists()
+
+
+def test_a_file_over_256_kb_is_refused(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "#" * 300_000}, headers=HTMX)
+    assert answer.status_code == 422
+    assert "256" in answer.content.decode()
+
+
+def test_every_example_is_offered_and_can_be_planned(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("box-1", gpus=8)
+    client = as_user(ann)
+    page = client.get("/p/main/submit/").content.decode()
+    assert examples.shipped()
+    for example in examples.shipped():
+        assert f">{example.name}</button>" in page
+        assert client.post("/p/main/submit/plan/", {"config": example.text}, headers=HTMX).status_code == 200
+
+
+def test_forms_without_their_token_are_refused(project: Project, ann: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(ann)
+    assert client.post("/p/main/submit/", {"config": HELLO}).status_code == 403

@@ -1,0 +1,116 @@
+"""Why not me: the factors of a run's place, the reason, and each place that was tried."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.runs import services
+from dstackweb.runs.models import Run
+from dstackweb.runs.queue import queues, reorder
+from dstackweb.web.runs.why_views import CELLS, STRIP, Standing, standing
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.web.conftest import HTMX
+
+pytestmark = pytest.mark.django_db
+SignIn = Callable[[User], Client]
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", page))
+
+
+def why(client: Client, run: Run) -> str:
+    return client.get(f"/p/main/runs/{run.uid}/why/").content.decode()
+
+
+def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    make_run(project, ann, "first")
+    run = make_run(project, ann, "waits")
+    earlier = dt.timedelta(minutes=90)
+    Run.objects.filter(pk=run.pk).update(
+        seniority_us=run.seniority_us - earlier // dt.timedelta(microseconds=1),
+        rank=run.rank - earlier // dt.timedelta(microseconds=1),
+        submitted_at=timezone.now() - earlier,
+    )
+    for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
+        told = text_of(page)
+        assert "priority 50" in told
+        assert "aged +3 points" in told
+        assert "position 1 of 2" in told
+        assert "Ahead of anything submitted now below priority 54." in told
+        assert "moved by" not in told
+    run.refresh_from_db()
+    reorder.move([run], mia, "manager", reorder.Target("bottom"))
+    assert "moved by mia" in text_of(why(as_user(ann), run))
+
+
+def test_every_place_is_told_with_what_it_lacks(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host("busy-box", cpus=4, gpus=2)
+    make_host("small-box", cpus=2, gpus=1)
+    make_host("away-box", cpus=8, gpus=4, draining=True)
+    make_run(project, ann, "holder", resources={"gpu": 2})
+    place_all()
+    run = make_run(project, ann, "waits", resources={"gpu": 2})
+    page = why(as_user(ann), run)
+    told = text_of(page)
+    assert "needs 2 GPUs, 0 of 2 free" in told
+    assert "needs 2 GPUs, has 1" in told
+    assert "it takes no new jobs" in told
+    assert "computed at" in told
+    assert "It waits in position 1" in told
+
+
+def test_limits_and_a_reservation_that_hold_it_up_are_named(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    make_host("box", cpus=4, gpus=2)
+    make_run(project, ann, "holder", resources={"gpu": 1})
+    place_all()
+    queues.change(project.queues.get(), mia, "manager", max_gpus=1)
+    run = make_run(project, ann, "waits", resources={"gpu": 1})
+    assert "hold 1 of their 1" in text_of(why(as_user(ann), run))
+
+
+def test_a_run_that_is_not_in_the_queue_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann, "over")
+    services.stop(run, ann, "member")
+    page = why(as_user(ann), run)
+    assert "isn't in the queue" in page.replace("&#x27;", "'")
+    assert "Tried" not in page
+
+
+def test_neighbours_are_those_right_ahead_and_right_behind(project: Project, ann: User, as_user: SignIn) -> None:
+    runs = [make_run(project, ann, f"r-{number}") for number in range(9)]
+    page = why(as_user(ann), runs[4]).partition('id="why-line"')[2]
+    assert re.findall(r"r-\d", text_of(page)) == ["r-1", "r-2", "r-3", "r-4", "r-5", "r-6", "r-7"]
+    assert re.findall(r'pos">(\d+)', page) == ["2", "3", "4", "5", "6", "7", "8"]
+
+
+def test_the_strip_shows_the_place_in_short_and_long_queues(project: Project, ann: User) -> None:
+    run = make_run(project, ann)
+    alone = standing(run)
+    assert alone is not None
+    assert [cell.kind for cell in alone.cells] == ["me"]
+    long = Standing(alone.factors, CELLS * 2000, None)
+    ahead, behind, me = long.cells
+    assert (ahead.width, me.x) == (0, 0)
+    assert behind.x + behind.width == STRIP
+    assert me.width > 0
+
+
+def test_the_page_is_polled_and_closed_to_strangers(project: Project, ann: User, as_user: SignIn) -> None:
+    run = make_run(project, ann)
+    first = as_user(ann).get(f"/p/main/runs/{run.uid}/why/")
+    poll = as_user(ann).get(f"/p/main/runs/{run.uid}/why/", headers={**HTMX, "HX-PTag": first["HX-PTag"]})
+    assert poll.status_code in (204, 200)
+    viewer = join(project, make_user(), "viewer")
+    assert as_user(viewer).get(f"/p/main/runs/{run.uid}/why/").status_code == 200
+    stranger = join(make_project("other"), make_user())
+    assert as_user(stranger).get(f"/p/main/runs/{run.uid}/why/").status_code == 404
