@@ -9,9 +9,11 @@ SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
 PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt bench clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt lock bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,12 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, missing migrations
 fmt: $(VENV)/.dev ## format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
+# Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
+lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv==0.13.8
+	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
+	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
+
 bench: $(VENV)/.dev ## the benchmarks
 	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
@@ -63,11 +71,11 @@ $(BIN)/python:
 
 $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 	@echo "Installing what the server needs …"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-dev.txt
 	@touch $@
