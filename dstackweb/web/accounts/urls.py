@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from dstackweb.web.accounts import views as views
+from dstackweb.web.accounts import views
 
 urlpatterns = [
     path("login/", views.SignIn.as_view(), name="login"),

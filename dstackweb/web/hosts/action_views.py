@@ -15,7 +15,7 @@ from dstackweb.backends.hosts import care, joining
 from dstackweb.lib.addresses import is_exposed
 from dstackweb.lib.errors import Forbidden
 from dstackweb.web.common.pages import PageRequest, done, project_page
-from dstackweb.web.hosts.list_views import hosts_page_with
+from dstackweb.web.hosts.views import hosts_page_with
 
 P = ParamSpec("P")
 

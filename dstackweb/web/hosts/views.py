@@ -1,32 +1,159 @@
-"""The page of one host: its GPUs, the jobs that run there or did lately, what happened to it, and its drain switch."""
+"""The list of hosts, and the page of one: its GPUs, its jobs, its events and its drain switch."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts.access import visible_projects
-from dstackweb.backends.models import Host
+from dstackweb.accounts.access import allows, visible_projects
+from dstackweb.backends.hosts import care, joining
+from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.errors import NotFound
-from dstackweb.runs import holds, selectors
-from dstackweb.runs.models import Job
+from dstackweb.runs import holds, selectors, wording
+from dstackweb.runs.holds import Held
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
-from dstackweb.scheduler.hosts.selectors import Listed, listed
+from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.web.hosts import list_views
+from dstackweb.web.hosts import words as host_words
 
+ANOTHER_MACHINE = "https://another-machine"
+"""Some address that isn't loopback: what stands in the way is judged for a machine that came by it."""
+EVENTS_IN_LIST = 3
+"""Events of each host in the list."""
 POLL_S = 5
 JOBS_SHOWN = 30
 """Jobs that have ended; of those that go on, all."""
-EVENTS_SHOWN = 20
+EVENTS_ON_PAGE = 20
+"""Events on a host's own page."""
+
+
+class Known(NamedTuple):
+    """What the reader may know: the projects they see, and which runs are holds."""
+
+    projects: set[int]
+    held: dict[int, Held]
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """One GPU, who holds it, whom it is kept for, and who uses it without asking."""
+
+    gpu: Gpu
+    run: Run | None
+    hidden: bool
+    stranger: str
+    kept: bool
+    held: Held | None = None
+
+    @classmethod
+    def of(cls, gpu: Gpu, run: Run | None, kept: Kept | None, known: Known) -> GpuLine:
+        """The row; a run of a project that the reader doesn't see stays nameless."""
+        stranger = ""
+        if gpu.stranger:
+            who = {"user": gpu.stranger.get("user", "?"), "pid": gpu.stranger.get("pid", "?")}
+            # Who holds a GPU for interactive work uses it with processes of no run's.
+            text = _("used by %(user)s, pid %(pid)s") if run and run.pk in known.held else None
+            stranger = (text or _("used outside dstackweb by %(user)s, pid %(pid)s")) % who
+        hidden = run is not None and run.project_id not in known.projects
+        held = known.held.get(run.pk) if run and not hidden else None
+        return cls(gpu, run, hidden, stranger, kept is not None and gpu.uuid in kept.gpus, held)
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """One host with its GPUs, what it keeps for a run that waits, and what happened to it lately."""
+
+    of: Listed
+    isolation: str
+    gpus: list[GpuLine]
+    events: list[tuple[HostEvent, str]]
+    kept_hidden: bool
+    may_leave: bool
+
+    @property
+    def kept_text(self) -> str:
+        """What is kept: `2 GPUs, 8 CPUs, 64 GB`."""
+        kept = self.of.kept
+        if kept is None:
+            return ""
+        parts = [wording.cpus(kept.cpus), wording.mebibytes(kept.memory_mib)]
+        return ", ".join([wording.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
+
+    @property
+    def stamp(self) -> tuple[Any, ...]:
+        """What of it the page shows; the moment it was last seen counts only once it is offline."""
+        host, kept = self.of.host, self.of.kept
+        taken = [(g.gpu.uuid, g.gpu.present, g.run.pk if g.run else None, g.stranger, g.held) for g in self.gpus]
+        seen = None if self.of.online else host.seen_at
+        return (host.name, self.of.online, seen, host.draining, host.leaving, host.error, host.isolation,
+                str(host.labels), host.cpus, host.cpus_used, host.memory_mib, host.memory_used_mib, taken,
+                self.of.jobs, (kept.run.pk, kept.cpus, kept.memory_mib, sorted(kept.gpus)) if kept else None,
+                [event.pk for event, _text in self.events])  # fmt: skip
+
+
+def host_line(found: Listed, known: Known) -> HostLine:
+    """A host as this reader sees it."""
+    return HostLine(
+        of=found,
+        isolation=wording.isolation(found.host.isolation),
+        gpus=[GpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
+        events=[(event, host_words.told(event)) for event in found.events],
+        may_leave=care.may_leave(found.host),
+        kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
+    )
+
+
+@project_page()
+def hosts_page(request: PageRequest) -> HttpResponse:
+    """The team's own machines; also what polls of it get. A few rows: the version is what they show."""
+    return hosts_page_with(request)
+
+
+def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
+    """The hosts page with something that it shows once; a poll of it without."""
+    found = listed(events=EVENTS_IN_LIST)
+    known = Known(
+        {project.pk for project in visible_projects(request.user)},
+        holds.held(run.pk for one in found for _gpu, run in one.gpus if run),
+    )
+    lines = [host_line(one, known) for one in found]
+    version = hashlib.sha256(repr([line.stamp for line in lines]).encode()).hexdigest()[:16]
+
+    def context() -> dict[str, Any]:
+        admin = request.user.is_superuser
+        return {
+            "hosts": lines,
+            "may_submit": allows(request.role, "member"),
+            "can_edit": request.user.is_staff,
+            "may_care": admin,
+            "waiting": selectors.counts(request.project)["submitted"],
+            **(_join_panel(request) if admin and not request.htmx else {}),
+            **more,
+        }
+
+    return polled(request, "hosts/hosts.html", "hosts/hosts_list.html", version, context)
+
+
+def _join_panel(request: PageRequest) -> dict[str, Any]:
+    """What the panel shows by which another machine joins."""
+    url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+    return {
+        "needs_postgres": joining.needs_postgres(),
+        "obstacles": joining.elsewhere(ANOTHER_MACHINE),
+        "invites": joining.open_invites(),
+        "url": url,
+        "services": joining.services(),
+    }
 
 
 @dataclass(frozen=True)
@@ -42,8 +169,8 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
     """One host; also what polls of its page get."""
     now, found = timezone.now(), _found(host)
     seen = {project.pk for project in visible_projects(request.user)}
-    known = list_views.Known(seen, holds.held(run.pk for _gpu, run in found.gpus if run))
-    line = list_views.host_line(found, known)
+    known = Known(seen, holds.held(run.pk for _gpu, run in found.gpus if run))
+    line = host_line(found, known)
     gpus = gpu_rows.of_hosts([found], seen, now)
     look = HostSampling.objects.filter(host=found.host).first()
     running, ended = _jobs(found.host)
@@ -74,7 +201,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
 
 
 def _found(name: str) -> Listed:
-    found = listed(name, events=EVENTS_SHOWN)
+    found = listed(name, events=EVENTS_ON_PAGE)
     if not found:
         raise NotFound(_("no host is called %s") % name)
     return found[0]
