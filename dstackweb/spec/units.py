@@ -1,6 +1,8 @@
-"""Ranges, sizes and durations as people write them: `2..8`, `8GB..`, `30m`. Pure parsing and formatting.
+"""Ranges, sizes, durations and prices: parsing and writing the run file's notation (`2..8`, `8GB..`, `30m`), and the
+text that the web pages and the command line show for a value (`8 GB`, `30 min`).
 
-Sizes are whole MiB with 1GB = 1024MB, as dstack counts; durations are whole seconds.
+Sizes are whole MiB with 1GB = 1024MB, as dstack counts; durations are whole seconds. `format_…` writes what `parse_…`
+reads back; `…_text` is for people.
 """
 
 from __future__ import annotations
@@ -107,3 +109,36 @@ def format_range(value: Range, show: Callable[[int], str] = str) -> str:
     low = "" if value.min is None else show(value.min)
     high = "" if value.max is None else show(value.max)
     return f"{low}..{high}"
+
+
+def duration_text(seconds: float) -> str:
+    """`12 s`, `4 min`, `1 h 30 min`, `2 d 3 h`: rounded down; from an hour on in two units, unless the second is 0."""
+    whole = max(0, int(seconds))
+    for first, first_s, second, second_s in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= first_s:
+            rest = whole % first_s // second_s
+            return f"{whole // first_s} {first}" + (f" {rest} {second}" if rest else "")
+    return f"{whole // 60} min" if whole >= 60 else f"{whole} s"
+
+
+def memory_text(mib: int) -> str:
+    """MiB in the unit that fits: `512 MB`, `80 GB`, `1.5 TB`."""
+    return size_text(mib << 20) if mib else "0 MB"
+
+
+def size_text(size: float) -> str:
+    """Bytes in the unit that fits, 1 KB being 1024 bytes: `17 bytes`, `3.4 MB`, `80 GB`."""
+    if size < 1024:
+        return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
+    unit = ""
+    for unit in ("KB", "MB", "GB", "TB"):
+        size /= 1024
+        if round(size, 1) < 1024:
+            break
+    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def price_text(usd: float | Decimal) -> str:
+    """USD to the cent, or to four places where it has more: `$1.50`, `$0.0104`."""
+    whole, _, places = f"{usd:,.4f}".partition(".")
+    return f"${whole}.{places[:2]}{places[2:].rstrip('0')}"

@@ -93,3 +93,55 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_numbers_fit_a_32_bit_column() -> None:
     assert max(units.MAX_COUNT, units.MAX_MEMORY_MIB, units.MAX_DURATION_S) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 s"),
+        (0, "0 s"),
+        (12.9, "12 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (3661, "1 h 1 min"),
+        (5400, "1 h 30 min"),
+        (86_399, "23 h 59 min"),
+        (86_400, "1 d"),
+        (90_000, "1 d 1 h"),
+        (183_600, "2 d 3 h"),
+    ],
+)
+def test_durations_are_shown_in_their_two_largest_units(seconds: float, text: str) -> None:
+    assert units.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("mib", "text"),
+    [(0, "0 MB"), (512, "512 MB"), (1024, "1 GB"), (1536, "1.5 GB"), (81920, "80 GB"), (1572864, "1.5 TB")],
+)
+def test_memory_is_shown_in_the_unit_that_fits(mib: int, text: str) -> None:
+    assert units.memory_text(mib) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1024, "1 KB"),
+        (3_565_158, "3.4 MB"),
+        ((1 << 20) - 1, "1 MB"),
+    ],
+)
+def test_sizes_are_shown_in_the_unit_that_fits(size: int, text: str) -> None:
+    assert units.size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"), [(0, "$0.00"), (1.5, "$1.50"), (0.0104, "$0.0104"), (12345.6, "$12,345.60"), (2.125, "$2.125")]
+)
+def test_prices_are_shown_to_the_cent_or_as_exactly_as_they_are_known(usd: float, text: str) -> None:
+    assert units.price_text(usd) == text
