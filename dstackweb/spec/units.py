@@ -130,12 +130,10 @@ def size_text(size: float) -> str:
     """Bytes in the unit that fits, 1 KB being 1024 bytes: `17 bytes`, `3.4 MB`, `80 GB`."""
     if size < 1024:
         return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
-    unit = ""
-    for unit in ("KB", "MB", "GB", "TB"):
-        size /= 1024
-        if round(size, 1) < 1024:
-            break
-    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+    for power, unit in enumerate(("KB", "MB", "GB"), start=1):
+        if round(size / 1024**power, 1) < 1024:
+            return f"{size / 1024**power:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size / 1024**4:.1f}".removesuffix(".0") + " TB"
 
 
 def price_text(usd: float | Decimal) -> str:
