@@ -11,9 +11,10 @@ from ninja import Path, Router, Schema
 
 from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.runs import selectors, why_words
+from dstackweb.runs import selectors
 from dstackweb.scheduler.passes.decision import Decision, Tried, decide_now
 from dstackweb.scheduler.passes.reservations import Shown
+from dstackweb.wording import waiting
 
 router = Router(tags=["runs"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut}
@@ -30,7 +31,7 @@ class TriedOut(Schema):
 
     @classmethod
     def of(cls, tried: Tried) -> TriedOut:
-        label, text, _tone = why_words.tried(tried.code, tried.data)
+        label, text, _tone = waiting.tried(tried.code, tried.data)
         price = None if tried.price is None else float(tried.price)
         return cls(backend=tried.backend, where=tried.where, code=tried.code, detail=text or label, price=price)
 
@@ -90,7 +91,7 @@ class DecisionOut(Schema):
         return cls(
             at=decision.at,
             outcome=decision.outcome,
-            detail=why_words.reason(decision.outcome, decision.data).text,
+            detail=waiting.reason(decision.outcome, decision.data).text,
             data=decision.data,
             tried=[TriedOut.of(tried) for tried in decision.tried],
             limits=[

@@ -14,8 +14,8 @@ from dstackweb.backends.models import Backend
 from dstackweb.offers.figures import Figures
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.listing import RegionQuotas
-from dstackweb.runs import offer_words
 from dstackweb.spec.requirements import Requirements
+from dstackweb.wording import offers as offer_words
 
 
 class SourceOut(Schema):

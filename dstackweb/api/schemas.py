@@ -20,8 +20,8 @@ from dstackweb.runs.placement_summary import place, shown
 from dstackweb.runs.queue.rank_factors import Factors, factors
 from dstackweb.runs.spend import cost_of
 from dstackweb.runs.states import PLACED, RunStatus
-from dstackweb.runs.why_words import reason as reason_told
 from dstackweb.scheduler.passes.plan import Plan
+from dstackweb.wording.waiting import reason as reason_told
 
 
 class SubmitIn(Schema):

@@ -20,12 +20,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from dstackweb.accounts.models import User
-from dstackweb.gpus import wording
 from dstackweb.gpus.models import ProjectPolicies
 from dstackweb.gpus.policy import rollout
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.admin import ProfileAdmin
 from dstackweb.profiles.models import Profile
+from dstackweb.wording import policy as policy_words
 
 admin.site.unregister(Profile)
 
@@ -100,7 +100,7 @@ class WithPolicyAdmin(ProfileAdmin):
             "title": _("Utilization policy of %s for active runs") % profile.name,
             "opts": self.opts,
             "profile": profile,
-            "rule": wording.rule(policy) if policy else _("The profile sets no utilization policy."),
+            "rule": policy_words.rule(policy) if policy else _("The profile sets no utilization policy."),
             "found": found,
             "rows": [_row(change) for change in found.listed],
             "more": found.total - len(found.listed),
@@ -130,8 +130,8 @@ def _row(change: rollout.Change) -> dict[str, Any]:
     none = _("none")
     return {
         "run": change.run,
-        "before": wording.rule(change.before) if change.before else none,
-        "after": wording.rule(change.after) if change.after else none,
+        "before": policy_words.rule(change.before) if change.before else none,
+        "after": policy_words.rule(change.after) if change.after else none,
         "stops_at": change.stops_at,
         "at_once": change.stops_at is not None and change.stops_at <= timezone.now(),
     }

@@ -14,13 +14,14 @@ from django.utils import timezone
 
 from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs import allocations, wakeups, wording
+from dstackweb.runs import allocations, wakeups
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
 from dstackweb.runs.schedule import after_end
 from dstackweb.runs.states import HOLD_END, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.wording import statuses
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
 
@@ -161,7 +162,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
     said = because.message
     if because.reason == Reason.OUT_OF_CAPACITY:
         # What the last offer was refused with says little by itself: there were others before it.
-        said = f"{wording.termination(because.reason)} {said}".strip()
+        said = f"{statuses.termination(because.reason)} {said}".strip()
     move_run(
         run,
         RunStatus.PENDING,

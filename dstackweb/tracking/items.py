@@ -14,7 +14,7 @@ from dstackweb.tracking.sender import Sender
 
 T = TypeVar("T")
 
-Told = tuple[dict[str, int], int, float]
+Label = tuple[dict[str, int], int, float]
 
 
 def track(
@@ -88,7 +88,7 @@ class _Tally:
         self._lock = sender.lock
         self._live: list[_Progress] = []
         self._over = _Progress(0)
-        self._told: Told | None = None
+        self._told: Label | None = None
 
     def add(self, progress: _Progress) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ STATES = {
 
 Name = tuple[str, str]
 """A prefix and a group, as they are told."""
-Told = tuple[str, str, dict[str, int], int, float]
+Label = tuple[str, str, dict[str, int], int, float]
 """Prefix, group, states, how many were timed and their seconds in all, as `Sender.count` takes them."""
 
 
@@ -99,7 +99,7 @@ class Ledger:
             if group not in self.dirty and (standing.states != group.states if standing else _alive(group.states)):
                 self.dirty[group] = 0
 
-    def collect(self, limit: int | None = None) -> list[Told]:
+    def collect(self, limit: int | None = None) -> list[Label]:
         """The counts of at most `limit` dirty groups, or of all; they are clean then."""
         changed: dict[Name, Sum] = {}
         for group in list(islice(self.dirty, limit)):

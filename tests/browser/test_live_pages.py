@@ -8,8 +8,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, logs, services, wording
+from dstackweb.runs import attempts, logs, services
 from dstackweb.runs.models import Run
+from dstackweb.wording import units
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import sign_in
@@ -145,7 +146,7 @@ def test_ages_count_on_in_the_words_that_the_server_uses(page: Page, project: Pr
         "([url, ages]) => import(url).then((times) => ages.map(times.durationText))",
         [source.replace("app.js", "js/times.js"), ages],
     )
-    assert shown == [wording.duration(age) for age in ages]
+    assert shown == [units.duration(age) for age in ages]
 
 
 def test_a_lost_connection_is_said_and_recovers_by_itself(

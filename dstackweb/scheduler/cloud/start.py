@@ -21,13 +21,13 @@ from dstackweb.backends.user_data import user_data
 from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import offer_words
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud import rows as cloud_rows
 from dstackweb.scheduler.cloud.verdict import MOST_TRIES
+from dstackweb.wording import offers as offer_words
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import translation
 
-from dstackweb.gpus import wording
 from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
 from dstackweb.gpus.policy import binding, exemptions
@@ -31,6 +30,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, record, touch
+from dstackweb.wording import policy as policy_words
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _stop(run: Run, node: _Node, jobs: Sequence[Job], now: dt.datetime) -> Act:
         return Act.NOTHING
     told = _told(run, node, verdict)
     with translation.override("en"):
-        message = wording.was_low(told) + "."
+        message = policy_words.was_low(told) + "."
     if first := _first_in_line(run):
         told["next"] = first
     JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)

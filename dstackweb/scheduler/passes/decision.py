@@ -31,7 +31,7 @@ from dstackweb.spec.effective import EffectiveSpec
 
 @dataclass(frozen=True)
 class Tried:
-    """One place and how it did: `fits`, or a code with its numbers (`why_words.tried`).
+    """One place and how it did: `fits`, or a code with its numbers (`wording.waiting.tried`).
 
     `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
     """

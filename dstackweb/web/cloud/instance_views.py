@@ -22,12 +22,13 @@ from dstackweb.accounts.access import allows
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
-from dstackweb.runs import selectors, wording
+from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import idle
 from dstackweb.web.cloud import budget, offer_rows
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page
 from dstackweb.web.runs.words import SAID_ALL
+from dstackweb.wording import statuses
 
 POLL_S = 3
 GONE_SHOWN = 12
@@ -54,7 +55,7 @@ class MachineLine:
         idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
         status = _("idle") if idle else _STATUS[machine.status]()
         tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
-        told = wording.no_machine(machine.why) if machine.why else ""
+        told = statuses.no_machine(machine.why) if machine.why else ""
         return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told)
 
     @property

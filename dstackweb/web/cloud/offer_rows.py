@@ -13,9 +13,10 @@ from django.utils.translation import gettext as _
 
 from dstackweb.backends.contract import Offer, SourceState
 from dstackweb.offers.freshness import Freshness
-from dstackweb.runs import offer_words, wording
-from dstackweb.runs.wording import Told
 from dstackweb.spec.requirements import Requirements
+from dstackweb.wording import offers as offer_words
+from dstackweb.wording import units
+from dstackweb.wording.statuses import Label
 
 WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
@@ -41,7 +42,7 @@ class SourceLine:
 
     of: Freshness
     state: str
-    badge: Told
+    badge: Label
     why: str
     again_at: dt.datetime | None
     until: dt.datetime | None
@@ -64,11 +65,11 @@ class SourceLine:
 
 
 _BADGES = {
-    "fresh": lambda: Told(_("fresh"), "", "go"),
-    "asking": lambda: Told(_("asking…"), "", "info"),
-    "throttled": lambda: Told(_("throttled"), "", "wait"),
-    "stale": lambda: Told(_("stale"), "", "wait"),
-    "failed": lambda: Told(_("failed"), "", "bad"),
+    "fresh": lambda: Label(_("fresh"), "", "go"),
+    "asking": lambda: Label(_("asking…"), "", "info"),
+    "throttled": lambda: Label(_("throttled"), "", "wait"),
+    "stale": lambda: Label(_("stale"), "", "wait"),
+    "failed": lambda: Label(_("failed"), "", "bad"),
 }
 
 
@@ -191,7 +192,7 @@ class OfferLine:
 
     offer: Offer
     gpu: str
-    badge: Told
+    badge: Label
     why: str
     share: float
     price: str
@@ -212,10 +213,10 @@ def lines(
         other = "prices" if offer.spot else "spot_prices"
         used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
         share = float(100 * offer.price / most) if most else 0.0
-        each = dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
+        each = units.hourly(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
         source = None if offer.backend in own else worst(used)
-        price = dollars(offer.price) if offer.price or offer.backend not in own else ""
-        badge = wording.availability(offer.availability)
+        price = units.hourly(offer.price) if offer.price or offer.backend not in own else ""
+        badge = offer_words.availability(offer.availability)
         return OfferLine(offer, gpu(offer), badge, offer_words.why(offer.detail, needs), share, price, each, source)
 
     return [line(offer) for offer in offers]
@@ -226,10 +227,5 @@ def gpu(offer: Offer) -> str:
     if not offer.gpu_count:
         return ""
     name = offer.gpu_name.removeprefix("NVIDIA ")
-    memory = wording.mebibytes(offer.gpu_memory_mib)
+    memory = units.mebibytes(offer.gpu_memory_mib)
     return f"{offer.gpu_count} × {name}" + ("" if memory.replace(" ", "") in name else f" {memory}")
-
-
-def dollars(price: Decimal) -> str:
-    """USD per hour: to the cent from 10 on, else to four digits."""
-    return f"${price:,.2f}" if price >= 10 else f"${price:.4f}"

@@ -23,12 +23,13 @@ from dstackweb.backends.models import Backend, BackendKind
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, freshness, listing, refreshing, sources
 from dstackweb.offers.filters import Filter, Order
-from dstackweb.runs import offer_words, selectors
+from dstackweb.runs import selectors
 from dstackweb.spec.gpu import parse_gpu
 from dstackweb.spec.requirements import Requirements
 from dstackweb.web.cloud import cache_views, offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page, sentence
+from dstackweb.wording import offers as offer_words
 
 PER_PAGE = 25
 POLL_S = 3

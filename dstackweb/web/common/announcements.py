@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import RunStatus
 from dstackweb.web.common.pages import PageRequest
-from dstackweb.web.runs import event_words
+from dstackweb.wording import events as event_words
 
 HEADER = "DW-Heard"
 AT_MOST = 5

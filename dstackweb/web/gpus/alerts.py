@@ -12,7 +12,6 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus import wording
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.policy.policy_status import Standing, standings
@@ -20,6 +19,7 @@ from dstackweb.gpus.policy.window import Kind
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus
+from dstackweb.wording import policy as policy_words
 
 STAMP_S = 3
 BANNERS = 5
@@ -56,7 +56,7 @@ def stops(standing: Standing) -> bool:
 
 def subject(standing: Standing, nodes: int) -> str:
     """Which GPUs are low, to begin a sentence with."""
-    text = wording.subject(standing.gpu_index, standing.node, nodes)
+    text = policy_words.subject(standing.gpu_index, standing.node, nodes)
     return text[:1].upper() + text[1:]
 
 

@@ -17,13 +17,14 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus import wording as gpu_words
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import latest
-from dstackweb.runs import placement_summary, wording
+from dstackweb.runs import placement_summary
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.hosts.selectors import Listed, listed
+from dstackweb.wording import policy as policy_words
+from dstackweb.wording import units
 
 STATES = {
     "held": gettext_lazy("held by a run"),
@@ -106,8 +107,8 @@ class GpuLine:
             }[measure]  # fmt: skip
         if value is None:
             return "–"
-        units = {"utilization": f"{value} %", "power": f"{value} W", "temperature": f"{value} °C"}
-        return units.get(measure) or wording.mebibytes(value)
+        with_unit = {"utilization": f"{value} %", "power": f"{value} W", "temperature": f"{value} °C"}
+        return with_unit.get(measure) or units.mebibytes(value)
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -117,7 +118,7 @@ class GpuLine:
     @cached_property
     def held_back(self) -> list[str]:
         """What holds its clocks down now, in words."""
-        return gpu_words.held_back(latest.held_back(self.seen.throttle)) if self.seen else []
+        return policy_words.held_back(latest.held_back(self.seen.throttle)) if self.seen else []
 
     @property
     def who(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from dstackweb.gpus import wording
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling, Keep, PolicyStop
 from dstackweb.gpus.policy.binding import policy_of
@@ -28,6 +27,7 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.runs import words as run_words
 from dstackweb.web.runs.rows import number
+from dstackweb.wording import policy as policy_words
 
 KEEPS_SHOWN = 5
 COLOURS, DASHES = 8, 4
@@ -83,7 +83,7 @@ class RunGpu:
     @property
     def held_back(self) -> list[str]:
         """What holds its clocks down now, in words."""
-        return wording.held_back(held_back(self.series.throttle)) if self.fresh else []
+        return policy_words.held_back(held_back(self.series.throttle)) if self.fresh else []
 
     @property
     def colour(self) -> int:
@@ -228,7 +228,7 @@ class Panel:
         return {
             "standing": told,
             "mark": alerts.Mark.of(self.run, told),
-            "rule": wording.rule(told.policy),
+            "rule": policy_words.rule(told.policy),
             "source": source(told.source, self.run),
             "low_s": self._low_s(),
             "window_s": told.policy.time_window_s,

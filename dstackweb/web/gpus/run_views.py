@@ -12,10 +12,11 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.gpus.policy import exemptions
-from dstackweb.runs import selectors, wording
+from dstackweb.runs import selectors
 from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page
 from dstackweb.web.gpus.run_panel import Asked, Panel
 from dstackweb.web.runs import rows as lists
+from dstackweb.wording import units
 
 
 @project_page()
@@ -40,7 +41,7 @@ def keep(request: PageRequest, run: str) -> HttpResponse:
     made = exemptions.keep(found, request.user, request.role, request.POST.get("reason", ""))
     text = _("%(run)s is kept for %(more)s") % {
         "run": found.name,
-        "more": wording.duration((made.until - made.at).total_seconds()),
+        "more": units.duration((made.until - made.at).total_seconds()),
     }
     if request.htmx:
         return notice(HttpResponse(status=204), text)

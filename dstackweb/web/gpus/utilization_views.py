@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.gpus import wording
 from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, policy_asked, what_if
@@ -26,6 +25,7 @@ from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, project_page
+from dstackweb.wording import policy as policy_words
 
 FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": "any", "warmup": "0s"}
 """What the form suggests where the default profile has no policy."""
@@ -75,9 +75,9 @@ def utilization_page(request: PageRequest) -> HttpResponse:
         "form": form,
         "result": result,
         "took_s": time.perf_counter() - began,
-        "rule": wording.rule(result.policy) if result else "",
+        "rule": policy_words.rule(result.policy) if result else "",
         "stops": [
-            (stop, wording.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"])) for stop in _stops(result)
+            (stop, policy_words.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"])) for stop in _stops(result)
         ],
         "hours": LOOKS_BACK.total_seconds() / 3600,
         "ledger": told,
@@ -124,4 +124,4 @@ def _low(entry: Entry) -> str:
     stop = entry.stop
     nodes = stop.run.spec["nodes"] if stop.run else stop.node + 1
     low = {"gpu": stop.gpu_index, "node": stop.node, "nodes": nodes}
-    return wording.was_low({**low, "min": stop.min_gpu_utilization, "window_s": stop.time_window_s})
+    return policy_words.was_low({**low, "min": stop.min_gpu_utilization, "window_s": stop.time_window_s})

@@ -17,14 +17,15 @@ from dstackweb.backends.hosts import care, joining
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.errors import NotFound
-from dstackweb.runs import holds, selectors, wording
+from dstackweb.runs import holds, selectors
 from dstackweb.runs.holds import Held
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.web.hosts import words as host_words
+from dstackweb.wording import hosts as host_words
+from dstackweb.wording import units
 
 ANOTHER_MACHINE = "https://another-machine"
 """Some address that isn't loopback: what stands in the way is judged for a machine that came by it."""
@@ -86,8 +87,8 @@ class HostLine:
         kept = self.of.kept
         if kept is None:
             return ""
-        parts = [wording.cpus(kept.cpus), wording.mebibytes(kept.memory_mib)]
-        return ", ".join([wording.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
+        parts = [units.cpus(kept.cpus), units.mebibytes(kept.memory_mib)]
+        return ", ".join([units.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
 
     @property
     def stamp(self) -> tuple[Any, ...]:
@@ -105,7 +106,7 @@ def host_line(found: Listed, known: Known) -> HostLine:
     """A host as this reader sees it."""
     return HostLine(
         of=found,
-        isolation=wording.isolation(found.host.isolation),
+        isolation=host_words.isolation(found.host.isolation),
         gpus=[GpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, host_words.told(event)) for event in found.events],
         may_leave=care.may_leave(found.host),

@@ -29,9 +29,9 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.offers import freshness, sources, store
-from dstackweb.runs import wording
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.wording import units
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _periodic() -> Iterable[Check]:
         if job.last_error:
             yield Check(name, "bad", _("failed"), job.last_error, job.last_ended_at)
         elif late > LATE_S:
-            yield Check(name, "bad", _("late by %s") % wording.duration(late), _("No ticker is up."), job.last_ended_at)
+            yield Check(name, "bad", _("late by %s") % units.duration(late), _("No ticker is up."), job.last_ended_at)
         else:
             yield Check(name, "go", _("in time"), at=job.last_ended_at)
 
@@ -244,7 +244,7 @@ def _disk() -> Iterable[Check]:
     usage = shutil.disk_usage(settings.DSTACKWEB_HOME)
     full = usage.used / usage.total
     value = _("%(free)s free of %(total)s") % {
-        "free": wording.mebibytes(usage.free >> 20),
-        "total": wording.mebibytes(usage.total >> 20),
+        "free": units.mebibytes(usage.free >> 20),
+        "total": units.mebibytes(usage.total >> 20),
     }
     yield Check(_("Disk of the server"), "go" if full < FULL_AT else "bad", value)

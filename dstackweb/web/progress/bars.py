@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 
 from dstackweb.progress.selectors import Bar
 from dstackweb.progress.states import TaskState
-from dstackweb.progress.wording import state as word
-from dstackweb.web.progress import words as words
+from dstackweb.wording import progress as progress_words
+from dstackweb.wording.progress import state as word
 
 COLOURS = 8
 """As many as static/progress.css has; whoever sees few of them apart still has the names."""
@@ -114,42 +114,42 @@ class Line:
     @property
     def parts(self) -> list[tuple[TaskState, str]]:
         """What there is beside what is done, in words."""
-        return words.parts(self.bar.counts)
+        return progress_words.parts(self.bar.counts)
 
     @property
     def sentence(self) -> str:
         """For whoever can't see the bar."""
-        return words.sentence(self.bar.name or _("All"), self.bar.counts, self.bar.finished, self.bar.total)
+        return progress_words.sentence(self.bar.name or _("All"), self.bar.counts, self.bar.finished, self.bar.total)
 
     @property
     def finished(self) -> str:
         """How many have finished."""
-        return words.count(self.bar.finished)
+        return progress_words.count(self.bar.finished)
 
     @property
     def total(self) -> str:
         """How many there are."""
-        return words.count(self.bar.total)
+        return progress_words.count(self.bar.total)
 
     @property
     def groups(self) -> str:
         """In how many groups."""
-        return words.count(self.bar.groups)
+        return progress_words.count(self.bar.groups)
 
     @property
     def rate(self) -> str:
         """How fast they finish."""
-        return words.rate(self.bar.rate.per_s) if self.bar.rate and self.bar.live else ""
+        return progress_words.rate(self.bar.rate.per_s) if self.bar.rate and self.bar.live else ""
 
     @property
     def rate_spread(self) -> str:
         """From where to where that may be."""
-        return words.rate_spread(self.bar.rate) if self.bar.live else ""
+        return progress_words.rate_spread(self.bar.rate) if self.bar.live else ""
 
     @property
     def mean(self) -> str:
         """What one takes on average."""
-        return words.took(self.bar.mean_s) if self.bar.mean_s is not None else ""
+        return progress_words.took(self.bar.mean_s) if self.bar.mean_s is not None else ""
 
     @property
     def left(self) -> str:
@@ -159,7 +159,7 @@ class Line:
         if not self.bar.live:
             return _("done") if self.ended_well else _("finished")
         if self.bar.left:
-            return words.left(self.bar.left)
+            return progress_words.left(self.bar.left)
         return self._stands
 
     @property
@@ -174,12 +174,12 @@ class Line:
     @property
     def about(self) -> str:
         """The most likely time left, without its range; where some have nobody to run them, the least."""
-        return words.about(self.bar.left) if self.bar.left and not self._is_the_least else self.left
+        return progress_words.about(self.bar.left) if self.bar.left and not self._is_the_least else self.left
 
     @property
     def spread(self) -> str:
         """The range of it."""
-        return "" if self._is_the_least else words.spread(self.bar.left)
+        return "" if self._is_the_least else progress_words.spread(self.bar.left)
 
     @property
     def _is_the_least(self) -> bool:
@@ -193,7 +193,7 @@ class Line:
     @property
     def done(self) -> str:
         """How many are done."""
-        return words.count(self.bar.counts[TaskState.MEMORY])
+        return progress_words.count(self.bar.counts[TaskState.MEMORY])
 
     @property
     def failed(self) -> str:
@@ -211,7 +211,7 @@ class Line:
         return self._any(TaskState.RELEASED)
 
     def _any(self, state: TaskState) -> str:
-        return words.count(self.bar.counts[state]) if self.bar.counts[state] else ""
+        return progress_words.count(self.bar.counts[state]) if self.bar.counts[state] else ""
 
     @property
     def percent(self) -> str:

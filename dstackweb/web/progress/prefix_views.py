@@ -14,12 +14,12 @@ from django.utils.translation import gettext as _
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import Bar
-from dstackweb.progress.wording import state
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import Line
 from dstackweb.web.progress.live import Listing, answer, now_ms
 from dstackweb.web.progress.scope import Place
 from dstackweb.web.progress.views import asked_find, asked_page, bad_page
+from dstackweb.wording.progress import state
 
 PER_PAGE = 100
 

@@ -10,7 +10,6 @@ from django.urls import reverse
 
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.states import TaskState
-from dstackweb.progress.wording import meaning, state
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
@@ -18,6 +17,7 @@ from dstackweb.web.common.pages import PageRequest
 from dstackweb.web.progress.bars import DRAWN, Line
 from dstackweb.web.progress.live import POLL_S
 from dstackweb.web.runs import rows as lists
+from dstackweb.wording.progress import meaning, state
 
 ATTEMPTS = 8
 """Of a run that was tried again, so many of the newest are offered."""

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.models import User
 from dstackweb.runs.models import Queue
 from dstackweb.scheduler.placement.limits import Tally
-from dstackweb.web.queue.words import setting
+from dstackweb.wording.queue import setting
 
 
 class Limit(NamedTuple):

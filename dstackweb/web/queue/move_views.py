@@ -17,9 +17,10 @@ from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.web.common.pages import PageRequest, Undo, notice, project_page, sentence
-from dstackweb.web.queue import move_targets, move_words
+from dstackweb.web.queue import move_targets
 from dstackweb.web.queue.views import fragment, queue_called
 from dstackweb.web.runs import rows as lists
+from dstackweb.wording import moves as move_words
 
 
 @project_page()

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import holds, selectors, services, why_words, wording
+from dstackweb.runs import holds, selectors, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
 from dstackweb.runs.states import ENDED, Reason, RunStatus
@@ -27,6 +27,7 @@ from dstackweb.scheduler.passes.plan import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page
+from dstackweb.wording import units, waiting
 
 TIMES = ("1h", "2h", "3h", "4h", "8h", "12h", "1d", "2d", "7d")
 MORE = ("30m", "1h", "2h", "4h", "8h")
@@ -79,7 +80,7 @@ def choose(field: forms.Field, choices: list[tuple[str, str]]) -> None:
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Durations as a choice: what the services read, and what people do."""
-    return [(text, wording.duration(holds.parse_time(text))) for text in texts]
+    return [(text, units.duration(holds.parse_time(text))) for text in texts]
 
 
 @project_page("member")
@@ -101,7 +102,7 @@ def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
         config = holds.config(wanted, holds.parse_time(wanted.duration))
         planned = plan(request.project, request.user, request.role, services.Submission(config, hold=True))
         if planned.waits and planned.impossible:
-            return why_words.reason(planned.waits.reason, planned.waits.data).text
+            return waiting.reason(planned.waits.reason, planned.waits.data).text
     return holds.hold(request.project, request.user, request.role, wanted)
 
 
@@ -163,7 +164,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
     """More time for a run."""
     duration = request.POST.get("for", "").strip()
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
-    numbers = {"run": found.name, "more": wording.duration(holds.parse_time(duration))}
+    numbers = {"run": found.name, "more": units.duration(holds.parse_time(duration))}
     text = _("%(run)s has %(more)s more") % numbers
     if request.htmx:
         return notice(HttpResponse(status=204), text)

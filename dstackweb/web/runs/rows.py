@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import services, why_words, wording
+from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.placement_summary import Place
 from dstackweb.runs.selectors import QueueRow
@@ -22,6 +22,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.web.common.pages import PageRequest
 from dstackweb.web.gpus.alerts import Mark
 from dstackweb.web.templatetags.dstackweb_tags import moments
+from dstackweb.wording import statuses, units, waiting
 
 NUMBER_MAX = 2**53
 
@@ -52,10 +53,10 @@ def needs(spec: dict[str, Any]) -> str:
     wants = spec["requirements"]
     count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
     if count and names:
-        memory = f" {wording.mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
+        memory = f" {units.mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
         each = f"{count} × {names}{memory}"
     else:
-        each = wording.gpus(count) if count else wording.cpus(wants["cpu_min"])
+        each = units.gpus(count) if count else units.cpus(wants["cpu_min"])
     nodes = spec.get("nodes", 1)
     return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
 
@@ -107,7 +108,7 @@ def queue_lines(
     for row in rows:
         run = row.run
         if run.shape not in words:
-            why = why_words.reason(row.reason, row.reason_data)
+            why = waiting.reason(row.reason, row.reason_data)
             words[run.shape] = _Words(needs(run.spec), moments(why.text), why.label, why.tone)
         told = words[run.shape]
         if run.user_id not in may:
@@ -157,7 +158,7 @@ class RunLine:
     @classmethod
     def of(cls, run: Run, place: Place | None = None, mark: Mark | None = None) -> RunLine:
         """The row with the reason it ended, if it did not end well; and where it is, if it is placed."""
-        reason = wording.termination(run.termination_reason) if run.termination_reason else ""
+        reason = statuses.termination(run.termination_reason) if run.termination_reason else ""
         told = run.status_message or ("" if run.status == "done" else reason)
         return cls(run, needs(run.spec), told or (place.message if place else ""), place.where if place else "", mark)
 

@@ -12,12 +12,14 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
-from dstackweb.runs import archives, offer_words, selectors, services, why_words, wording
+from dstackweb.runs import archives, selectors, services
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.passes.plan import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import examples
 from dstackweb.web.runs import words as run_words
+from dstackweb.wording import offers as offer_words
+from dstackweb.wording import waiting
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
@@ -117,13 +119,13 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,
-        "waits": why_words.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
+        "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "offers": [
             {
                 "offer": offer,
-                "badge": wording.availability(offer.availability),
-                "has": wording.has(offer),
+                "badge": offer_words.availability(offer.availability),
+                "has": offer_words.has(offer),
                 "why": offer_words.why(offer.detail, wants),
             }
             for offer in planned.offers

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.runs import logs, placement_summary, selectors, services, why_words, wording
+from dstackweb.runs import logs, placement_summary, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
@@ -23,6 +23,7 @@ from dstackweb.web.runs import hold_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs import words as run_words
 from dstackweb.web.runs.why_views import standing
+from dstackweb.wording import statuses, waiting
 
 PER_PAGE = 50
 LOG_BYTES = 256 * 1024
@@ -66,8 +67,8 @@ def _list(request: PageRequest) -> dict[str, Any]:
         "mine": mine,
         "chips": [("", _("All"), sum(counts.values()))]
         + [
-            (key, _("active") if key == "active" else wording.status(key), sum(counts[status] for status in statuses))
-            for key, statuses in SHOWN.items()
+            (key, _("active") if key == "active" else statuses.status(key), sum(counts[status] for status in shown))
+            for key, shown in SHOWN.items()
         ],
         "waiting": counts["submitted"],
         "may_submit": allows(request.role, "member"),
@@ -108,7 +109,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "steps": run_words.steps(run, jobs),
         "verdict": run_words.verdict(run, jobs),
         "place": placement_summary.place([job for job in jobs if job.attempt == run.attempt]),
-        "why": why_words.reason(reason, data) if reason else None,
+        "why": waiting.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
         "events": run_words.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.runs import selectors, why_words, wording
+from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.rank_factors import Factors, factors
 from dstackweb.runs.states import RunStatus
@@ -19,6 +19,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Tried, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
+from dstackweb.wording import statuses, waiting
 
 NEIGHBOURS = 3
 """Shown on each side."""
@@ -84,7 +85,7 @@ class TriedLine:
     """One host or offer in words, with what is free there where it is a host."""
 
     tried: Tried
-    told: wording.Told
+    told: statuses.Label
     host: HostView | None
 
     @property
@@ -111,12 +112,10 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "stands": stands,
         "neighbours": _neighbours(run, stands.position) if stands else [],
         "decision": decision,
-        "why": why_words.reason(decision.outcome, decision.data),
-        "limits": [why_words.reason(waits.reason, waits.data) for waits in decision.limits],
+        "why": waiting.reason(decision.outcome, decision.data),
+        "limits": [waiting.reason(waits.reason, waits.data) for waits in decision.limits],
         "tried": [
-            TriedLine(
-                one, why_words.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None
-            )
+            TriedLine(one, waiting.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None)
             for one in decision.tried
         ],
         "waiting": selectors.counts(request.project)["submitted"],

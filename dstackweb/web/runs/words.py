@@ -15,11 +15,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.runs import placement_summary, spend, wording
+from dstackweb.runs import placement_summary, spend
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.web.runs import event_words
+from dstackweb.wording import events as event_words
+from dstackweb.wording import statuses, units
 
 
 class Step(NamedTuple):
@@ -43,12 +44,12 @@ def steps(run: Run, jobs: Sequence[Job]) -> list[Step]:
         Step(_("Running"), began is not None, began, _between(placed_at, began)),
     ]
     ending = _between(began, run.ended_at) if over else ""
-    label = wording.status(run.status).capitalize() if over else _("End")
+    label = statuses.status(run.status).capitalize() if over else _("End")
     return [*line, Step(label, over, run.ended_at, ending, run.status if over else "")]
 
 
 def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
-    return wording.duration((end - start).total_seconds()) if start and end else ""
+    return units.duration((end - start).total_seconds()) if start and end else ""
 
 
 class Verdict(NamedTuple):
@@ -63,7 +64,7 @@ class Verdict(NamedTuple):
 def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     """Why it ended, or why it is being tried again; None for a run that is fine."""
     if run.status == RunStatus.PENDING and run.attempt > 1:
-        nowhere = wording.termination(Reason.OUT_OF_CAPACITY)
+        nowhere = statuses.termination(Reason.OUT_OF_CAPACITY)
         if run.status_message.startswith(nowhere):
             last = run.status_message.removeprefix(nowhere).strip()
             return Verdict(nowhere, _("It will be tried again, with its place in the queue kept."), last, run.status)
@@ -71,10 +72,10 @@ def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
     bad = [job for job in jobs if job.attempt == run.attempt and job.status == JobStatus.FAILED]
-    title = wording.termination(run.termination_reason) or wording.status(run.status).capitalize()
+    title = statuses.termination(run.termination_reason) or statuses.status(run.status).capitalize()
     if run.termination_reason == Reason.JOB_FAILED and bad:
-        title = wording.termination(bad[0].termination_reason)
-    text = wording.exited(run.exit_code) if run.exit_code else ""
+        title = statuses.termination(bad[0].termination_reason)
+    text = statuses.exited(run.exit_code) if run.exit_code else ""
     return Verdict(title, text, event_words.beyond(title, run.status_message), run.status)
 
 
@@ -110,9 +111,7 @@ class JobLine:
         why = _why(job) if job.status in ("failed", "terminated") else ""
         if job.status == JobStatus.PROVISIONING:
             why = job.message
-        return cls(
-            job, placement_summary.where(job), wording.gpus(len(job.gpus)) if job.gpus else "", why, machine(job)
-        )
+        return cls(job, placement_summary.where(job), units.gpus(len(job.gpus)) if job.gpus else "", why, machine(job))
 
 
 def starting(run: Run) -> str:
@@ -128,7 +127,7 @@ def machine(job: Job) -> str:
 
 
 def _why(job: Job) -> str:
-    reason = wording.termination(job.termination_reason)
+    reason = statuses.termination(job.termination_reason)
     return f"{reason} {event_words.beyond(reason, job.message)}".strip()
 
 
@@ -152,7 +151,7 @@ def events(found: Iterable[RunEvent], nodes: int) -> list[EventLine]:
         same = list(group)
         if kind == "offer_failed" and code in SAID_ALL and len(same) > 1:
             names = ", ".join(_offered(event.data) for event in reversed(same))
-            why = wording.no_machine(code)
+            why = statuses.no_machine(code)
             where = _("node %d") % node + ": " if nodes > 1 and node is not None else ""
             told = ngettext("%(n)d offer, %(why)s: %(names)s", "%(n)d offers, %(why)s: %(names)s", len(same))
             lines.append(EventLine(same[0], where + told % {"n": len(same), "why": why, "names": names}))

@@ -15,22 +15,21 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
-from dstackweb.runs import wording
 from dstackweb.web.cloud import budget as budgets
-from dstackweb.web.cloud import offer_rows
 from dstackweb.web.common import navigation
 from dstackweb.web.gpus import alerts
+from dstackweb.wording import statuses, units
 
 register = template.Library()
 
 _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
 
-register.filter("duration", wording.duration)
-register.filter("hourly", offer_rows.dollars)
-register.filter("mebibytes", wording.mebibytes)
-register.filter("status_word", wording.status)
-register.filter("reason_word", wording.termination)
+register.filter("duration", units.duration)
+register.filter("hourly", units.hourly)
+register.filter("mebibytes", units.mebibytes)
+register.filter("status_word", statuses.status)
+register.filter("reason_word", statuses.termination)
 
 
 @register.filter
@@ -51,7 +50,7 @@ def _instant(at: dt.datetime) -> str:
 def moments(text: str) -> SafeString:
     """A sentence whose moments are shown in the reader's zone."""
     pieces = (
-        (format_html(_TIME, _instant(at), "hour", "", piece) if at else piece) for piece, at in wording.moments(text)
+        (format_html(_TIME, _instant(at), "hour", "", piece) if at else piece) for piece, at in units.moments(text)
     )
     return format_html_join("", "{}", ((piece,) for piece in pieces))
 
@@ -122,7 +121,7 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
         case "in":
             left_s = (at - timezone.now()).total_seconds()
             coming, due = _("in %s"), _("due now")
-            text = escape(coming.replace("%s", wording.duration(left_s)) if left_s > 0 else due)
+            text = escape(coming.replace("%s", units.duration(left_s)) if left_s > 0 else due)
             more = format_html(' data-in="{}" data-due="{}"', coming, due)
         case _:
             text = f"{at:%b %d, %H:%M} UTC"
@@ -130,4 +129,4 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
 
 
 def _age(at: dt.datetime) -> str:
-    return wording.duration((timezone.now() - at).total_seconds())
+    return units.duration((timezone.now() - at).total_seconds())

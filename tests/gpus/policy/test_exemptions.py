@@ -11,7 +11,7 @@ from dstackweb.gpus.models import Keep, ProjectPolicies
 from dstackweb.gpus.policy.exemptions import keep, policies_of
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid
 from dstackweb.runs.models import QueueCount, Run
-from dstackweb.web.runs.event_words import told
+from dstackweb.wording.events import told
 from tests.factories import join, make_user
 from tests.gpus.watching import IDLE, begin, stopped
 

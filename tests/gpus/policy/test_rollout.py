@@ -19,7 +19,7 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
-from dstackweb.web.runs.event_words import told
+from dstackweb.wording.events import told
 from tests.factories import join, make_project, make_run, make_user, place_all
 from tests.gpus.snapshots import EVERY_MS, START_MS
 from tests.gpus.watching import MINUTE, begin, watch

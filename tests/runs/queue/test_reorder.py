@@ -18,8 +18,8 @@ from dstackweb.runs.queue import queue_neighbors as line
 from dstackweb.runs.queue.reorder import Target
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
-from dstackweb.web.queue import move_words
-from dstackweb.web.runs import event_words
+from dstackweb.wording import events as event_words
+from dstackweb.wording import moves as move_words
 from tests.factories import join, make_host, make_run, make_user, place_all
 
 pytestmark = pytest.mark.django_db

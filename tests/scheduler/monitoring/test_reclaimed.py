@@ -10,7 +10,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import PolicyStop
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.monitoring import reclaimed
-from dstackweb.web.runs.event_words import told
+from dstackweb.wording.events import told
 from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
 from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
 

@@ -21,7 +21,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.monitoring import utilization
-from dstackweb.web.runs.event_words import told
+from dstackweb.wording.events import told
 from tests.factories import cloud_job, make_host, make_run, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, START_MS, reading
 from tests.gpus.watching import IDLE, MINUTE, begin, look_at, stopped, watch

@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability
-from dstackweb.runs import why_words
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import find_run, why
 from dstackweb.scheduler.passes.decision import decide_now
+from dstackweb.wording import waiting
 from tests.factories import make_host, make_run, place_all
 from tests.scheduler.passes.market_stub import StubMarket, offer
 
@@ -55,7 +55,7 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
         "cellar dear (spot)": "is_spot",
     }  # fmt: skip
     for tried in decide_now(fresh(project, run)).tried:
-        assert why_words.tried(tried.code, tried.data).label
+        assert waiting.tried(tried.code, tried.data).label
     priced = [tried.price for tried in decide_now(fresh(project, run)).tried if tried.backend == "cloud"]
     assert priced == [Decimal("0.5"), Decimal("9.0"), Decimal("9.5")]
 
@@ -68,7 +68,7 @@ def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> N
     place_all()
     decided = decide_now(fresh(project, run))
     assert (decided.outcome, decided.data) == why(fresh(project, run))
-    told = why_words.reason(decided.outcome, decided.data).text
+    told = waiting.reason(decided.outcome, decided.data).text
     assert "needs 2 GPUs, 1 of 2 free on box-1; 1 busy until at most" in told
 
 

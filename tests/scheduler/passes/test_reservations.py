@@ -10,13 +10,14 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import services, why_words
+from dstackweb.runs import services
 from dstackweb.runs.attempts import ended
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.reservations import shown
+from dstackweb.wording import waiting
 from tests.factories import make_host, make_project, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -81,7 +82,7 @@ def test_a_later_run_is_let_in_only_if_it_ends_before_the_start(project: Project
     code, data = why(fresh(long))
     assert (code, data["run"], data["project"]) == ("reserved_for_other", "big", project.name)
     assert data["starts_at"] == Reservation.objects.get().starts_at.isoformat()
-    told = why_words.reason(code, data).text
+    told = waiting.reason(code, data).text
     assert "kept for big" in told
     assert "with a max_duration of 28m it could start before" in told or "of 29m" in told
     short = small(project, member, max_duration="25m")
@@ -97,7 +98,7 @@ def test_people_of_another_project_do_not_learn_for_whom_it_is_reserved(member: 
     assert code == "reserved_for_other"
     assert "run" not in data
     assert "project" not in data
-    assert "a run of another project" in why_words.reason(code, data).text
+    assert "a run of another project" in waiting.reason(code, data).text
     seen = shown([other.pk])
     assert seen is not None
     assert seen.run is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.runs.why_words import reason
 from dstackweb.scheduler.placement.hosts import Placed, Waits, place
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.wording.waiting import reason
 
 
 def host(name: str, **labels: str) -> HostView:

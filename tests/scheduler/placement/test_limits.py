@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import why_words
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.placement.limits import Limits, Tally, exceeded, whole_queue
 from dstackweb.scheduler.processes.housekeeping import keep_house
+from dstackweb.wording import waiting
 from tests.factories import join, make_host, make_run, make_user, place_all
 
 limit = st.none() | st.integers(0, 6)
@@ -82,7 +82,7 @@ def test_a_full_queue_whose_limit_is_lifted_says_what_it_waits_for_now(project: 
     limited(project, max_running=0)
     run = make_run(project, member, resources={"cpu": 9})
     place_all()
-    assert "lets nothing start" in why_words.reason(*reason(run)).text
+    assert "lets nothing start" in waiting.reason(*reason(run)).text
     limited(project, max_running=None)
     place_all()
     assert reason(run)[0] == "impossible"
@@ -124,4 +124,4 @@ def test_smaller_runs_go_on_below_a_limit_of_gpus_and_too_large_ones_hear_that_t
     assert {Run.objects.get(pk=run.pk).status for run in (one, none)} == {RunStatus.PROVISIONING}
     code, data = reason(never)
     assert (code, data["never"]) == ("queue_limit", True)
-    assert "can never start" in why_words.reason(code, data).text
+    assert "can never start" in waiting.reason(code, data).text

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.selectors import Bar
 from dstackweb.progress.states import FINISHED, LIVE, TaskState
-from dstackweb.progress.wording import meaning, state
-from dstackweb.web.progress import words as words
 from dstackweb.web.progress.bars import COLOURS, LEAST, Line, colour, segments
+from dstackweb.wording import progress as progress_words
+from dstackweb.wording.progress import meaning, state
 
 S = TaskState
 COUNTS = st.dictionaries(st.sampled_from(list(TaskState)), st.integers(0, 10**9))
@@ -64,7 +64,7 @@ def test_a_name_keeps_its_colour() -> None:
      (2e-5, "1.7/day"), (48_211, "48,211/s")],
 )  # fmt: skip
 def test_a_rate_has_the_unit_that_reads_best(per_s: float, text: str) -> None:
-    assert words.rate(per_s) == text
+    assert progress_words.rate(per_s) == text
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_rate_has_the_unit_that_reads_best(per_s: float, text: str) -> None:
     ],
 )
 def test_a_time_left_is_as_rough_as_one_would_say_it(seconds: float, text: str) -> None:
-    assert words.span(seconds) == text
+    assert progress_words.span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_a_time_left_is_as_rough_as_one_would_say_it(seconds: float, text: str) 
      (300, math.inf, "over 5 min"), (600, 600, "10 min")],
 )  # fmt: skip
 def test_a_range_has_one_unit(low: float, high: float, text: str) -> None:
-    assert words.between(low, high) == text
+    assert progress_words.between(low, high) == text
 
 
 @given(st.floats(0.001, 10**8), st.floats(1, 1000))
 def test_any_range_is_worded(low: float, factor: float) -> None:
-    text = words.between(low, low * factor)
+    text = progress_words.between(low, low * factor)
     assert text
     assert "inf" not in text
 
 
 def test_where_the_estimate_is_sure_one_number_says_it() -> None:
-    assert words.left(Left(38, 35, 42)) == "38 s"
-    assert words.spread(Left(38, 35, 42)) == ""
-    assert words.left(Left(720, 660, 1140)) == "11–19 min"
+    assert progress_words.left(Left(38, 35, 42)) == "38 s"
+    assert progress_words.spread(Left(38, 35, 42)) == ""
+    assert progress_words.left(Left(720, 660, 1140)) == "11–19 min"
 
 
 def test_beside_a_wide_range_the_one_number_is_rough() -> None:

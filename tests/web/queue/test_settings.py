@@ -9,7 +9,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Queue
-from dstackweb.web.queue import words as queue_words
+from dstackweb.wording import queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 

@@ -7,17 +7,17 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from dstackweb.runs import why_words, wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.web.runs import event_words
 from dstackweb.web.templatetags import dstackweb_tags
+from dstackweb.wording import events as event_words
+from dstackweb.wording import statuses, units, waiting
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_termination_reason_is_a_sentence(reason: Reason) -> None:
-    assert wording.termination(reason) != reason
-    assert wording.termination(reason).endswith(".")
+    assert statuses.termination(reason) != reason
+    assert statuses.termination(reason).endswith(".")
 
 
 @pytest.mark.parametrize("kind", [*RunStatus, "retry", "requeued", "stop_requested", "start_deadline"])
@@ -89,11 +89,11 @@ def test_an_event_of_a_newer_server_is_still_told() -> None:
     ],
 )
 def test_reasons_to_wait_carry_their_numbers(code: str, data: dict[str, object], words: str) -> None:
-    assert why_words.reason(code, data).text == words
+    assert waiting.reason(code, data).text == words
 
 
 def test_amounts_have_the_unit_that_fits() -> None:
-    assert [wording.mebibytes(mib) for mib in (512, 1024, 1536, 81920, 2 << 20)] == [
+    assert [units.mebibytes(mib) for mib in (512, 1024, 1536, 81920, 2 << 20)] == [
         "512 MB", "1 GB", "1.5 GB", "80 GB", "2 TB",
     ]  # fmt: skip
 
@@ -104,15 +104,15 @@ def test_the_moments_in_a_sentence_are_told_apart_for_the_readers_zone(
     now = dt.datetime(2031, 5, 4, 9, 30, tzinfo=dt.UTC)
     monkeypatch.setattr(timezone, "now", lambda: now)
     today, later = now.replace(hour=18, minute=40), now.replace(day=6)
-    text = f"busy until at most {wording.moment(today.isoformat())}; kept until {wording.moment(later.isoformat())}"
-    pieces = list(wording.moments(text))
+    text = f"busy until at most {units.moment(today.isoformat())}; kept until {units.moment(later.isoformat())}"
+    pieces = list(units.moments(text))
     assert "".join(piece for piece, _ in pieces) == text
     assert [at for _, at in pieces if at] == [today, later]
 
 
 @pytest.mark.parametrize("text", ["", "at 25:99 UTC", "on 2031-02-30 10:00 UTC", "no moment at all"])
 def test_what_only_looks_like_a_moment_stays_text(text: str) -> None:
-    pieces = list(wording.moments(text))
+    pieces = list(units.moments(text))
     assert "".join(piece for piece, _ in pieces) == text
     assert not any(at for _, at in pieces)
 

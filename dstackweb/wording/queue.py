@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.runs import wording
+from dstackweb.wording import units
 
 HOUR = 60
 DAY = 24 * HOUR
@@ -19,7 +19,7 @@ def ageing(minutes: int | None) -> str:
         return _("Strict: a run never passes one with a higher priority, however long it waits. It may wait for ever.")
     waited, told = next(
         ((length, words) for length, words in ((HOUR, _("1 h")), (DAY, _("1 day"))) if minutes <= length),
-        (minutes, wording.duration(minutes * 60)),
+        (minutes, units.duration(minutes * 60)),
     )
     points = f"{waited / minutes:.1f}".removesuffix(".0")
     return ngettext(

@@ -8,16 +8,15 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.gpus import wording as gpu_words
-from dstackweb.runs import wording
 from dstackweb.runs.models import RunEvent
-from dstackweb.web.cloud.offer_rows import dollars
+from dstackweb.wording import policy as policy_words
+from dstackweb.wording import statuses, units
 
 
 def told(event: RunEvent, nodes: int) -> str:
     """The sentence of one event of a run with so many nodes, without who did it."""
     data: dict[str, Any] = event.data
-    if (worded := _run_event(event.kind, data) or gpu_words.told(event.kind, data)) is not None:
+    if (worded := _run_event(event.kind, data) or policy_words.told(event.kind, data)) is not None:
         return worded
     worded = _job_event(event.kind, data) or event.kind.replace("_", " ")
     return worded if nodes == 1 or event.node is None else _("node %d: ") % event.node + worded
@@ -41,10 +40,10 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
         case "stop_requested" | "terminating":
             return _stopping(data)
         case "retry":
-            why = wording.termination(data.get("job_reason", ""))
+            why = statuses.termination(data.get("job_reason", ""))
             return _("%(why)s Waiting to be tried again, with its place in the queue kept.") % {"why": why}
         case "extended":
-            times = {"by": wording.duration(data.get("by_s")), "total": wording.duration(data.get("total_s"))}
+            times = {"by": units.duration(data.get("by_s")), "total": units.duration(data.get("total_s"))}
             return _("%(by)s more: %(total)s in all") % times
         case "scheduled" | "came_round" | "next_scheduled" | "schedule_waits" | "schedule_ended":
             return _schedule(kind, data)
@@ -55,7 +54,7 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
         case "start_deadline":
             return _("it did not start in time")
         case "spot_interruption":
-            return _("the cloud takes its spot machine back at %s") % wording.moment(data["at"])
+            return _("the cloud takes its spot machine back at %s") % units.moment(data["at"])
         case "reserved":
             return _reserved(data)
         case "reservation_ended":
@@ -64,11 +63,11 @@ def _run_event(kind: str, data: dict[str, Any]) -> str | None:
 
 
 def _reserved(data: dict[str, Any]) -> str:
-    what = {"what": wording.gpus(data["gpus"]) if data.get("gpus") else _("room"), "hosts": ", ".join(data["hosts"])}
+    what = {"what": units.gpus(data["gpus"]) if data.get("gpus") else _("room"), "hosts": ", ".join(data["hosts"])}
     text = _("%(what)s on %(hosts)s reserved for it") % what
     if data.get("starts_at"):
-        return text + _(", free by %s") % wording.moment(data["starts_at"])
-    return text + _(", until %s at most") % wording.moment(data["expires_at"]) if data.get("expires_at") else text
+        return text + _(", free by %s") % units.moment(data["starts_at"])
+    return text + _(", until %s at most") % units.moment(data["expires_at"]) if data.get("expires_at") else text
 
 
 def _reservation_ended(reason: str) -> str:
@@ -128,7 +127,7 @@ def _placed(nodes: list[dict[str, Any]]) -> str:
     text = _("placed on %s") % hosts if hosts else _("placed")
     if len(nodes) > 1:
         text += ", " + ngettext("%d node", "%d nodes", len(nodes)) % len(nodes)
-    return f"{text}, {wording.gpus(gpus)}" if gpus else text
+    return f"{text}, {units.gpus(gpus)}" if gpus else text
 
 
 def _place_of(node: dict[str, Any]) -> str:
@@ -153,8 +152,8 @@ def _stopping(data: dict[str, Any]) -> str:
 
 def _ended(kind: str, data: dict[str, Any]) -> str:
     why = data.get("reason") or data.get("termination_reason") or data.get("job_reason") or ""
-    text = wording.status(kind)
-    return f"{text}: {wording.termination(why)}" if why else text
+    text = statuses.status(kind)
+    return f"{text}: {statuses.termination(why)}" if why else text
 
 
 def _job_event(kind: str, data: dict[str, Any]) -> str | None:
@@ -179,13 +178,13 @@ def _job_event(kind: str, data: dict[str, Any]) -> str | None:
 def _offer_failed(data: dict[str, Any]) -> str:
     """A machine that was not to be had, or that did not come up."""
     what = _machine(data)
-    why = wording.no_machine(data.get("code", ""))
+    why = statuses.no_machine(data.get("code", ""))
     text = beyond(why, data.get("text", ""))
     return _("%(what)s: %(why)s") % {"what": what, "why": f"{why}: {text}" if text else why}
 
 
 def _machine_started(data: dict[str, Any]) -> str:
-    told = {"what": _machine(data), "id": data["cloud_id"], "price": dollars(Decimal(data["price"]))}
+    told = {"what": _machine(data), "id": data["cloud_id"], "price": units.hourly(Decimal(data["price"]))}
     return _("%(what)s starts as %(id)s, for %(price)s an hour") % told
 
 
@@ -196,9 +195,9 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 def _job_end(data: dict[str, Any]) -> str:
-    text = why = wording.termination(data.get("termination_reason", "")) or _("ended")
+    text = why = statuses.termination(data.get("termination_reason", "")) or _("ended")
     if (code := data.get("exit_code")) is not None:
-        text += f" {wording.exited(code)}"
+        text += f" {statuses.exited(code)}"
     return f"{text} {beyond(why, data.get('message', ''))}".strip()
 
 

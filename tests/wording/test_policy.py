@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from dstackweb.gpus import wording
 from dstackweb.runs.models import RunEvent
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.web.runs import event_words
+from dstackweb.wording import events as event_words
+from dstackweb.wording import policy as policy_words
 
 LOW = {
     "gpu": 1, "node": 0, "nodes": 1, "min": 50, "window_s": 1800, "scope": "any",
@@ -28,7 +28,7 @@ LOW = {
     ],
 )
 def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
-    assert wording.span(seconds) == text
+    assert policy_words.span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
     ],
 )
 def test_what_was_low_is_named(changed: dict[str, Any], text: str) -> None:
-    assert wording.was_low(LOW | changed) == text
+    assert policy_words.was_low(LOW | changed) == text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_was_low_is_named(changed: dict[str, Any], text: str) -> None:
 )
 def test_a_policy_is_a_sentence(changed: dict[str, Any], text: str) -> None:
     policy = UtilizationPolicy.model_validate({"min_gpu_utilization": 10, "time_window_s": 1800} | changed)
-    assert wording.rule(policy) == text
+    assert policy_words.rule(policy) == text
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from dstackweb.runs import wording
 from dstackweb.spec.effective import UtilizationPolicy
+from dstackweb.wording import units
 
 
 def span(seconds: int) -> str:
@@ -17,7 +17,7 @@ def span(seconds: int) -> str:
         return f"{seconds} s"
     if seconds >= 86_400 and seconds % 3600:
         return f"{seconds // 60} min"
-    return wording.duration(seconds).removesuffix(" 00")
+    return units.duration(seconds).removesuffix(" 00")
 
 
 def subject(gpu: int | None, node: int, nodes: int) -> str:
@@ -75,7 +75,7 @@ def told(kind: str, data: dict[str, Any]) -> str | None:
             numbers = {"low": was_low(data), "why": why}
             return _("its utilization policy would have stopped it: %(low)s (%(why)s)") % numbers
         case "utilization_kept":
-            numbers = {"until": wording.moment(data["until"]), "reason": data["reason"]}
+            numbers = {"until": units.moment(data["until"]), "reason": data["reason"]}
             return _("kept from being stopped until %(until)s: “%(reason)s”") % numbers
         case "utilization_next":
             return _("its GPUs went to %s") % (data.get("run") or _("a run of another project"))
@@ -88,8 +88,8 @@ def _notice(data: dict[str, Any]) -> str:
     numbers = {
         "what": subject(data.get("gpu"), data.get("node", 0), data.get("nodes", 1)),
         "min": data["min"],
-        "since": wording.moment(data["low_since"]),
-        "stops": wording.moment(data["stops_at"]),
+        "since": units.moment(data["low_since"]),
+        "stops": units.moment(data["stops_at"]),
     }
     return _("%(what)s has been below %(min)s %% since %(since)s: it is stopped at %(stops)s, if it stays so") % numbers
 

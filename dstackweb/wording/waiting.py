@@ -14,36 +14,37 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop as _later
 from django.utils.translation import ngettext
 
-from dstackweb.runs.wording import Told, cpus, dollars, gpus, mebibytes, moment
+from dstackweb.wording.statuses import Label
+from dstackweb.wording.units import cpus, dollars, gpus, mebibytes, moment
 
 
-def reason(code: str, data: dict[str, Any]) -> Told:
+def reason(code: str, data: dict[str, Any]) -> Label:
     """Why a run waits, with its numbers."""
     match code:
         case "starting":
-            return Told(_("starting"), _("its turn is being looked at"), "go")
+            return Label(_("starting"), _("its turn is being looked at"), "go")
         case "queue_paused":
-            return Told(_("paused"), _("the queue is paused; a manager resumes it"), "info")
+            return Label(_("paused"), _("the queue is paused; a manager resumes it"), "info")
         case "waiting_for_capacity":
-            return Told(_("capacity"), _no_offer_free(data) if data.get("code") == "offers" else _shortfall(data))
+            return Label(_("capacity"), _no_offer_free(data) if data.get("code") == "offers" else _shortfall(data))
         case "impossible":
-            return Told(_("impossible"), _impossible(data), "bad")
+            return Label(_("impossible"), _impossible(data), "bad")
         case "backend_unavailable":
-            return Told(_("unavailable"), _unavailable(data), "bad")
+            return Label(_("unavailable"), _unavailable(data), "bad")
         case "no_quota":
             where = ", ".join(data.get("backends", ()))
-            return Told(_("quota"), _("the quota for it is used up at %s") % where, "wait")
+            return Label(_("quota"), _("the quota for it is used up at %s") % where, "wait")
         case "budget_limit":
             numbers = {name: dollars(data.get(name, 0)) for name in ("spent", "budget")}
             text = _("the project has spent %(spent)s of its %(budget)s for paid backends this month")
-            return Told(_("budget"), text % numbers, "wait")
+            return Label(_("budget"), text % numbers, "wait")
         case "user_limit" | "queue_limit":
-            return Told(_("limit"), _over_limit(data), "bad" if data.get("never") else "wait")
+            return Label(_("limit"), _over_limit(data), "bad" if data.get("never") else "wait")
         case "reserved_for_other":
-            return Told(_("reserved"), _reserved(data), "wait")
+            return Label(_("reserved"), _reserved(data), "wait")
         case "not_waiting":
-            return Told(_("not waiting"), _("it isn't in the queue now"), "info")
-    return Told(code.replace("_", " "), "")
+            return Label(_("not waiting"), _("it isn't in the queue now"), "info")
+    return Label(code.replace("_", " "), "")
 
 
 def _over_limit(data: dict[str, Any]) -> str:
@@ -95,21 +96,21 @@ def _no_offer_free(data: dict[str, Any]) -> str:
     return str(text % count)
 
 
-def tried(code: str, data: dict[str, Any]) -> Told:
+def tried(code: str, data: dict[str, Any]) -> Label:
     """How a place did that a decision tried."""
     match code:
         case "fits":
             if data.get("of", 1) > 1:
-                return Told(_("fits"), _("room for %(nodes)d of %(of)d nodes") % data, "go")
-            return Told(_("fits"), "", "go")
+                return Label(_("fits"), _("room for %(nodes)d of %(of)d nodes") % data, "go")
+            return Label(_("fits"), "", "go")
         case "reserved":
-            return Told(_("reserved"), _("what is free there is kept for a run that has waited longer"))
+            return Label(_("reserved"), _("what is free there is kept for a run that has waited longer"))
         case "busy" if data.get("short"):
-            return Told(_("busy"), "; ".join(_lack(what, data) for what in data["short"]) + _busy_until(data))
+            return Label(_("busy"), "; ".join(_lack(what, data) for what in data["short"]) + _busy_until(data))
         case "too_small":
-            return Told(_("too small"), "; ".join(_has_only(what, data) for what in data.get("short", ())), "bad")
+            return Label(_("too small"), "; ".join(_has_only(what, data) for what in data.get("short", ())), "bad")
     label, text, tone = _TRIED.get(code, (code.replace("_", " "), "", "wait"))
-    return Told(_(label), _(text) % _Asked(data) if text else "", tone)
+    return Label(_(label), _(text) % _Asked(data) if text else "", tone)
 
 
 class _Asked(dict[str, Any]):

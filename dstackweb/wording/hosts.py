@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from dstackweb.backends.models import HostEvent
-from dstackweb.runs import wording
+from dstackweb.wording import units
 
 
 def told(event: HostEvent) -> str:
@@ -15,8 +15,8 @@ def told(event: HostEvent) -> str:
     data: dict[str, Any] = event.data
     match event.kind:
         case "joined":
-            has = [wording.cpus(data.get("cpus", 0)), wording.mebibytes(data.get("memory_mib"))]
-            return _("joined with %s") % ", ".join([*has, *([wording.gpus(data["gpus"])] if data.get("gpus") else [])])
+            has = [units.cpus(data.get("cpus", 0)), units.mebibytes(data.get("memory_mib"))]
+            return _("joined with %s") % ", ".join([*has, *([units.gpus(data["gpus"])] if data.get("gpus") else [])])
         case "labelled":
             given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
             texts = [_("labelled %s") % ", ".join(given)] if given else []
@@ -37,3 +37,13 @@ def told(event: HostEvent) -> str:
         "nvml_found": _("NVML's library is there"),
         "sampling_works": _("all its GPUs can be read again"),
     }.get(event.kind, event.kind.replace("_", " "))
+
+
+def isolation(code: str) -> str:
+    """How a host keeps jobs apart from the server."""
+    return {
+        "user": _("jobs run as another user"),
+        "container": _("jobs run in containers"),
+        "shared": _("none: jobs share the server's user"),
+        "none": _("none: jobs are refused"),
+    }.get(code, code)
