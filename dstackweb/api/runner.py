@@ -22,8 +22,8 @@ from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import of_all_nodes, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.runs.tokens import job_of_token
 from dstackweb.scheduler.hosts import gpu_poll
-from dstackweb.scheduler.hosts.jobs import job_of_token
 
 
 class JobToken(HttpBearer):

@@ -24,7 +24,8 @@ from dstackweb.progress import ingest
 from dstackweb.progress.parse import read
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.reporting import job_of_tasks_token, scope_for
+from dstackweb.runs.reporting import scope_for
+from dstackweb.runs.tokens import job_of_tasks_token
 
 router = Router(tags=["progress"])
 

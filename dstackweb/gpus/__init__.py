@@ -1,0 +1,1 @@
+"""GPU samples, what they add up to, and utilization policies."""

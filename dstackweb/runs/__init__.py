@@ -1,0 +1,1 @@
+"""Runs and queues: submitting, ordering, moving and ending them."""

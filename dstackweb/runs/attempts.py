@@ -24,6 +24,8 @@ from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.wording import statuses
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
+RUNNER_GONE_S = 60.0
+"""A claimed job ends when its runner is gone, can't be revived, and has been silent this long."""
 
 
 def claim(job_id: UUID, nonce: str, where: str) -> Job:

@@ -11,7 +11,7 @@ from django.conf import settings
 from dstackweb.accounts.services import secret_values
 from dstackweb.lib.secrets import decrypt
 from dstackweb.runs.models import Job
-from dstackweb.runs.reporting import tasks_token
+from dstackweb.runs.tokens import tasks_token
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.secrets import fill_secrets, secret_names
 

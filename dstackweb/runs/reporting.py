@@ -1,10 +1,7 @@
-"""Who may tell of the tasks inside a run: the run's own commands by a token of their job, and only while it runs."""
+"""Where reported tasks are counted: in the scope of the run's current attempt, and only while the run is placed."""
 
 from __future__ import annotations
 
-from uuid import UUID
-
-from django.core import signing
 from django.db import transaction
 
 from dstackweb.lib.errors import Conflict
@@ -13,21 +10,6 @@ from dstackweb.progress.models import Scope
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED
 from dstackweb.runs.transitions import lock_run
-
-SALT = "dstackweb.tasks"
-
-
-def tasks_token(job_id: UUID) -> str:
-    """The bearer token that a job's commands get: good for telling of tasks, and for nothing else."""
-    return signing.Signer(salt=SALT).sign(str(job_id))
-
-
-def job_of_tasks_token(token: str) -> UUID | None:
-    """The job that such a token was made for; None for any other string."""
-    try:
-        return UUID(signing.Signer(salt=SALT).unsign(token))
-    except (signing.BadSignature, ValueError):
-        return None
 
 
 def scope_for(run: Run, attempt: int | None = None) -> int:

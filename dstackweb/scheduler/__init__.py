@@ -1,0 +1,1 @@
+"""Decides where waiting runs go, starts them, and watches what was placed."""

@@ -24,6 +24,11 @@ class PeriodicJob(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @staticmethod
+    def host_names(host: str) -> tuple[str, str, str]:
+        """The names of the jobs that one host has: checking its jobs, sampling its GPUs, removing old files."""
+        return f"look:{host}", f"gpus:{host}", f"tidy:{host}"
+
 
 class PassState(models.Model):
     """The one row that makes placement passes exclusive: who claims it raises `generation`, and each transaction

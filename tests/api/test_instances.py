@@ -20,8 +20,8 @@ from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
+from dstackweb.runs.tokens import job_of_token
 from dstackweb.scheduler.cloud.agents import agent_token, join_token
-from dstackweb.scheduler.hosts.jobs import job_of_token
 from tests.factories import cloud_job, make_run
 
 NOTICE = timezone.now().replace(microsecond=0) + dt.timedelta(minutes=2)

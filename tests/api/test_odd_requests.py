@@ -7,7 +7,7 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import logs, selectors
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.hosts.jobs import job_token
+from dstackweb.runs.tokens import job_token
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all, placed_job, start
 

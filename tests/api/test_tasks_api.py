@@ -14,8 +14,7 @@ from dstackweb.api.task_gate import Gate
 from dstackweb.lib.errors import TooMany
 from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
 from dstackweb.runs.models import Run
-from dstackweb.runs.reporting import tasks_token
-from dstackweb.scheduler.hosts.jobs import job_token
+from dstackweb.runs.tokens import job_token, tasks_token
 from tests.api.conftest import Api
 from tests.api.test_runner_api import Runner
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start

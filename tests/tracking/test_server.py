@@ -19,8 +19,8 @@ from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPr
 from dstackweb.progress.recount import differences
 from dstackweb.progress.states import STATE_OF, TaskState
 from dstackweb.runs.models import Job
-from dstackweb.runs.reporting import tasks_token
 from dstackweb.runs.states import RunStatus
+from dstackweb.runs.tokens import tasks_token
 from dstackweb.runs.transitions import move_run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.runner.machines import Gate

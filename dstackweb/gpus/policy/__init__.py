@@ -1,0 +1,1 @@
+"""Utilization policies: what they say, how samples are judged by them, and what follows."""

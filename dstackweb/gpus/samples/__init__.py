@@ -1,0 +1,1 @@
+"""GPU samples: read, stored, averaged and looked up."""

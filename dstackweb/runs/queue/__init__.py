@@ -1,0 +1,1 @@
+"""The order of a queue: ranks, moves, positions and settings."""

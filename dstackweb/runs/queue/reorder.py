@@ -20,9 +20,9 @@ from dstackweb.runs import wakeups
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.move_preview import COUNTED, Preview, RunChange, Target, read_to_move, reordering
 from dstackweb.runs.queue.moves import Change
 from dstackweb.runs.queue.positions import read, runs_ahead
-from dstackweb.runs.queue.queue_neighbors import COUNTED, Preview, RunChange, Target, read_to_move, reordering
 from dstackweb.runs.queue.queues import hold_queue, now_us
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.runs.transitions import touch

@@ -24,7 +24,7 @@ from dstackweb.lib.secrets import digest
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler.hosts.jobs import NO_STATE_S, job_token
+from dstackweb.runs.tokens import job_token, read_id, sign_id
 
 JOIN_SALT, AGENT_SALT = "dstackweb.join", "dstackweb.agent"
 FIRST_LOOK_S = 1.0
@@ -57,15 +57,12 @@ def join_token(instance: UUID) -> tuple[str, str]:
 
 def agent_token(instance: UUID) -> str:
     """The bearer token of the agent that joined."""
-    return signing.Signer(salt=AGENT_SALT).sign(str(instance))
+    return sign_id(instance, AGENT_SALT)
 
 
 def instance_of_token(token: str) -> UUID | None:
     """The instance that an agent's token was made for; None for any other string."""
-    try:
-        return UUID(signing.Signer(salt=AGENT_SALT).unsign(token))
-    except (signing.BadSignature, ValueError):
-        return None
+    return read_id(token, AGENT_SALT)
 
 
 def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], address: str) -> str:
@@ -136,7 +133,7 @@ def _bring_forward(job: Job, instance: Instance, report: Report) -> dict[str, An
         return {"do": "off"}
     if not job.claim_nonce and instance.interrupted_at is not None:
         return None
-    if job.claim_nonce and job.silent_s > NO_STATE_S and not report.left:
+    if job.claim_nonce and job.silent_s > attempts.RUNNER_GONE_S and not report.left:
         attempts.ended(
             job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the machine"
         )

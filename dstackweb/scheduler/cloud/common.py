@@ -15,7 +15,7 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
-from dstackweb.scheduler.cloud.verdict import Row, Rules, Served
+from dstackweb.scheduler.cloud.lifecycle import Row, Rules, Served
 
 LEFT = dt.timedelta(days=1)
 """For so long machines are looked for where none should be any more: at a deleted backend, in a region given up."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Instance, InstanceStatus
-from dstackweb.backends.whole import meets
-from dstackweb.spec.requirements import Requirements
 
 SILENT_S = 60.0
 """Whose agent has not called for so long may not be there any more."""
@@ -65,13 +63,6 @@ def _offer(instance: Instance) -> Offer:
         availability=Availability.IDLE,
         detail={"code": "idle_instance", "instance": str(instance.pk), "fits": 1},
     )
-
-
-def serving(kept: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
-    """Those that have what each node of a run needs."""
-    if image is not None:
-        return ()
-    return tuple(offer for offer in kept if meets(offer, needs))
 
 
 def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> bool:

@@ -25,8 +25,8 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import common as cloud
-from dstackweb.scheduler.cloud import rows as cloud_rows
-from dstackweb.scheduler.cloud.verdict import MOST_TRIES
+from dstackweb.scheduler.cloud import instance_updates as cloud_rows
+from dstackweb.scheduler.cloud.lifecycle import MOST_TRIES
 from dstackweb.wording import offers as offer_words
 
 log = logging.getLogger(__name__)

@@ -28,9 +28,9 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.cloud import common as cloud
-from dstackweb.scheduler.cloud import rows as cloud_rows
+from dstackweb.scheduler.cloud import instance_updates as cloud_rows
 from dstackweb.scheduler.cloud import start as cloud_start
-from dstackweb.scheduler.cloud.verdict import Told, grace_s, kept_s, match, orphans, overdue, told
+from dstackweb.scheduler.cloud.lifecycle import Told, grace_s, kept_s, match, orphans, overdue, told
 
 log = logging.getLogger(__name__)
 

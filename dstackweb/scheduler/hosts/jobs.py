@@ -7,39 +7,22 @@ whether to start, to salvage or to do nothing, and the API lets only one runner 
 from __future__ import annotations
 
 import logging
-from uuid import UUID
 
 from django.conf import settings
-from django.core import signing
 
 from dstackweb.backends.contract import Availability, Handle, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.registry import hosts
-from dstackweb.runs.attempts import ended
+from dstackweb.runs.attempts import RUNNER_GONE_S, ended
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler.monitoring.job_watch import KILL_MARGIN_S
+from dstackweb.runs.tokens import job_token
 from dstackweb.spec.launch import LaunchSpec
 
 log = logging.getLogger(__name__)
 
-NO_STATE_S = 60.0
-"""A claimed job that has been silent this long, whose runner is gone and can't be brought back, is over."""
-
-JOB_SALT = "dstackweb.job"
-
-
-def job_token(job_id: UUID) -> str:
-    """The bearer token of one job's runner: signed, so that nothing needs to be stored to check it."""
-    return signing.Signer(salt=JOB_SALT).sign(str(job_id))
-
-
-def job_of_token(token: str) -> UUID | None:
-    """The job that a token was made for; None for any other string."""
-    try:
-        return UUID(signing.Signer(salt=JOB_SALT).unsign(token))
-    except (signing.BadSignature, ValueError):
-        return None
+KILL_MARGIN_S = 15.0
+"""How long a stopping job's runner may take beyond its grace before its host kills it."""
 
 
 def look_at_job(job_id: str) -> None:
@@ -57,7 +40,7 @@ def look_at_job(job_id: str) -> None:
         if job.status == JobStatus.TERMINATING:
             backend.stop(handle, job.stop_grace_s or 0)
         return
-    if presence == Presence.GONE and job.claim_nonce and job.silent_s > NO_STATE_S:
+    if presence == Presence.GONE and job.claim_nonce and job.silent_s > RUNNER_GONE_S:
         ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the host")
         return
     try:

@@ -25,8 +25,8 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import make_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.hosts import watch as host_watch
 from dstackweb.scheduler.models import Watch
+from dstackweb.scheduler.monitoring import host_watch
 from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ M = TypeVar("M", bound=Model)
 
 MAX_STEP = 3.0
 """Intervals that one look may add at most."""
-KILL_MARGIN_S = 15.0
-"""How long after its grace a stopping job's own runner may take before its host kills it."""
 FORGET_S = 24 * 3600.0
 """A machine that has not looked while so much was counted is new when it comes back."""
 LOST_MARGIN_S = 60.0

@@ -24,9 +24,8 @@ from dstackweb.scheduler.cloud import idle
 from dstackweb.scheduler.cloud.provisioning import machine_for, on_offer
 from dstackweb.scheduler.passes import reservations
 from dstackweb.scheduler.passes.claim import keep
-from dstackweb.scheduler.passes.market import HOSTS
 from dstackweb.scheduler.passes.reservations import Change
-from dstackweb.scheduler.placement.hosts import Placed, Waits
+from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waits
 from dstackweb.scheduler.placement.offers import Bought
 
 READ = ("paused", *LIMITS)

@@ -18,12 +18,12 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, Miss, fit
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.market import HOSTS, Market
 from dstackweb.scheduler.passes.reservations import Shown, shown, stored
 from dstackweb.scheduler.placement import limits, offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import Waiting, Waits, gang
+from dstackweb.scheduler.placement.hosts import HOSTS, Waiting, Waits, gang
 from dstackweb.scheduler.placement.limits import gpus_asked
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -93,7 +93,7 @@ def decide_now(run: Run) -> Decision:
         limits=limits.exceeded(
             loading.limits_of(run.queue), capacity.tally, run.queue_id, run.user_id, gpus_asked(spec)
         ),
-        budget=loading.budget(run.project_id, now) if any(one.price for one in tries) else None,
+        budget=project_budget(run.project_id, now) if any(one.price for one in tries) else None,
     )
 
 

@@ -10,15 +10,13 @@ from itertools import chain
 from django.conf import settings
 from django.db.models import Count, Sum
 
-from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
-from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JOB_ACTIVE, PLACED
 from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.passes.market import Market
-from dstackweb.scheduler.placement.capacity import Budget, Capacity, Rules
+from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
+from dstackweb.scheduler.placement.capacity import Capacity, Rules
 from dstackweb.scheduler.placement.hosts import Waiting
 from dstackweb.scheduler.placement.limits import Limits, Tally
 from dstackweb.scheduler.placement.reservation import Holder, Reserved, latest_end
@@ -38,7 +36,7 @@ def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved
         tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
         ask=market.ask,
         idle=idle.reader(now),
-        budget=functools.cache(lambda project_id: budget(project_id, now)),
+        budget=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_holders=lambda: holders(now) if known is None else known,
         reserved=reserved,
     )
@@ -62,12 +60,6 @@ def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
 def limits_of(queue: Queue) -> Limits:
     """The limits of a queue as it was read."""
     return Limits(**{name: getattr(queue, name) for name in LIMITS})
-
-
-def budget(project_id: int, now: dt.datetime) -> Budget | None:
-    """What a project may spend this month, and what it has; None without a budget."""
-    limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
-    return None if limit is None else Budget(limit, spent(project_id, now))
 
 
 def holders(now: dt.datetime) -> list[Holder]:

@@ -15,16 +15,16 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.scheduler.cloud.backend_offers import Market
 from dstackweb.scheduler.monitoring import reclaimed
 from dstackweb.scheduler.passes import apply, loading, reservations
 from dstackweb.scheduler.passes import claim as pass_claim
 from dstackweb.scheduler.passes.apply import STALE, Placement
 from dstackweb.scheduler.passes.claim import Outdated
-from dstackweb.scheduler.passes.market import HOSTS, Market
 from dstackweb.scheduler.passes.queue_scan import Line
 from dstackweb.scheduler.passes.reservations import Change, Stored
 from dstackweb.scheduler.placement.fairness import Held, turn
-from dstackweb.scheduler.placement.hosts import Placed, Waits
+from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waits
 from dstackweb.scheduler.placement.reservation import Reserved
 
 log = logging.getLogger(__name__)

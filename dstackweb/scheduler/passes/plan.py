@@ -18,8 +18,8 @@ from dstackweb.runs.queue.queues import now_us
 from dstackweb.runs.schedule import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import Prepared, Submission, prepare
+from dstackweb.scheduler.cloud.backend_offers import Market
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.market import Market
 from dstackweb.scheduler.passes.reservations import stored
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Capacity, may_use_hosts, most_permanent

@@ -1,0 +1,1 @@
+"""Where a run can go: pure decisions on plain data, without Django."""

@@ -15,9 +15,8 @@ from typing import Any
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
-from dstackweb.scheduler.cloud import idle
 from dstackweb.scheduler.placement import limits, offers, reservation
-from dstackweb.scheduler.placement.hosts import Placed, Waiting, Waits, place
+from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waiting, Waits, place
 from dstackweb.scheduler.placement.limits import Limits, Tally, gpus_asked
 from dstackweb.scheduler.placement.offers import Asked, Bought
 from dstackweb.scheduler.placement.reservation import Holder, Reserved
@@ -98,7 +97,7 @@ class Capacity:
     def asked(self, run: Waiting) -> Asked:
         """What other backends offer this run: its project's own idle machines too."""
         asked = self.ask(run.spec)
-        kept = idle.serving(self.idle(run.project_id), run.spec.requirements, image=run.spec.image)
+        kept = offers.matching(self.idle(run.project_id), run.spec.requirements, image=run.spec.image)
         return replace(asked, offers=(*kept, *asked.offers))
 
     def closed(self, queue_id: int) -> Waits | None:
@@ -250,7 +249,7 @@ class Capacity:
 
 def may_use_hosts(spec: EffectiveSpec) -> bool:
     """Whether the run may go to the team's own machines."""
-    return spec.backends is None or "hosts" in spec.backends
+    return spec.backends is None or HOSTS in spec.backends
 
 
 def most_permanent(found: Iterable[Waits]) -> Waits:

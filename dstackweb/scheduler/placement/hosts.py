@@ -14,6 +14,9 @@ from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, sho
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
 
+HOSTS = "hosts"
+"""The backend of the team's own hosts."""
+
 
 @dataclass(frozen=True)
 class Waiting:

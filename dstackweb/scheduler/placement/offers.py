@@ -13,8 +13,10 @@ from decimal import Decimal
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.whole import meets
 from dstackweb.scheduler.placement.hosts import Waits
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.requirements import Requirements
 
 Key = tuple[str, str, str, bool, str]
 """What an offer is, whoever asked for it: backend, region, instance type, spot, and the machine where it is there."""
@@ -88,6 +90,11 @@ def refusal(spec: EffectiveSpec, offer: Offer) -> str | None:
     if spec.max_price is not None and offer.price > Decimal(str(spec.max_price)):
         return "too_expensive"
     return None
+
+
+def matching(idle: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
+    """The idle instances that have what each node of a run needs. None of them runs containers."""
+    return () if image is not None else tuple(offer for offer in idle if meets(offer, needs))
 
 
 def room(offer: Offer, used: Mapping[Key, int], most: int) -> int:

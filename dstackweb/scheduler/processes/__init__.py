@@ -1,0 +1,1 @@
+"""The server's processes: supervisor, ticker, periodic work and the tasks that workers call."""

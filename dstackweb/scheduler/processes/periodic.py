@@ -6,13 +6,17 @@ A tick that waited longer than one interval is worthless and does nothing; none 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
+from django_q.brokers import Broker, get_broker
+from django_q.tasks import async_task
 
 from dstackweb.gpus.samples import averages
 from dstackweb.offers import sources
@@ -20,7 +24,6 @@ from dstackweb.runs import spend
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.monitoring import ended_tasks
-from dstackweb.scheduler.processes.enqueue import enqueue
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +78,23 @@ def control_jobs() -> list[Periodic]:
 def host_jobs(host: str, cluster: str) -> list[Periodic]:
     """Work of one machine, enqueued by its own ticker for its own cluster."""
     tasks = "dstackweb.scheduler.processes.tasks"
+    check, sample, tidy = PeriodicJob.host_names(host)
     return [
-        Periodic(f"look:{host}", f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
-        Periodic(f"gpus:{host}", f"{tasks}.sample_gpus", settings.DSTACKWEB_SAMPLE_EVERY_S, cluster, (host,)),
-        Periodic(f"tidy:{host}", f"{tasks}.tidy_host", 600.0, cluster, (host,)),
+        Periodic(check, f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
+        Periodic(sample, f"{tasks}.sample_gpus", settings.DSTACKWEB_SAMPLE_EVERY_S, cluster, (host,)),
+        Periodic(tidy, f"{tasks}.tidy_host", 600.0, cluster, (host,)),
     ]
+
+
+def enqueue(task: str, *args: Any, cluster: str, name: str | None = None) -> None:
+    """Have `cluster` call the dotted path `task`. Raises what the broker raises while it is unreachable."""
+    async_task(task, *args, cluster=cluster, broker=_broker(cluster), task_name=name)
+
+
+@functools.cache
+def _broker(cluster: str) -> Broker:
+    """Kept for the life of the process: django-q2 would open a connection to Redis for each task."""
+    return get_broker(cluster)
 
 
 def ensure_rows(jobs: list[Periodic]) -> None:

@@ -23,7 +23,7 @@ from dstackweb.scheduler.monitoring import job_watch as watching
 from dstackweb.scheduler.passes import claim as pass_claim
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.processes import housekeeping, periodic
-from dstackweb.scheduler.processes.enqueue import enqueue
+from dstackweb.scheduler.processes.periodic import enqueue
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Pages for offers, quotas and cloud instances."""

@@ -1,0 +1,1 @@
+"""What all pages share: navigation, polling, errors, announcements."""

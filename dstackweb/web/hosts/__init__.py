@@ -1,0 +1,1 @@
+"""Pages for the team's own hosts."""

@@ -1,0 +1,1 @@
+"""Pages for the progress of tasks."""

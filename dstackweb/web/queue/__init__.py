@@ -1,0 +1,1 @@
+"""Pages for queues: order, moves, settings."""

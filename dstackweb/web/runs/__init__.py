@@ -1,0 +1,1 @@
+"""Pages for runs: submitting, details, logs, why a run waits."""

@@ -13,8 +13,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Move, Run
+from dstackweb.runs.queue import move_preview as line
 from dstackweb.runs.queue import ordering, queues, reorder
-from dstackweb.runs.queue import queue_neighbors as line
 from dstackweb.runs.queue.reorder import Target
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run

@@ -15,7 +15,7 @@ from dstackweb.runs.selectors import find_run, why
 from dstackweb.scheduler.passes.decision import decide_now
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_run, place_all
-from tests.scheduler.passes.market_stub import StubMarket, offer
+from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
 
 pytestmark = pytest.mark.django_db
 

@@ -13,9 +13,9 @@ from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, Reason, RunStatus
+from dstackweb.scheduler.cloud.backend_offers import Market
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading, placement_pass, queue_scan
-from dstackweb.scheduler.passes.market import Market
 from dstackweb.scheduler.passes.reservations import stored
 from dstackweb.scheduler.placement.fairness import turn
 from dstackweb.scheduler.placement.hosts import Placed

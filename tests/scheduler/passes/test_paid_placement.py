@@ -15,9 +15,9 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.spend import spent
 from dstackweb.runs.states import JobStatus
-from dstackweb.scheduler.passes import loading
+from dstackweb.scheduler.cloud import backend_offers
 from tests.factories import make_host, make_project, make_run, place_all
-from tests.scheduler.passes.market_stub import StubMarket, offer
+from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
 
 pytestmark = pytest.mark.django_db
 
@@ -145,7 +145,7 @@ def test_a_pass_adds_up_what_a_project_has_spent_once(
     project.monthly_budget = Decimal(5)
     project.save()
     added: list[int] = []
-    monkeypatch.setattr(loading, "spent", lambda project_id, _: added.append(project_id) or Decimal(0))
+    monkeypatch.setattr(backend_offers, "spent", lambda project_id, _: added.append(project_id) or Decimal(0))
     for cpus in (1, 2, 3):
         make_run(project, member, backends=["cloud"], resources={"cpu": cpus})
     assert place_all() == 3

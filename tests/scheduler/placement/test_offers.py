@@ -6,7 +6,7 @@ import pytest
 
 from dstackweb.scheduler.placement.offers import Asked, Bought, choose
 from dstackweb.spec.effective import EffectiveSpec
-from tests.scheduler.passes.market_stub import offer
+from tests.scheduler.passes.backend_offers_stub import offer
 
 KEPT = "8e0ad5d5-4f3b-4dd0-a3f6-0a0c0a5f3b4d"
 

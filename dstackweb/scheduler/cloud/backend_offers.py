@@ -1,21 +1,25 @@
-"""Asking backends other than the team's own hosts for their offers, each once in a pass for the same needs."""
+"""What runs can use beside the team's own hosts: the offers of other backends, and the budget to pay for them."""
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from collections.abc import Sequence
 
+from dstackweb.accounts.models import Project
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend, BackendKind
 from dstackweb.backends.registry import UnknownKind
 from dstackweb.offers import catalog
+from dstackweb.runs.spend import spent
+from dstackweb.scheduler.placement.capacity import Budget
+from dstackweb.scheduler.placement.hosts import HOSTS
 from dstackweb.scheduler.placement.offers import Asked
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 
 log = logging.getLogger(__name__)
 
-HOSTS = "hosts"
 PAID_KINDS = frozenset({BackendKind.AWS.value})
 """Kinds that cost money: used only where a run names the backend."""
 
@@ -65,3 +69,9 @@ class Market:
         except Exception as error:
             log.warning("backend %s can't be asked for offers: %s: %s", name, type(error).__name__, error)
             self._failed[name] = "failed"
+
+
+def project_budget(project_id: int, now: dt.datetime) -> Budget | None:
+    """What a project may spend in the current month and what it has spent; None without a budget."""
+    limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
+    return None if limit is None else Budget(limit, spent(project_id, now))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dstackweb.backends.contract import Machine, MachineState
 from dstackweb.backends.models import InstanceStatus
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler.cloud.verdict import (
+from dstackweb.scheduler.cloud.lifecycle import (
     GIVE_UP_S,
     MISSING_S,
     ORPHANED,

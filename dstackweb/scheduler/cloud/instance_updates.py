@@ -20,10 +20,9 @@ from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
 from dstackweb.scheduler.cloud import common as cloud
+from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
+from dstackweb.scheduler.cloud.lifecycle import After, after, end_reason, next_offer
 from dstackweb.scheduler.cloud.provisioning import machine_for, on_offer
-from dstackweb.scheduler.cloud.verdict import After, after, end_reason, next_offer
-from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.market import Market
 from dstackweb.scheduler.placement import offers
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -154,7 +153,7 @@ def _other_offer(job: Job) -> Offer | None:
     """The next cheapest that the run may take, within the project's budget; several nodes stay in their region."""
     run = Run.objects.select_related("project").get(pk=job.run_id)
     spec = EffectiveSpec.model_validate(run.spec)
-    budget = loading.budget(run.project_id, timezone.now())
+    budget = project_budget(run.project_id, timezone.now())
     if budget is not None and budget.is_spent:
         return None
     place = (job.backend.name, job.region) if spec.nodes > 1 else None

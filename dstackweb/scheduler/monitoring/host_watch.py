@@ -10,7 +10,6 @@ from dstackweb.backends.models import Host, HostEvent
 from dstackweb.runs.models import Allocation, Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.processes.periodic import host_jobs
 
 
 def note_presence() -> None:
@@ -41,5 +40,4 @@ def finish_leaving() -> None:
             going = Host.objects.filter(pk=host.pk, leaving=True, left_at=None)
             if going.update(left_at=now, offline_since=None):
                 HostEvent.objects.create(host=host, kind="left", at=now)
-                names = [job.name for job in host_jobs(host.name, host.cluster)]
-                PeriodicJob.objects.filter(name__in=names).delete()
+                PeriodicJob.objects.filter(name__in=PeriodicJob.host_names(host.name)).delete()
