@@ -7,8 +7,8 @@ HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
 ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
-PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -33,16 +33,21 @@ demo-progress: $(VENV)/.dev ## the same with a run of half a million tasks that 
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
-test: $(VENV)/.dev ## the test suite: all on SQLite, then what uses SQL, cache or broker on PostgreSQL with Redis
-	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -n $(WORKERS) -m "not slow and not gpu"
-	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -n $(WORKERS) -m "db_sides and not slow"
+# Both sides run, whatever the first says.
+define both_sides
+@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -m "$(1)"; sqlite=$$?; \
+ DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -m "both_sides and ($(1))"; postgres=$$?; \
+ [ $$sqlite = 0 ] && [ $$postgres = 0 ]
+endef
 
-test-slow: $(VENV)/.dev ## faults, load and browser journeys that take longer, on both sides
-	@DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -m slow
-	@DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -m "slow and db_sides"
+test: $(VENV)/.dev ## the test suite: all on SQLite, then what depends on SQL, cache or broker on PostgreSQL with Redis
+	$(call both_sides,not slow and not gpu)
+
+test-slow: $(VENV)/.dev ## faults, load, whole journeys and more examples, on both sides
+	$(call both_sides,slow or examples)
 
 test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs
-	@$(PYTEST) -m gpu tests/gpu
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

@@ -1,13 +1,22 @@
-"""Sides, strictness and the few fixtures that all tests share."""
+"""Sides, strictness and the few fixtures that all tests share.
+
+There are two sides: SQLite with the cache and the broker in its tables, and PostgreSQL with Redis. All tests run on
+SQLite; those marked `both_sides` on PostgreSQL too. These are whatever may differ there: each test of a room that
+writes SQL of its own, locks rows, races or keeps something in the cache (`BOTH_SIDES`, where it touches the database),
+and elsewhere the tests that carry the mark: races of accounts, processes that are killed, and one walk past every page
+and every list of the API (`test_every_address.py`). Pages, API, command line and browser ask through these rooms, so
+their own tests run once.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -15,31 +24,42 @@ import pytest
 if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
 
-# An example takes as long as a busy machine lets it: no test is about that.
-hypothesis.settings.register_profile("unhurried", deadline=None)
-hypothesis.settings.load_profile("unhurried")
+# An example takes as long as a busy machine lets it: no test is about that. The slow suite looks at more of them.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=25)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=150)
 
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
-ONE_SIDE = {"browser", "cli"}
-"""Folders whose tests are of the browser or the command line: what these ask of SQL is tested in tests/web and api."""
-DB_FIXTURES = {"db", "transactional_db", "django_db_reset_sequences", "admin_client", "live_server", "deployment"}
+BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}
+"""Rooms whose tests run on both sides where they touch the database: there SQL, locks, caches and queries are."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples by the suite; and Ctrl-C ends what tests start, also where the shell ignores it for this process."""
+    hypothesis.settings.load_profile("quick" if "not slow" in config.option.markexpr else "full")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _touches_database(item: pytest.Item, *more: str) -> bool:
+    fixtures = {"db", "transactional_db", "live_server", *more}
+    return bool(item.get_closest_marker("django_db") or fixtures & set(getattr(item, "fixturenames", ())))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever touches the database runs on both sides: `make test` selects it by this marker for the second."""
-    here = Path(__file__).parent
+    """Marks what runs on both sides, and what the slow suite runs again with more examples."""
     for item in items:
-        if ONE_SIDE & set(item.path.relative_to(here).parts):
-            continue
-        if item.get_closest_marker("django_db") or DB_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker("db_sides")
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        if room in BOTH_SIDES and _touches_database(item, "deployment"):
+            item.add_marker("both_sides")
+        if hasattr(getattr(item, "obj", None), "hypothesis"):
+            item.add_marker("examples")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Caches, and what processes keep of them, outlive a rolled-back transaction."""
-    if item.get_closest_marker("django_db") or {"db", "transactional_db"} & set(getattr(item, "fixturenames", ())):
+    if _touches_database(item):
         from django.core.cache import caches
 
         from dstackweb.offers import catalog, counts, sources, store
@@ -79,6 +99,21 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> Iterator[None]:
+    """Each process of the tests has its copy of one migrated database, instead of migrating its own."""
+    from django.db import connection
+
+    from tests import databases
+
+    with django_db_blocker.unblock():
+        connection.close()
+        connection.settings_dict["NAME"] = databases.copy_to(connection.settings_dict["TEST"]["NAME"])
+    yield
+    with django_db_blocker.unblock():
+        connection.close()
+
+
 @pytest.fixture
 def open_home() -> Iterator[Path]:
     """A folder for a deployment, which other users may enter (pytest's own `tmp_path` is closed to them)."""
@@ -93,6 +128,14 @@ def deployment(open_home: Path) -> dict[str, str]:
     from tests.support import deployment_env
 
     return deployment_env(open_home)
+
+
+@pytest.fixture
+def new_deployment(open_home: Path) -> dict[str, str]:
+    """The same before its first start, with an empty database."""
+    from tests.support import deployment_env
+
+    return deployment_env(open_home, migrated=False)
 
 
 @pytest.fixture

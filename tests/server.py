@@ -24,13 +24,15 @@ PASSWORD = "correct horse battery"
 class Server:
     """`with Server(home) as server: server.api("GET", "runs")`. `env` overrides settings, such as time-outs.
 
-    `home` must be a folder that other users can reach, since jobs run as another user when the tests are root.
+    `home` must be a folder that other users can reach, since jobs run as another user when the tests are root. Without
+    `migrated` its first start makes the tables.
     """
 
-    def __init__(self, home: Path, **env: str) -> None:
+    def __init__(self, home: Path, *, migrated: bool = True, **env: str) -> None:
         self.home = home
         self.env = deployment_env(
             home,
+            migrated=migrated,
             **{
                 "DSTACKWEB_HOST_NAME": "box",
                 "DSTACKWEB_ADMIN_TOKEN": TOKEN,

@@ -38,7 +38,7 @@ from dstackweb.settings import *  # noqa: E402, F403
 from dstackweb.settings import DATABASES, DSTACKWEB_HOME  # noqa: E402
 
 # A file, not memory: threads and processes of a test see the same rows.
-DATABASES["default"]["TEST"] = (
-    {"NAME": str(DSTACKWEB_HOME / "test.sqlite3")} if "DATABASE_URL" not in os.environ else {"NAME": "test_dstackweb"}
-)
+DATABASES["default"]["TEST"] = {
+    "NAME": f"test_{_worker or 'main'}" if "DATABASE_URL" in os.environ else str(DSTACKWEB_HOME / "test.sqlite3")
+}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

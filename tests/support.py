@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import hypothesis
+
+from tests import databases
 from tests.servers import free_port
 
-__all__ = ["REPO", "deployment_env", "eventually", "free_port"]
+__all__ = ["REPO", "deployment_env", "eventually", "examples", "free_port"]
 
 T = TypeVar("T")
 REPO = Path(__file__).resolve().parent.parent
-_numbers = itertools.count(1)
 _redis_numbers = itertools.count()
 
 
@@ -41,10 +43,17 @@ def eventually(fn: Callable[[], T | None], deadline: float = 30, every: float = 
         time.sleep(every)
 
 
-def deployment_env(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a deployment apart from the test's own database: an empty one, on the side under test.
+def examples(most: int) -> hypothesis.settings:
+    """`@examples(300)`: so many examples in the slow suite; the quick one takes 25 at most, others in each run."""
+    profile = hypothesis.settings.get_current_profile_name()
+    return hypothesis.settings(max_examples=most if profile == "full" else min(most, 25))
 
-    `home` must be a folder that other users may enter, when jobs run.
+
+def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[str, str]:
+    """The environment of a deployment apart from the test's own database, on the side under test.
+
+    Its database has all tables, and no rows; without `migrated` it is as before a first start. `home` must be a folder
+    that other users may enter, when jobs run.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DSTACKWEB_", "PYTEST_"))}
     env |= {
@@ -53,25 +62,22 @@ def deployment_env(home: Path, **more: str) -> dict[str, str]:
         "DSTACKWEB_PORT": str(free_port()),
         "PYTHONPATH": str(REPO),
     }
-    if "DSTACKWEB_TEST_HOME" in os.environ:  # benchmarks run without the tests' settings
+    in_tests = "DSTACKWEB_TEST_HOME" in os.environ  # benchmarks run without the tests' settings
+    if in_tests:
         env["DSTACKWEB_STATIC_ROOT"] = f"{os.environ['DSTACKWEB_HOME']}/static"  # collected once
     if "DATABASE_URL" in os.environ:
-        env["DATABASE_URL"] = _fresh_database(os.environ["DATABASE_URL"])
+        name = databases.fresh_name()
+        env["DATABASE_URL"] = databases.url_of(
+            databases.copy_to(name) if migrated and in_tests else databases.create(name)
+        )
         # 512 numbers: tests' own caches have the first 64, deployments of one test process 32 of the others in turn.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
         number = 64 + worker % 14 * 32 + next(_redis_numbers) % 32
         env["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{number}"
         _empty_redis(env["REDIS_URL"])
+    elif migrated and in_tests and not (home / "db.sqlite3").exists():
+        databases.copy_to(str(home / "db.sqlite3"))
     return env | more
-
-
-def _fresh_database(url: str) -> str:
-    import psycopg
-
-    name = f"deployment_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    return f"{url.rsplit('/', 1)[0]}/{name}"
 
 
 def _empty_redis(url: str) -> None:

@@ -166,8 +166,8 @@ def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(deployment: dict[str, str]) -> None:
-    asked = login_link(deployment)
+def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(new_deployment: dict[str, str]) -> None:
+    asked = login_link(new_deployment)
 
     assert asked.returncode == 1
     assert re.fullmatch(r"dstackweb: \S+ has no database to use yet: start the server with make run\n", asked.stderr)

@@ -16,7 +16,7 @@ from dstackweb.accounts.services import authenticate_token, bootstrap
 from dstackweb.lib.errors import Conflict
 from tests.factories import make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 
 @pytest.fixture(autouse=True)

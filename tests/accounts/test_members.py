@@ -12,7 +12,7 @@ from dstackweb.accounts.models import Invite, Membership, Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
 from tests.factories import join, make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
 
 

@@ -11,7 +11,7 @@ from dstackweb.lib.errors import Conflict, Invalid
 from tests.accounts.races import all_read_before_any_writes, at_once
 from tests.factories import join, make_user
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
 
 

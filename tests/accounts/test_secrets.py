@@ -10,7 +10,7 @@ from dstackweb.accounts.models import Project, ProjectSecret, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from tests.factories import make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 VALUE = "hf_abcdefghij"
 
 

@@ -13,7 +13,7 @@ from dstackweb.accounts.models import ApiToken, LoginLink, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
 from tests.factories import make_user
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 
 @pytest.fixture

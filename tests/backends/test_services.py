@@ -19,7 +19,7 @@ from dstackweb.offers.models import Result, SourceRow
 from dstackweb.scheduler.processes.housekeeping import keep_house
 from tests.offers.cloud_stub import ANY, Cloud
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
 

@@ -6,12 +6,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HERE = Path(__file__).parent
+ColorScheme = Literal["light", "dark"]
+ReducedMotion = Literal["reduce", "no-preference"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,17 +58,55 @@ def complaints() -> Iterator[Complaints]:
     assert not found
 
 
-@pytest.fixture
-def new_page(chromium: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
-    """Opens a page in a context of its own; keywords are those of a browser context."""
-    contexts: list[BrowserContext] = []
+class Contexts:
+    """Browser contexts by their options. One that a test is done with is cleaned for the next: its cache stays."""
 
-    def make(**options: object) -> Page:
-        context = chromium.new_context(**{"viewport": {"width": 1360, "height": 900}, "locale": "en-GB", **options})
-        contexts.append(context)
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._free: dict[str, list[BrowserContext]] = {}
+
+    def take(self, **options: Any) -> BrowserContext:
+        free = self._free.get(repr(sorted(options.items())))
+        context = free.pop() if free else self._browser.new_context(**options)
         context.set_default_timeout(8000)
-        return complaints.watch(context.new_page())
+        return context
+
+    def give_back(self, context: BrowserContext, **options: Any) -> None:
+        for page in context.pages:
+            page.close()
+        context.clear_cookies()
+        context.set_offline(False)
+        self._free.setdefault(repr(sorted(options.items())), []).append(context)
+
+
+@pytest.fixture(scope="session")
+def contexts(chromium: Browser) -> Contexts:
+    return Contexts(chromium)
+
+
+@pytest.fixture
+def new_page(contexts: Contexts, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a context that no other page is in; keywords are those of a browser context.
+
+    `keep` False: nobody else gets this context, since the test leaves more in it than cookies.
+    """
+    taken: list[tuple[BrowserContext, dict[str, Any], bool]] = []
+
+    def make(
+        viewport: ViewportSize | None = None, color_scheme: ColorScheme = "light",
+        reduced_motion: ReducedMotion = "no-preference", keep: bool = True, **options: Any,
+    ) -> Page:  # fmt: skip
+        options = {"locale": "en-GB", **options}
+        context = contexts.take(**options)
+        taken.append((context, options, keep))
+        page = complaints.watch(context.new_page())
+        page.set_viewport_size(viewport or {"width": 1360, "height": 900})
+        page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+        return page
 
     yield make
-    for context in contexts:
-        context.close()
+    for context, options, keep in taken:
+        if keep:
+            contexts.give_back(context, **options)
+        else:
+            context.close()

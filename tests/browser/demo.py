@@ -15,6 +15,7 @@ from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
 from dstackweb.runs.queue import ordering, queues, reorder
 from tests.browser import task_demo
+from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.watched import see
 
@@ -50,6 +51,7 @@ def _seen(job: Job, began: dt.datetime) -> None:
     see(placed_job(job.run), began, lambda place, ago_s: 2 if place == 1 and ago_s < 880 else 84 + ago_s // 10 % 13)
 
 
+@once
 def build() -> tuple[Project, User]:
     """Hosts, members and runs of every status; returns the project and its manager."""
     project = make_project("main")

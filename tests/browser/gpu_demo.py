@@ -13,6 +13,7 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Job
 from tests.browser.demo import PASSWORD
+from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.gpus.snapshots import reading
 
@@ -26,6 +27,7 @@ DOES = {  # at each GPU of the two machines: utilization, MiB, W, °C, and what 
 }  # fmt: skip
 
 
+@once
 def build() -> Project:
     """Two machines with twelve GPUs, runs on most of them, and forty minutes of samples."""
     project, other = make_project("main"), make_project("other")

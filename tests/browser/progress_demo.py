@@ -5,10 +5,12 @@ from __future__ import annotations
 from dstackweb.accounts.models import Project
 from dstackweb.runs.models import Run
 from tests.browser.demo import PASSWORD
+from tests.browser.scene import once
 from tests.browser.task_demo import fill
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 
+@once
 def build() -> tuple[Project, Run]:
     """A project with runs, and one of them with many tasks."""
     project = make_project("main")

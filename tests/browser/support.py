@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from playwright.sync_api import Page
+from django.conf import settings
+from django.test import Client
+from playwright.sync_api import Page, expect
+
+from dstackweb.accounts.models import User
 
 SETTLED = """
 async () => {
@@ -17,13 +23,22 @@ async () => {
 AXE = (Path(__file__).parent.parent / "vendor/axe-core/axe.min.js").read_text()
 
 
-def sign_in(page: Page, base: str, username: str, password: str) -> None:
-    """Through the form, as a person does."""
+def sign_in_by_form(page: Page, base: str, username: str, password: str) -> None:
+    """As a person does."""
     page.goto(f"{base}/login/")
     page.get_by_label("Username").fill(username)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(lambda url: "/login" not in url)
+
+
+def sign_in(page: Page, base: str, username: str) -> None:
+    """With a session that this process makes: the form is for the tests that are about it."""
+    client = Client()
+    client.force_login(User.objects.get(username=username))
+    zone = page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone")
+    cookies = {settings.SESSION_COOKIE_NAME: client.cookies[settings.SESSION_COOKIE_NAME].value, "zone": zone}
+    page.context.add_cookies([{"name": name, "value": value, "url": base} for name, value in cookies.items()])
 
 
 def settle(page: Page) -> None:
@@ -40,3 +55,54 @@ def accessibility_faults(page: Page) -> list[dict[str, Any]]:
         {"rule": fault["id"], "help": fault["help"], "at": [node["html"][:160] for node in fault["nodes"][:4]]}
         for fault in found["violations"]
     ]
+
+
+class Look(NamedTuple):
+    """A theme, and the width of the window in CSS pixels."""
+
+    theme: Literal["light", "dark"]
+    width: int
+
+
+LOOKS = (Look("light", 1360), Look("dark", 390), Look("dark", 1360), Look("light", 390))
+
+
+def _take(page: Page, look: Look, where: str) -> None:
+    page.emulate_media(color_scheme=look.theme)
+    page.set_viewport_size({"width": look.width, "height": 844})
+    expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
+
+
+def check_pages(page: Page, addresses: Iterable[str]) -> None:
+    """Each page fits a desktop and a phone, and axe-core finds nothing in one look: loaded once, the looks in turn.
+
+    For the quick suite; `check_all_looks` is for the slow one.
+    """
+    faults = {}
+    for number, address in enumerate(addresses):
+        page.goto(address)
+        for look in (LOOKS[number % 2 - 1], LOOKS[number % 2]):
+            _take(page, look, address)
+        faults[address] = accessibility_faults(page)
+    assert {address: found for address, found in faults.items() if found} == {}
+
+
+def check_all_looks(page: Page, addresses: Mapping[str, str], folder: Path) -> None:
+    """Each page, loaded in each look, fits, and axe-core finds nothing.
+
+    Takes pictures by the pages' names, into the folder in SCREENSHOTS or `folder`.
+    """
+    folder = Path(os.environ.get("SCREENSHOTS") or folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    faults = {}
+    for look in LOOKS:
+        for name, address in addresses.items():
+            page.emulate_media(color_scheme=look.theme)
+            page.set_viewport_size({"width": look.width, "height": 844})
+            page.goto(address)
+            _take(page, look, address)
+            page.screenshot(path=folder / f"{name}-{look.width}-{look.theme}.png", full_page="wall" not in name)
+            faults[f"{address} {look}"] = accessibility_faults(page)
+    assert {address: found for address, found in faults.items() if found} == {}

@@ -42,7 +42,7 @@ def test_a_newcomer_sets_aws_up(
     settings.DSTACKWEB_PUBLIC_URL = live_server.url
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
     page = new_page()
-    sign_in(page, live_server.url, "root", PASSWORD)
+    sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/admin/backends/backend/add/")
     expect(page.get_by_label("Secret access key:")).to_be_hidden()
     page.get_by_role("button", name="Test connection").click()
@@ -88,7 +88,7 @@ def test_pictures_of_the_form(
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
         page.screenshot(path=folder / f"{name}-{size}-{theme}.png", full_page=True)
 
-    sign_in(page, live_server.url, "root", PASSWORD)
+    sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/admin/backends/backend/add/")
     take("backend-new")
     for summary in page.locator("fieldset summary").all():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,7 +12,7 @@ from playwright.sync_api import Page, expect
 from dstackweb.backends.hosts import joining
 from tests.browser import demo
 from tests.browser.conftest import Complaints
-from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.support import accessibility_faults, check_all_looks, check_pages, sign_in
 
 PAGES = (
     "/p/main/queue/",
@@ -46,23 +47,27 @@ PAGES = (
 
 
 @pytest.mark.django_db(transaction=True)
-def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
+def test_every_page_is_accessible_and_fits_a_phone(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     demo.build()
     page = new_page()
     page.goto(f"{live_server.url}/login/")
-    faults = {"/login/": accessibility_faults(page)}
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
-    for path in PAGES:
-        for theme, width in (("light", 1360), ("dark", 390)):
-            page.emulate_media(color_scheme=theme)
-            page.set_viewport_size({"width": width, "height": 844})
-            page.goto(live_server.url + path)
-            assert page.evaluate("document.documentElement.dataset.bsTheme") == theme
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
-            faults[f"{path} {theme}"] = accessibility_faults(page)
-    assert {path: found for path, found in faults.items() if found} == {}
+    assert accessibility_faults(page) == []
+    sign_in(page, live_server.url, "mia")
+    check_pages(page, [live_server.url + path for path in PAGES])
+    assert complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_every_page_is_accessible_in_both_themes_and_widths(
+    live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path
+) -> None:
+    demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "mia")
+    check_all_looks(page, {f"page-{n}": live_server.url + path for n, path in enumerate(PAGES)}, tmp_path)
     assert complaints == []
 
 
@@ -74,7 +79,7 @@ def test_looking_after_hosts_is_accessible_and_fits_a_phone(
     monkeypatch.setattr(joining, "needs_postgres", lambda: None)  # the panel of a server that can have other hosts
     demo.build()
     page = new_page()
-    sign_in(page, live_server.url, "root", demo.PASSWORD)
+    sign_in(page, live_server.url, "root")
     for theme, width in (("light", 1360), ("dark", 390)):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 844})
@@ -90,13 +95,21 @@ def test_looking_after_hosts_is_accessible_and_fits_a_phone(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("theme", "width"), [("light", 390), ("dark", 1360), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("theme", "width"),
+    [
+        pytest.param("light", 390, marks=pytest.mark.slow),
+        pytest.param("dark", 1360, marks=pytest.mark.slow),
+        ("dark", 390),
+    ],
+)
 def test_all_that_is_done_to_rows_is_accessible_and_fits_a_phone(
     live_server, new_page: Callable[..., Page], theme: str, width: int
 ) -> None:
     demo.build()
     page = new_page(color_scheme=theme, viewport={"width": width, "height": 844}, reduced_motion="reduce")
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/queue/")
 
     def check(what: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, what
@@ -127,7 +140,7 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
 ) -> None:
     demo.build()
     page = new_page()
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/submit/")
     page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresurces: {gpu: 1}\n")
     page.get_by_role("button", name="Line 3").wait_for()
@@ -150,7 +163,8 @@ def test_the_chosen_theme_is_there_before_the_page_is_drawn_and_stays(
 ) -> None:
     demo.build()
     page = new_page(color_scheme="light")
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/queue/")
     page.get_by_role("radio", name="Dark").click()
     page.add_init_script(
         "new MutationObserver(() => window.first ??= document.body && document.documentElement.dataset.bsTheme)"
@@ -169,7 +183,8 @@ def test_the_chosen_theme_is_there_before_the_page_is_drawn_and_stays(
 def test_on_a_phone_the_menu_opens_and_leads_on(live_server, new_page: Callable[..., Page]) -> None:
     demo.build()
     page = new_page(viewport={"width": 390, "height": 844})
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/queue/")
     menu = page.get_by_role("button", name="Menu")
     assert not page.get_by_role("link", name="Hosts").is_visible()
     menu.click()

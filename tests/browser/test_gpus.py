@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import gpu_demo
-from tests.browser.demo import PASSWORD
-from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.support import check_all_looks, check_pages, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
@@ -27,29 +25,27 @@ PAGES = {
 }
 
 
-def test_they_are_accessible_in_both_themes_and_fit_a_phone(
+def test_they_are_accessible_and_fit_a_phone(live_server, new_page: Callable[..., Page]) -> None:
+    gpu_demo.build()
+    page = new_page(reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia")
+    check_pages(page, [f"{live_server.url}/p/main/{path}" for path in PAGES.values()])
+
+
+@pytest.mark.slow
+def test_they_are_accessible_in_both_themes_and_widths(
     live_server, new_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     gpu_demo.build()
-    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     page = new_page(reduced_motion="reduce")
-    sign_in(page, live_server.url, "mia", PASSWORD)
-    faults = {}
-    for name, path in PAGES.items():
-        for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
-            page.emulate_media(color_scheme=theme)
-            page.set_viewport_size({"width": width, "height": 844})
-            page.goto(f"{live_server.url}/p/main/{path}")
-            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
-            faults[f"{path} {theme} {width}"] = accessibility_faults(page)
-    assert {path: found for path, found in faults.items() if found} == {}
+    sign_in(page, live_server.url, "mia")
+    check_all_looks(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
 
 
 def test_the_map_follows_what_gpus_do(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page()
-    sign_in(page, live_server.url, "mia", PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/gpus/")
     cell = page.locator("#heat-GPU-box-1-3")
     expect(cell).to_contain_text("41 %")
@@ -65,7 +61,7 @@ def test_the_map_follows_what_gpus_do(live_server, new_page: Callable[..., Page]
 def test_a_gpus_chart_tells_each_moment_to_the_keyboard(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page()
-    sign_in(page, live_server.url, "mia", PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/gpus/GPU-box-1-0/")
     chart = page.get_by_role("slider", name="Utilization")
     chart.focus()

@@ -40,7 +40,7 @@ def page(live_server, new_page: Callable[..., Page]) -> Page:
     """The history of a month of demo data, in Berlin."""
     demo.build()
     page = new_page(timezone_id="Europe/Berlin")
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.goto(live_server.url + PATH + "?days=30")
     return page
 
@@ -133,7 +133,7 @@ def test_the_first_visit_is_told_in_utc_and_at_once_again_in_the_readers_zone(
 ) -> None:
     demo.build()
     page = new_page(timezone_id="Asia/Tokyo")
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.context.clear_cookies(name="zone")
     page.goto(live_server.url + PATH + "?days=30")
     expect(page.locator("#history-charts")).to_have_attribute("data-zone", "Asia/Tokyo")

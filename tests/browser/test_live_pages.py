@@ -41,7 +41,8 @@ def page(live_server, mia: User, new_page: Callable[..., Page]) -> Page:
     """Signed in as a manager."""
     page = new_page()
     page.add_init_script(HIDEABLE)
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/queue/")
     return page
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.support import sign_in
+from tests.browser.support import sign_in_by_form
 from tests.server import PASSWORD, Server
 
 
 @pytest.fixture
 def server(open_home: Path) -> object:
-    with Server(open_home) as server:
+    with Server(open_home, migrated=False) as server:
         yield server
 
 
 def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page: Callable[..., Page]) -> None:
     page = new_page()
-    sign_in(page, server.url, "admin", PASSWORD)
+    sign_in_by_form(page, server.url, "admin", PASSWORD)
     expect(page.get_by_text("Nothing waits here")).to_be_visible()
 
     page.get_by_role("link", name="Submit a run").first.click()

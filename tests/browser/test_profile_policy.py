@@ -31,7 +31,7 @@ def test_a_changed_policy_is_given_to_the_runs_that_are_chosen(
     first, second = (make_run(project, ada, name, profile="nightly") for name in ("train-llama", "train-bert"))
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
     page = new_page()
-    sign_in(page, live_server.url, "root", PASSWORD)
+    sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/admin/profiles/profile/{profile.pk}/change/")
     page.get_by_label("Settings").fill("utilization_policy: {min_gpu_utilization: 50, time_window: 30m}")
     page.get_by_role("button", name="Save", exact=True).click()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from dstackweb.progress.counters import Delta
 from dstackweb.progress.states import TaskState
 from tests.browser import progress_demo, task_demo
 from tests.browser.conftest import Complaints
-from tests.browser.demo import PASSWORD
-from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.support import check_all_looks, check_pages, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 S = TaskState
@@ -35,27 +33,25 @@ PAGES = {
 
 
 def opened(page: Page, base: str, path: str) -> None:
-    sign_in(page, base, "mia", PASSWORD)
+    sign_in(page, base, "mia")
     page.goto(f"{base}/p/main/{path}")
 
 
-def test_they_are_accessible_in_both_themes_and_fit_a_phone(
+def test_they_are_accessible_and_fit_a_phone(live_server, new_page: Callable[..., Page]) -> None:
+    progress_demo.build()
+    page = new_page(reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia")
+    check_pages(page, [f"{live_server.url}/p/main/{path}" for path in PAGES.values()])
+
+
+@pytest.mark.slow
+def test_they_are_accessible_in_both_themes_and_widths(
     live_server, new_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     progress_demo.build()
-    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     page = new_page(reduced_motion="reduce")
-    sign_in(page, live_server.url, "mia", PASSWORD)
-    faults = {}
-    for name, path in PAGES.items():
-        for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
-            page.emulate_media(color_scheme=theme)
-            page.set_viewport_size({"width": width, "height": 844})
-            page.goto(f"{live_server.url}/p/main/{path}")
-            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page="wall" not in name)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{path} is too wide"
-            faults[f"{path} {theme} {width}"] = accessibility_faults(page)
-    assert {path: found for path, found in faults.items() if found} == {}
+    sign_in(page, live_server.url, "mia")
+    check_all_looks(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
 
 
 def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) -> None:

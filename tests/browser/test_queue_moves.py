@@ -45,7 +45,8 @@ def five(project: Project, mia: User) -> dict[str, Run]:
 def page(live_server, five: dict[str, Run], new_page: Callable[..., Page]) -> Page:
     """The queue page of a manager."""
     page = new_page()
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/queue/")
     return page
 
 
@@ -143,7 +144,8 @@ def test_of_two_windows_that_move_the_same_run_one_wins_and_the_other_is_told(
     page: Page, project: Project, live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     other = new_page()
-    sign_in(other, live_server.url, "ann", demo.PASSWORD)
+    sign_in(other, live_server.url, "ann")
+    other.goto(f"{live_server.url}/p/main/queue/")
     take(page, "c", over="a")
     expect(page.locator(".would")).to_contain_text("position 3 → 1")
     other.get_by_role("spinbutton", name="Priority of c", exact=True).fill("40")

@@ -47,7 +47,7 @@ def run(db: None) -> Run:
 @pytest.fixture
 def page(live_server, new_page: Callable[..., Page], run: Run) -> Page:
     page = new_page(timezone_id="Europe/Berlin")
-    sign_in(page, live_server.url, "ann", demo.PASSWORD)
+    sign_in(page, live_server.url, "ann")
     page.goto(f"{live_server.url}/p/main/runs/train-llama-sft/")
     return page
 
@@ -154,7 +154,7 @@ def test_pictures(live_server, new_page: Callable[..., Page], run: Run, tmp_path
     folder.mkdir(parents=True, exist_ok=True)
     width, height = {"desktop": (1360, 900), "phone": (390, 844)}[size]
     page = new_page(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
-    sign_in(page, live_server.url, "ann", demo.PASSWORD)
+    sign_in(page, live_server.url, "ann")
     run_path = "runs/train-llama-sft/"
     for name, path in {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}.items():
         page.goto(f"{live_server.url}/p/main/{path}")

@@ -81,7 +81,7 @@ def test_pictures_of_every_page(
 
     page.goto(f"{live_server.url}/login/")
     take("login")
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
     for name, path in PAGES.items():
         page.goto(live_server.url + path)
         if name == "run":
@@ -126,7 +126,7 @@ def test_pictures_of_every_page(
         page.get_by_role("button", name="Menu").click()
         take("menu")
     page.context.clear_cookies()
-    sign_in(page, live_server.url, "root", demo.PASSWORD)
+    sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/p/main/hosts/")
     page.get_by_role("button", name="Make a join command").click()
     page.get_by_label("Run this on the other machine, as root").wait_for()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -17,8 +16,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.gpus.models import PolicyStop
 from dstackweb.gpus.policy.exemptions import policies_of
 from tests.browser import demo
-from tests.browser.conftest import Complaints
-from tests.browser.support import accessibility_faults, sign_in
+from tests.browser.support import check_all_looks, check_pages, sign_in
 from tests.factories import join, make_project, make_run, make_user
 from tests.gpus.past import past_run
 
@@ -51,7 +49,7 @@ def project(db: None) -> Project:
 @pytest.fixture
 def page(live_server, new_page: Callable[..., Page], project: Project) -> Page:
     page = new_page()
-    sign_in(page, live_server.url, "mia", demo.PASSWORD)
+    sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/utilization/")
     return page
 
@@ -76,15 +74,13 @@ def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(
     assert policies_of(project).observe_only is False
 
 
-def test_it_is_readable_by_everybody_in_both_themes_and_fits_a_phone(
-    page: Page, complaints: Complaints, tmp_path: Path
-) -> None:
-    pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
-    tried = f"{page.url}?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
-    for theme, width in (("light", 1360), ("dark", 1360), ("light", 390), ("dark", 390)):
-        page.emulate_media(color_scheme=theme)
-        page.set_viewport_size({"width": width, "height": 900})
-        page.goto(tried)
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert accessibility_faults(page) == []
-        page.screenshot(path=pictures / f"utilization-{theme}-{width}.png", full_page=True)
+TRIED = "?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
+
+
+def test_it_is_accessible_and_fits_a_phone(page: Page) -> None:
+    check_pages(page, [page.url + TRIED])
+
+
+@pytest.mark.slow
+def test_it_is_accessible_in_both_themes_and_widths(page: Page, tmp_path: Path) -> None:
+    check_all_looks(page, {"utilization": page.url + TRIED}, tmp_path)

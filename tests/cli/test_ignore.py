@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dstackweb.cli.ignore import walk
+from tests.support import examples
 
 NAMES = ["a", "b", "ab", "a.py", "b.txt", "build", "Build", "x y", "é", "#c", "!d", "[e]", ".env"]
 GLOBS = [*NAMES, "*", "**", "*.py", "?", "a*", "*b", "[ab]", "[!a]", "[^a]", "[a-c]*", "b*d", "\\#c", "\\!d", "x\\ y"]
@@ -85,7 +86,7 @@ def lay_out(root: Path, files: list[str], ignores: dict[str, list[str]]) -> None
             continue  # a file stands where a directory would be, or the other way round
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(files=st.lists(path, min_size=1, max_size=12), ignores=ignore_files)
 @example(files=["foo/foo1", "a"], ignores={"": ["foo*", "!foo/"]})
 @example(files=["a.py", "b/a.py", "b/c/a.py", "b/x"], ignores={"": ["*", "!*/", "!*.py"]})

@@ -19,9 +19,9 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
-    """One deployment for a module's tests; a test that stops it starts it again."""
+    """One deployment for all of this folder; a test that stops it starts it again."""
     with tempfile.TemporaryDirectory(prefix="faults-", dir=os.environ["DSTACKWEB_TEST_HOME"]) as folder:
         Path(folder).chmod(0o755)
         with Server(Path(folder), **SHORT) as running:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server import TOKEN, Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.db_sides]
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
 
 # What exists, so that requests get past the first 404.
 NAMED = """

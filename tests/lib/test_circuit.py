@@ -12,7 +12,7 @@ from dstackweb.lib.models import Circuit
 NOW = timezone.now()
 S = dt.timedelta(seconds=1)
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 
 
 def throttle(now: dt.datetime, rnd: float = 0.999) -> dt.datetime:

@@ -13,7 +13,7 @@ from dstackweb.lib.models import Lease
 NOW = timezone.now()
 S = dt.timedelta(seconds=1)
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 
 
 def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:

@@ -47,7 +47,6 @@ def test_a_clock_that_is_a_little_slow_adds_nothing() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.db_sides
 def test_callers_wait_one_after_the_other_and_who_would_wait_too_long_takes_nothing() -> None:
     waits = [limiter.reserve("api", 2, 3, 1.0, NOW_US) for _ in range(5)]
     assert waits == [0, 0, 0, 0.5, 1.0]
@@ -59,7 +58,6 @@ def test_callers_wait_one_after_the_other_and_who_would_wait_too_long_takes_noth
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.db_sides
 def test_no_token_is_given_twice() -> None:
     waits: list[float] = []
 

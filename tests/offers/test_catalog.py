@@ -20,7 +20,7 @@ from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.requirements import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 OTHER = (Offer("cluster", "other", 8, 2048, Availability.IDLE),)
 
 

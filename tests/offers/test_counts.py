@@ -14,7 +14,7 @@ from dstackweb.offers import counts
 from dstackweb.offers.models import CacheCount
 from tests.offers.cloud_stub import Clock
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 
 
 def rows() -> list[tuple[dt.datetime, int]]:

@@ -24,7 +24,7 @@ from dstackweb.spec.requirements import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
 from tests.support import eventually
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db(transaction=True)
 PROCESSES, THREADS = 4, 20
 
 

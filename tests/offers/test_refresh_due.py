@@ -16,7 +16,7 @@ from dstackweb.scheduler.models import PassState, PeriodicJob
 from dstackweb.scheduler.processes import periodic, startup
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)

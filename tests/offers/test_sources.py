@@ -16,7 +16,7 @@ from dstackweb.offers import age, freshness, sources, store
 from dstackweb.offers.models import SourceRow
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 FRESH, STALE, FAILED = SourceState.FRESH, SourceState.STALE, SourceState.FAILED
 
 

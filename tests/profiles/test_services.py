@@ -12,7 +12,7 @@ from dstackweb.profiles import selectors
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import ensure_default_profile, make_default, profile_for
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.runner import relay, shipper
@@ -18,7 +18,7 @@ from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.redact import mask, settled
 from dstackweb.runner.shipper import Shipper
 from tests.runner.conftest import Box
-from tests.support import eventually
+from tests.support import eventually, examples
 
 MakeBox = Callable[..., Box]
 WORK = "while [ ! -e enough ]; do sleep 0.02; done"
@@ -175,7 +175,7 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("job") / "spool"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), writes=st.lists(TEXTS, max_size=8), secrets=SECRETS, chunk=st.integers(1, 20))
 def test_through_any_fault_the_log_is_the_spool_masked(
     spool: Path,

@@ -20,7 +20,7 @@ from tests.cloud import Cloud
 
 REGIONS = ["us-east-1", "eu-west-1"]
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
 
 
 @pytest.fixture

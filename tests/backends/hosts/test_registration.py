@@ -16,7 +16,7 @@ from dstackweb.backends.hosts.views import host_views, is_online
 from dstackweb.backends.models import Backend, Gpu, Host, Isolation
 from tests import factories
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 GPUS = (GpuProbe("GPU-a", 0, "NVIDIA L4", 23034), GpuProbe("GPU-b", 1, "NVIDIA L4", 23034))
 PROBE = Probe(cpus=8, memory_mib=16000, gpus=GPUS, boot_id="boot-1")

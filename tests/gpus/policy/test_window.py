@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dstackweb.gpus.policy.window import NOTHING, Kind, Stretch, Window, fold, judge, replay
+from tests.support import examples
 
 EVERY = 10
 """Milliseconds between samples: small numbers read better."""
@@ -63,7 +64,7 @@ def in_order(steps: Samples) -> Samples:
     return made
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.lists(STEPS, max_size=3), MINIMUMS, WINDOWS, st.integers(0, 40))
 def test_of_samples_in_order_it_is_the_plain_reading(
     steps: list[Samples], minimum: int, window: Window, later: int
@@ -76,7 +77,7 @@ def test_of_samples_in_order_it_is_the_plain_reading(
             assert (verdict.kind == Kind.STOP) == stops(known, minimum, window, moment), (known, verdict)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(-35, 35), USED), max_size=30),
     MINIMUMS,

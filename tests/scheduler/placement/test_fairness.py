@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.scheduler.placement.fairness import Held, turn
+from tests.support import examples
 
 
 def simulate(weights: list[int], total: int, seed: int, steps: int) -> Counter[int]:
@@ -36,7 +37,7 @@ def simulate(weights: list[int], total: int, seed: int, steps: int) -> Counter[i
     return used
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(0, 10**9))
 def test_shares_converge_to_the_weights(seed: int) -> None:
     """R25: 1:2:4 over time, whatever the sizes of the runs and the order of their ends."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.hosts import Placed, Waits, place
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
+from tests.support import examples
 
 MODELS = [("NVIDIA A100-SXM4-80GB", 81920), ("NVIDIA GeForce RTX 4090", 24576)]
 
@@ -91,7 +92,7 @@ def some_way(spec: EffectiveSpec, hosts: list[HostView]) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(some_specs, some_hosts)
 def test_a_run_is_placed_whole_whenever_there_is_any_way_and_only_then(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
@@ -124,7 +125,7 @@ def check(spec: EffectiveSpec, hosts: tuple[HostView, ...], outcome: Placed) -> 
         }
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(some_specs, some_hosts)
 def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
@@ -136,7 +137,7 @@ def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
     assert says == (bool(hosts) and not at_best)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(some_specs, some_hosts)
 def test_waiting_for_capacity_is_said_only_where_the_hosts_that_are_there_could_do(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
@@ -17,6 +17,7 @@ from dstackweb.scheduler.placement.hosts import Placed, Waiting, Waits, place
 from dstackweb.scheduler.placement.reservation import MARGIN_S, Holder, Reserved, beside, latest_end, plan, renewed
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
+from tests.support import examples
 
 T0 = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
 HOLD_S = 3600.0
@@ -79,7 +80,7 @@ def occupied(draw: st.DrawFn) -> tuple[list[HostView], list[Holder]]:
 some_specs = st.builds(spec, st.integers(1, 3), st.integers(0, 2), st.integers(1, 3))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(some_specs, occupied())
 def test_the_start_is_the_first_end_after_which_all_nodes_fit(
     asked: EffectiveSpec, world: tuple[list[HostView], list[Holder]]
@@ -105,7 +106,7 @@ def test_the_start_is_the_first_end_after_which_all_nodes_fit(
         assert made is None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     some_specs, occupied(), st.lists(st.builds(spec, st.integers(1, 2), st.integers(0, 1), limit=st.none()), max_size=4)
 )
@@ -294,7 +295,7 @@ def simulate(seed: int, hours: int = 3) -> World:
     return world
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 10**9))
 def test_a_reserved_run_is_never_delayed_by_a_backfilled_one_whose_limit_is_honest(seed: int) -> None:
     """Nor is any GPU given twice, any CPU twice, or any gang placed by half."""

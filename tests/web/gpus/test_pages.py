@@ -25,7 +25,7 @@ from tests.gpus.past import add_samples
 from tests.gpus.snapshots import reading
 from tests.web.conftest import HTMX
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
 
 

@@ -27,7 +27,7 @@ from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
-pytestmark = [pytest.mark.django_db, pytest.mark.db_sides]
+pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
 S = TaskState
 NOW_MS = 1_800_000_000_000

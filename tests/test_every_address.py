@@ -1,0 +1,75 @@
+"""Every page, and all that the API reads, answers, on both databases: what they ask of SQL is written for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from dstackweb.accounts.models import User
+from dstackweb.accounts.services import create_token
+from dstackweb.backends.models import Gpu
+from tests.browser import cloud_demo, demo
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
+NOT_ASKED = {"/logout/", "/login/{token}/", "/invite/{token}/"}
+
+
+def query(address: str) -> str:
+    """What pages about one prefix of tasks, or of runs, want to know."""
+    return "?prefix=train-baseline&group=train-baseline-1" if "/runs/" in address else "?prefix=sweep-lr"
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What stands in addresses, in a deployment that has something of everything."""
+    project, _mia = demo.build()
+    cloud_demo.build(project, monkeypatch)
+    return {
+        "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "none",
+        "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def client(names: dict[str, str]) -> Client:
+    """Signed in as somebody who may see all of it."""
+    client = Client()
+    client.force_login(User.objects.get(username="root"))
+    return client
+
+
+def pages(patterns: list[URLPattern | URLResolver], before: str = "") -> Iterator[str]:
+    """Templates of the addresses below these patterns, such as `/p/{project}/queue/`."""
+    for one in patterns:
+        route = before + str(one.pattern)
+        if isinstance(one, URLResolver):
+            if route not in ("admin/", "api/v1/"):
+                yield from pages(one.url_patterns, route)
+        else:
+            yield "/" + route.replace("<str:", "{").replace("<path:", "{").replace(">", "}")
+
+
+def test_every_page(client: Client, names: dict[str, str]) -> None:
+    answers: dict[str, set[int]] = {}
+    for template in pages(get_resolver().url_patterns):
+        if "<" not in template and template not in NOT_ASKED and not template.startswith("/api/"):
+            address = template.format_map(names)
+            answers.setdefault(template, set()).add(client.get(address + query(address)).status_code)
+    assert {template: codes for template, codes in answers.items() if not codes <= {200, 302, 405}} == {}
+    assert sum(codes == {200} for codes in answers.values()) > 35
+
+
+def test_everything_that_the_api_reads(client: Client, names: dict[str, str]) -> None:
+    headers = {"Authorization": f"Bearer {create_token(User.objects.get(username='root'), 'test')[1]}"}
+    answers = {}
+    for template, methods in client.get("/api/v1/openapi.json").json()["paths"].items():
+        if "get" in methods:
+            by_name = {"queues": names["queue"], "backends": "aws"}
+            name = next((name for part, name in by_name.items() if f"/{part}/" in template), names["run"])
+            address = template.format(project=names["project"], name=name)
+            answers[address] = client.get(address + query(address), headers=headers).status_code
+    assert {address: code for address, code in answers.items() if code != 200} == {}
+    assert len(answers) > 25
