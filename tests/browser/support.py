@@ -70,7 +70,8 @@ LOOKS = (Look("light", 1360), Look("dark", 390), Look("dark", 1360), Look("light
 def _take(page: Page, look: Look, where: str) -> None:
     page.emulate_media(color_scheme=look.theme)
     page.set_viewport_size({"width": look.width, "height": 844})
-    expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
+    if "wall" not in where:  # which is always dark
+        expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
 
