@@ -49,14 +49,16 @@ test-slow: $(VENV)/.dev ## faults, load, whole journeys and more examples, on bo
 test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, missing migrations
+lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+	@$(BIN)/djlint templates --check --quiet && $(BIN)/djlint templates --lint --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 
-fmt: $(VENV)/.dev ## format the code
+fmt: $(VENV)/.dev ## format the code and the templates
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+	@$(BIN)/djlint templates --reformat --quiet || true
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt

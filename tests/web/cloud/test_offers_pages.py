@@ -89,7 +89,7 @@ def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, cl
     assert "64 of 64 vCPUs are in use, and it needs 4." in text
     assert "Fits 13 more" in text
     assert text.index("$0.2978") < text.index("$0.8048") < text.index("$55.04")
-    assert '<rect class="used" width="100.00" height="1"/>' in text
+    assert '<rect class="used" width="100.00" height="1" />' in text
 
 
 def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Client) -> None:

@@ -55,7 +55,7 @@ def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
     assert names(project) == ["e", "a", "b", "c", "d"]
     page = answer.content.decode()
     assert page.index("/runs/e/") < page.index("/runs/a/")
-    assert f"<tr id=run-{five['e'].pk} class=moved>" in page
+    assert f'<tr id="run-{five["e"].pk}" class="moved">' in page
 
 
 def test_a_stale_change_is_refused_with_what_changed_and_the_list_as_it_is(

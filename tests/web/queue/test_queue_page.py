@@ -80,7 +80,7 @@ def test_members_may_not_go_above_their_limit_or_touch_others_runs(
     assert client.post(f"/p/main/runs/{other.uid}/priority/", {"priority": "10"}, headers=HTMX).status_code == 403
     assert client.post(f"/p/main/runs/{other.uid}/stop/", headers=HTMX).status_code == 403
     page = client.get("/p/main/queue/").content.decode()
-    assert re.findall("name=raise value=([0-9]+)", page) == [str(own.pk)]
+    assert re.findall('name="raise" value="([0-9]+)"', page) == [str(own.pk)]
 
 
 def test_an_unchanged_queue_answers_a_poll_with_nothing(project: Project, ann: User, as_user: SignIn) -> None:
@@ -172,7 +172,7 @@ def test_a_reason_that_is_the_one_above_is_not_said_again(project: Project, ann:
         make_run(project, ann, name, resources={"gpu": gpus})
     place_all()
     page = as_user(ann).get("/p/main/queue/").content.decode()
-    reasons = re.findall(r"<div class=why>(.*?)</div>", page)
+    reasons = re.findall(r'<div class="why">(.*?)</div>', page)
     assert ["as above" if reason == "as above" else re.findall(r"\d GPUs", reason)[0] for reason in reasons] == [
         "9 GPUs",
         "as above",
