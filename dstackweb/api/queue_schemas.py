@@ -51,7 +51,7 @@ class QueueSettings(Schema):
         return {name: getattr(queue, name) for name in QueueSettings.model_fields}
 
 
-class QueueRow(QueueSettings):
+class QueueSummary(QueueSettings):
     """A queue as lists show it: its settings, and how many of its runs have each status of an active one."""
 
     pending: int
@@ -61,13 +61,13 @@ class QueueRow(QueueSettings):
     terminating: int
 
     @classmethod
-    def of(cls, queue: Queue) -> QueueRow:
+    def of(cls, queue: Queue) -> QueueSummary:
         counts = {status.value: getattr(queue.count, status.value) for status in ACTIVE}
         return cls(**cls.values(queue), **counts)
 
 
 class QueuesOut(Schema):
-    items: list[QueueRow]
+    items: list[QueueSummary]
     next: str | None = None
 
 

@@ -8,10 +8,10 @@ from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import caller, project_of, ready
-from dstackweb.api.queue_schemas import NewQueueIn, PatchQueueIn, QueueRow, QueueSettings, QueuesOut
+from dstackweb.api.queue_schemas import NewQueueIn, PatchQueueIn, QueueSettings, QueuesOut, QueueSummary
 from dstackweb.api.schemas import ErrorOut, QueueItem, QueueOut
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import selectors, services
+from dstackweb.runs import rows, selectors, services
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue import queues
 
@@ -39,15 +39,15 @@ def index(request: HttpRequest, project: Path[str]) -> QueuesOut:
     found, _role = project_of(request, project)
     services.ensure_queue(found)
     found_queues = Queue.objects.filter(project=found).select_related("count").order_by("name")
-    return QueuesOut(items=[QueueRow.of(queue) for queue in found_queues])
+    return QueuesOut(items=[QueueSummary.of(queue) for queue in found_queues])
 
 
-@router.post("", response={201: QueueRow, **REFUSALS, 409: ErrorOut}, summary="Make a queue")
-def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueRow]:
+@router.post("", response={201: QueueSummary, **REFUSALS, 409: ErrorOut}, summary="Make a queue")
+def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueSummary]:
     """Managers only. Runs name it with `queue`."""
     found, role = project_of(request, project)
     settings = body.model_dump(exclude_unset=True, exclude={"name"})
-    return Status(201, QueueRow.of(queues.create(found, caller(request), role, body.name, **settings)))
+    return Status(201, QueueSummary.of(queues.create(found, caller(request), role, body.name, **settings)))
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
@@ -62,9 +62,9 @@ def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueue
 
 
 def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
-    lines = selectors.queue_lines(queue, limit + 1, offset)
+    found = rows.queue_rows(queue, limit + 1, offset)
     return {
         **QueueSettings.values(queue),
-        "items": QueueItem.listed(lines[:limit]),
-        "next": str(offset + limit) if len(lines) > limit else None,
+        "items": QueueItem.listed(found[:limit]),
+        "next": str(offset + limit) if len(found) > limit else None,
     }

@@ -25,9 +25,8 @@ from dstackweb.api.schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import placement_summary, selectors, services
+from dstackweb.runs import rows, selectors, services
 from dstackweb.runs.models import Run
-from dstackweb.runs.states import PLACED
 from dstackweb.scheduler.passes.plan import plan as plan_submission
 
 router = Router(tags=["runs"])
@@ -76,12 +75,10 @@ def index(
 ) -> HttpResponse:
     """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
     found, _role = project_of(request, project)
-    lines, following = selectors.newest_lines(
-        found, statuses=status or (), user=user, text=q, before=cursor, limit=limit
+    page, following = rows.newest_rows(
+        found, statuses=status or (), user=user, text=q, before=cursor, limit=limit, kind=rows.RunRow
     )
-    at = placement_summary.of_runs([line.id for line in lines if line.status in PLACED])
-    items = [line._asdict() | placement_summary.shown(at.get(line.id), line.status_message) for line in lines]
-    return ready(request, {"items": items, "next": str(following) if following else None})
+    return ready(request, {"items": rows.sent(page), "next": str(following) if following else None})
 
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")

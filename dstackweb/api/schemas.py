@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from ninja import Field, Schema
@@ -16,10 +17,10 @@ from dstackweb.gpus.policy.policy_status import standing
 from dstackweb.runs import selectors
 from dstackweb.runs.holds import WayIn, way_in
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.placement_summary import place, shown
 from dstackweb.runs.queue.rank_factors import Factors, factors
+from dstackweb.runs.rows import QueueRow, RunRow, row_of, sent
 from dstackweb.runs.spend import cost_of
-from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.plan import Plan
 from dstackweb.wording.waiting import reason as reason_told
 
@@ -108,42 +109,6 @@ class EventOut(Schema):
         return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
 
 
-class RunRow(Schema):
-    """A run as lists show it."""
-
-    id: str
-    name: str
-    status: str
-    status_message: str
-    termination_reason: str
-    priority: int
-    queue: str
-    user: str
-    attempt: int
-    exit_code: int | None
-    submitted_at: dt.datetime
-    started_at: dt.datetime | None
-    ended_at: dt.datetime | None
-    held_until: dt.datetime | None = Field(description="When a hold that has begun gives back what it keeps")
-    next_at: dt.datetime | None = Field(
-        description="When a pending run enters its queue; of an ended one with a schedule, when it comes round again"
-    )
-    where: str | None = Field(description="What it is on, a host or a machine of a cloud; null unless it is placed")
-
-    @staticmethod
-    def values(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
-        """The fields of a row; `jobs` are the run's."""
-        at = place([job for job in jobs if job.attempt == run.attempt]) if run.status in PLACED else None
-        return {
-            **{name: getattr(run, name) for name in RunRow.model_fields if name not in ("id", "next_at", "where")},
-            "id": str(run.uid),
-            "queue": run.queue.name,
-            "user": run.user.get_username(),
-            "next_at": run.retry_at,
-            **shown(at, run.status_message),
-        }
-
-
 class HoldOut(Schema):
     """What a hold keeps, and the lines to type to get there; `here` is the machine that dstackweb itself runs on."""
 
@@ -179,23 +144,30 @@ class FactorsOut(Schema):
         return cls(moved_by=found.moved_by.get_username() if found.moved_by else None, **own)
 
 
+@dataclass(slots=True, kw_only=True)
 class RunOut(RunRow):
     """One run in full. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has begun."""
 
     position: int | None
     reason: str | None
     reason_detail: str | None
-    factors: FactorsOut | None = Field(description="What its position comes from; null unless it waits")
-    max_duration_s: int | None = Field(description="Its limit, with what people have added")
-    cost: float = Field(description="USD so far, of all its attempts; own hosts cost nothing")
+    factors: Annotated[FactorsOut | None, Field(description="What its position comes from; null unless it waits")]
+    max_duration_s: Annotated[int | None, Field(description="Its limit, with what people have added")]
+    cost: Annotated[float, Field(description="USD so far, of all its attempts; own hosts cost nothing")]
     hold: HoldOut | None
-    policy: PolicyOut | None = Field(description="How it stands with its utilization policy; null unless it is placed")
+    policy: Annotated[
+        PolicyOut | None, Field(description="How it stands with its utilization policy; null unless it is placed")
+    ]
     spec: dict[str, Any]
     provenance: dict[str, Any]
     jobs: list[JobOut]
-    jobs_next: str | None = Field(description="The cursor that `…/jobs` goes on with; null when these are all")
-    events: list[EventOut] = Field(description="In the order in which they happened, the newest of many")
-    events_next: str | None = Field(description="The cursor that `…/events` goes on with; null when these are all")
+    jobs_next: Annotated[
+        str | None, Field(description="The cursor that `…/jobs` goes on with; null when these are all")
+    ]
+    events: Annotated[list[EventOut], Field(description="In the order in which they happened, the newest of many")]
+    events_next: Annotated[
+        str | None, Field(description="The cursor that `…/events` goes on with; null when these are all")
+    ]
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
@@ -205,7 +177,7 @@ class RunOut(RunRow):
         now = timezone.now()
         found = factors(run, now) if run.status == RunStatus.SUBMITTED else None
         return cls(
-            **cls.values(run, jobs),
+            **row_of(run, jobs).values(),
             position=found.position if found else None,
             factors=FactorsOut.of(found) if found else None,
             reason=reason or None,
@@ -255,42 +227,20 @@ class RunsOut(Schema):
     next: str | None
 
 
-class QueueItem(Schema):
+@dataclass(slots=True, kw_only=True)
+class QueueItem(QueueRow):
     """A waiting run in its place."""
 
-    name: str
-    id: str
-    position: int
-    priority: int
-    user: str
-    submitted_at: dt.datetime
-    moved_by: str | None
-    moved_at: dt.datetime | None
-    reason: str
     reason_detail: str
 
     @staticmethod
-    def listed(lines: Sequence[selectors.QueueLine]) -> list[dict[str, Any]]:
+    def listed(rows: Sequence[QueueRow]) -> list[dict[str, Any]]:
         """A page of the queue, as it is sent. Those that wait for the same share their words."""
-        told: dict[int, str] = {}
-        items = []
-        for line in lines:
-            if (words := told.get(id(line.reason_data))) is None:
-                words = told[id(line.reason_data)] = reason_told(line.reason, line.reason_data).text
-            items.append(
-                {
-                    "name": line.name,
-                    "id": line.id,
-                    "position": line.position,
-                    "priority": line.priority,
-                    "user": line.user,
-                    "submitted_at": line.submitted_at,
-                    "moved_by": line.moved_by,
-                    "moved_at": line.moved_at,
-                    "reason": line.reason,
-                    "reason_detail": words,
-                }
-            )
+        of_shapes = {row.shape: row for row in rows}
+        words = {shape: reason_told(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
+        items = sent(rows)
+        for item, row in zip(items, rows, strict=True):
+            item["reason_detail"] = words[row.shape]
         return items
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
@@ -10,11 +11,14 @@ from dstackweb.lib.errors import Forbidden, Invalid, Stale
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import ordering
 
+if TYPE_CHECKING:
+    from dstackweb.runs.rows import QueuePageRow
+
 LOOKED_AT = 20
 """So many of a queue's latest moves are searched for the one that moved a run along."""
 
 
-def etag(run: Run) -> str:
+def etag(run: Run | QueuePageRow) -> str:
     """Covers only what people edit, so that it goes stale only when a person changed something."""
     text = f"{run.pk}:{run.priority}:{run.queue_id}:{run.seniority_us}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]

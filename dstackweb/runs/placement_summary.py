@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db.models import F
 from django.utils.translation import gettext as _
@@ -41,17 +40,12 @@ def place(jobs: Iterable[Job]) -> Place | None:
     return Place(told, waits)
 
 
-def of_runs(ids: Collection[str]) -> dict[str, Place]:
-    """The place of each of these runs (by uid) whose newest attempt has one."""
+def of_runs(ids: Collection[int]) -> dict[int, Place]:
+    """The place of each of these runs whose newest attempt has one."""
     if not ids:
         return {}
-    jobs = Job.objects.filter(run__uid__in=[uuid.UUID(one) for one in ids], attempt=F("run__attempt"))
-    by_run: dict[str, list[Job]] = {}
-    for job in jobs.select_related("host", "backend").annotate(run_uid=F("run__uid")).order_by("run_id", "node"):
-        by_run.setdefault(str(job.run_uid), []).append(job)
-    return {uid: found for uid, of in by_run.items() if (found := place(of))}
-
-
-def shown(at: Place | None, status_message: str) -> dict[str, Any]:
-    """What the API says of a run's place, and of what keeps it from being had."""
-    return {"where": at.where if at else None, "status_message": status_message or (at.message if at else "")}
+    jobs = Job.objects.filter(run__in=ids, attempt=F("run__attempt")).select_related("host", "backend")
+    by_run: dict[int, list[Job]] = {}
+    for job in jobs.order_by("run_id", "node"):
+        by_run.setdefault(job.run_id, []).append(job)
+    return {run: found for run, of_run in by_run.items() if (found := place(of_run))}

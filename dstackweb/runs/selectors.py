@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connection
 from django.db.models import Q, QuerySet, Sum
@@ -20,16 +19,6 @@ from dstackweb.runs import logs
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
-
-
-@dataclass(frozen=True)
-class QueueRow:
-    """One waiting run in its place. `position` counts from 1; `reason` is a code, `reason_data` its numbers."""
-
-    run: Run
-    position: int
-    reason: str
-    reason_data: dict[str, Any]
 
 
 def find_run(project: Project, name: str) -> Run:
@@ -109,86 +98,25 @@ def without_texts(runs: QuerySet[Run]) -> QuerySet[Run]:
     return runs.defer(*TEXTS)
 
 
-SHOWN = (
-    "name", "queue", "priority", "seniority_us", "shape", "queued_at", "moved_at", "spec",
-    "user__username", "moved_by__username",
-)  # fmt: skip
-"""What a queue's page shows of a run that waits."""
-
-
-def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
-    """A page of the queue in true order."""
-    runs = list(in_order(queue).select_related("user", "moved_by").only(*SHOWN)[offset : offset + limit])
-    told = _verdicts(queue, {run.shape for run in runs})
-    return [
-        QueueRow(run, position, *_reason(queue, run.shape, told)) for position, run in enumerate(runs, start=offset + 1)
-    ]
-
-
-class QueueLine(NamedTuple):
-    """One waiting run in its place, less than a QueueRow: what the API lists."""
-
-    id: str
-    name: str
-    priority: int
-    user: str
-    submitted_at: dt.datetime
-    moved_by: str | None
-    moved_at: dt.datetime | None
-    position: int
-    reason: str
-    reason_data: dict[str, Any]
-
-
-_QUEUE_LINES = """
-SELECT run.uid, run.name, run.priority, (SELECT username FROM accounts_user WHERE id = run.user_id), run.submitted_at,
-    (SELECT username FROM accounts_user WHERE id = run.moved_by_id), run.moved_at, run.shape
-FROM runs_run run
-WHERE run.id IN (
-    SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s
-)
-ORDER BY run.rank, run.id
-"""
-"""What stands before a page far back is skipped in the index. Subqueries for names are planned faster than joins."""
-
-
-def queue_lines(queue: Queue, limit: int, offset: int = 0) -> list[QueueLine]:
-    """A page of the queue in true order. Those that wait for the same share one `reason_data`."""
-    found = sql.rows(_QUEUE_LINES, [queue.pk, limit, offset])
-    shapes = {shape for *_, shape in found}
-    told = _verdicts(queue, shapes)
-    reasons = {shape: _reason(queue, shape, told) for shape in shapes}
-    return [
-        QueueLine._make([sql.uid(uid), *shown, position, *reasons[shape]])
-        for position, (uid, *shown, shape) in enumerate(found, start=offset + 1)
-    ]
-
-
-Verdicts = dict[str, tuple[str, dict[str, Any]]]
-"""Reason code and numbers by shape; that of the shape "" is the whole queue's."""
-
-
 _VERDICTS = "SELECT shape, reason, data FROM runs_verdict WHERE queue_id = %s AND shape IN ({shapes})"
 
 
-def _verdicts(queue: Queue, shapes: set[str]) -> Verdicts:
-    asked = {"", *shapes}
-    rows = sql.rows(_VERDICTS.format(shapes=sql.places(asked)), [queue.pk, *asked])
-    return {shape: (reason, json.loads(data)) for shape, reason, data in rows}
-
-
-def _reason(queue: Queue, shape: str, told: Verdicts) -> tuple[str, dict[str, Any]]:
-    """Why a waiting run waits, from the verdict on its shape. Without one the next pass will look at it."""
+def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Why waiting runs of each of these shapes wait: a code and its numbers, from the verdicts of the last pass."""
     if queue.paused:
-        return "queue_paused", {}
-    return told.get("") or told.get(shape) or ("starting", {})
+        return dict.fromkeys(shapes, ("queue_paused", {}))
+    asked = {"", *shapes}  # that of the shape "" is the whole queue's
+    rows = sql.rows(_VERDICTS.format(shapes=sql.places(asked)), [queue.pk, *asked])
+    found = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
+    # Without a verdict the next pass will look at it.
+    return {shape: found.get("") or found.get(shape) or ("starting", {}) for shape in shapes}
 
 
 def why(run: Run) -> tuple[str, dict[str, Any]]:
     """Reason code and numbers of a run that waits; empty for any other."""
     if run.status != RunStatus.SUBMITTED:
         return "", {}
-    return _reason(run.queue, run.shape, _verdicts(run.queue, {run.shape}))
+    return wait_reasons(run.queue, {run.shape})[run.shape]
 
 
 def position(run: Run) -> int | None:
@@ -217,103 +145,18 @@ def list_version(project: Project) -> str:
     return "-".join(f"{queue}.{version}" for queue, version in rows)
 
 
-def newest_page(
-    project: Project,
-    *,
-    statuses: Sequence[str] = (),
-    user: str = "",
-    text: str = "",
-    before: int | None = None,
-    limit: int = 50,
-) -> tuple[list[int], int | None]:
-    """Ids of runs, newest first, and the cursor (`before`) of the next page or None."""
-    runs = Run.objects.filter(project=project)
-    if user:
-        runs = runs.filter(user__username=user)
-    if text:
-        runs = runs.filter(name__icontains=text)
-    if before is not None:
-        runs = runs.filter(pk__lt=before)
-    found = _newest(runs, limit + 1, statuses)
-    return found[:limit], (found[limit - 1] if len(found) > limit else None)
-
-
-def newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str] = ()) -> list[Run]:
-    """The newest of `runs` in any of these statuses (all, when empty), for a list."""
-    return runs_called(_newest(runs, limit, statuses))
-
-
-def runs_called(ids: Sequence[int]) -> list[Run]:
-    """These runs, newest first, for a list."""
-    shown = Run.objects.filter(pk__in=ids).order_by("-id")
-    return list(without_texts(shown).select_related("user", "queue"))
-
-
-def _newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str]) -> list[int]:
+def newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str] = ()) -> list[int]:
+    """Ids of the newest of `runs` in any of these statuses (all, when empty)."""
     # Each status by itself is the start of an index; several at once would be a walk through the whole history.
     each = [runs.filter(status=status) for status in set(statuses)] or [runs]
     found = (pk for part in each for pk in part.order_by("-id").values_list("pk", flat=True)[:limit])
     return sorted(found, reverse=True)[:limit]
 
 
-class RunLine(NamedTuple):
-    """A run as the API lists it. The names and their order are those of its answers."""
-
-    id: str
-    name: str
-    status: str
-    status_message: str
-    termination_reason: str
-    priority: int
-    queue: str
-    user: str
-    attempt: int
-    exit_code: int | None
-    submitted_at: dt.datetime
-    started_at: dt.datetime | None
-    ended_at: dt.datetime | None
-    held_until: dt.datetime | None
-    next_at: dt.datetime | None
-
-
-_RUN_LINES = """
-SELECT run.id, run.uid, run.name, run.status, run.status_message, run.termination_reason, run.priority,
-    (SELECT name FROM runs_queue WHERE id = run.queue_id), (SELECT username FROM accounts_user WHERE id = run.user_id),
-    run.attempt, run.exit_code, run.submitted_at, run.started_at, run.ended_at, run.retry_at, run.extended_s,
-    CASE WHEN run.status = 'running' THEN run.spec END
-FROM runs_run run
-"""
-_THESE = _RUN_LINES + "WHERE run.id IN ({ids}) ORDER BY run.id DESC"
-_NEWEST = _RUN_LINES + "WHERE run.project_id = %s AND run.id < %s ORDER BY run.id DESC LIMIT %s"
-MAX_ID = 2**63 - 1
-
-
-def newest_lines(
-    project: Project,
-    *,
-    statuses: Sequence[str] = (),
-    user: str = "",
-    text: str = "",
-    before: int | None = None,
-    limit: int = 50,
-) -> tuple[list[RunLine], int | None]:
-    """The runs of `newest_page`, and the cursor of the next page or None."""
-    if statuses or user or text:
-        ids, following = newest_page(project, statuses=statuses, user=user, text=text, before=before, limit=limit)
-        found = sql.rows(_THESE.format(ids=sql.places(ids)), ids) if ids else []
-        return [_run_line(*row) for row in found], following
-    below = MAX_ID if before is None else max(0, min(before, MAX_ID))
-    found = sql.rows(_NEWEST, [project.pk, below, limit + 1])
-    return [_run_line(*row) for row in found[:limit]], (found[limit - 1][0] if len(found) > limit else None)
-
-
-def _run_line(pk: int, uid: uuid.UUID | str, *row: Any) -> RunLine:
-    *shown, started_at, ended_at, retry_at, extended_s, spec = row
-    held_until = None
-    if spec:
-        run = Run(status=RunStatus.RUNNING, started_at=started_at, extended_s=extended_s, spec=json.loads(spec))
-        held_until = run.held_until
-    return RunLine._make([sql.uid(uid), *shown, started_at, ended_at, held_until, retry_at])
+def listed(ids: Collection[int]) -> list[Run]:
+    """These runs, newest first, for a list."""
+    runs = Run.objects.filter(pk__in=ids).order_by("-id")
+    return list(without_texts(runs).select_related("user", "queue"))
 
 
 JOBS_AT_ONCE = MAX_NODES

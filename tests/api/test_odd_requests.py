@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import logs, selectors
+from dstackweb.runs import logs, rows
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.tokens import job_token
 from tests.api.conftest import Api
@@ -89,7 +89,7 @@ def test_a_fault_of_the_servers_own_is_told_in_the_apis_form_and_written_down(
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(selectors, "queue_lines", fail)
+    monkeypatch.setattr(rows, "queue_rows", fail)
     answer = api("GET", "projects/main/queues/default")
     assert (answer.status_code, "fault of the server's" in answer.json()["detail"]) == (500, True)
     assert "ZeroDivisionError" in caplog.text

@@ -8,6 +8,7 @@ from django.urls import reverse
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import admin, selectors, services
 from dstackweb.runs.models import Queue, QueueEvent, Run
+from dstackweb.runs.rows import queue_rows
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
@@ -81,7 +82,7 @@ def test_an_active_runs_priority_is_changed_in_the_admin_and_told_on_its_timelin
 ) -> None:
     first, second = make_run(project, member), make_run(project, member)
     assert post_priority(admin_client, second, 70, services.etag(second)).status_code == 302
-    assert [row.run for row in selectors.queue_rows(services.ensure_queue(project))] == [second, first]
+    assert [row.name for row in queue_rows(services.ensure_queue(project))] == [second.name, first.name]
     event = second.events.get(kind="priority")
     assert (event.data, event.actor and event.actor.username) == ({"from": 50, "to": 70}, "admin")
 

@@ -67,9 +67,9 @@ def test_a_retry_keeps_the_seniority_and_takes_its_old_place_in_the_queue(projec
     assert (fresh(run).status, fresh(run).attempt) == (RunStatus.PENDING, 2)
     assert fresh(run).retry_at > timezone.now() - dt.timedelta(seconds=1)
     assert attempts.requeue_due(timezone.now() + dt.timedelta(hours=1)) == 1
-    from dstackweb.runs.selectors import queue_rows
+    from dstackweb.runs.rows import queue_rows
 
-    assert [row.run.name for row in queue_rows(run.queue)] == [run.name, "later"]
+    assert [row.name for row in queue_rows(run.queue)] == [run.name, "later"]
 
 
 def test_without_retry_an_interruption_fails_the_run(project: Project, member: User) -> None:

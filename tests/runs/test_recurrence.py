@@ -14,6 +14,7 @@ from dstackweb.runs import attempts, recurrence, selectors, services
 from dstackweb.runs.models import Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.recount import differences
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
@@ -242,7 +243,7 @@ def test_a_pending_run_holds_no_position(project: Project, member: User, box: No
     """Neither one that waits for its hour nor one that waits to be tried again."""
     waiting = nightly(project, member)
     assert selectors.position(waiting) is None
-    assert selectors.queue_rows(waiting.queue) == []
+    assert queue_rows(waiting.queue) == []
     other = make_run(project, member, "other")
     assert selectors.position(other) == 1
     assert place_all() == 1

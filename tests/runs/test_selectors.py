@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, selectors, services
+from dstackweb.runs import attempts, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ACTIVE
 from dstackweb.scheduler.monitoring import job_watch
@@ -30,22 +30,22 @@ def test_a_list_of_several_statuses_is_the_newest_of_all_of_them_page_by_page(pr
         Run.objects.filter(pk=runs[index].pk).update(status=status)
     seen, before = [], None
     while True:
-        page, before = selectors.newest_page(project, statuses=["failed", "done", "done"], before=before, limit=2)
-        seen += selectors.runs_called(page)
+        page, before = rows.newest_rows(
+            project, statuses=["failed", "done", "done"], before=before, limit=2, kind=rows.RunRow
+        )
+        seen += [row.pk for row in page]
         if before is None:
             break
-    assert seen == [runs[5], runs[4], runs[2], runs[1], runs[0]]
+    assert seen == [runs[number].pk for number in (5, 4, 2, 1, 0)]
 
 
 def test_lists_leave_run_files_in_the_database(project: Project, member: User) -> None:
-    make_run(project, member)
-    lists = [
-        selectors.runs_called(selectors.newest_page(project)[0]),
-        selectors.newest(Run.objects.filter(project=project), 5, ["submitted"]),
-        [row.run for row in selectors.queue_rows(services.ensure_queue(project))],
-    ]
-    for (run,) in lists:
-        assert set(selectors.TEXTS) <= run.get_deferred_fields()
+    (listed,) = selectors.listed([make_run(project, member).pk])
+    assert set(selectors.TEXTS) <= listed.get_deferred_fields()
+    with CaptureQueriesContext(connection) as queries:
+        rows.newest_rows(project, kind=rows.RunPageRow)
+        rows.queue_page_rows(services.ensure_queue(project), 50, 0)
+    assert not any(text in query["sql"] for query in queries for text in selectors.TEXTS)
 
 
 def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: Project, member: User) -> None:
@@ -60,10 +60,10 @@ def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: P
         "pass": place_all,
         "position": lambda: selectors.position(waiting),
         "active": lambda: selectors.newest(Run.objects.filter(project=project), 50, ACTIVE),
-        "page": lambda: selectors.newest_lines(project),
-        "page of some": lambda: selectors.newest_lines(project, statuses=ACTIVE),
-        "queue": lambda: selectors.queue_rows(services.ensure_queue(project)),
-        "queue lines": lambda: selectors.queue_lines(services.ensure_queue(project), 50),
+        "page": lambda: rows.newest_rows(project, kind=rows.RunRow),
+        "page of some": lambda: rows.newest_rows(project, statuses=ACTIVE, kind=rows.RunPageRow),
+        "queue": lambda: rows.queue_rows(services.ensure_queue(project)),
+        "queue page": lambda: rows.queue_page_rows(services.ensure_queue(project), 50, 0),
         "run": lambda: selectors.find_run(project, run.name),
     }
     for what, ask in asked.items():

@@ -10,6 +10,7 @@ from dstackweb.runs.attempts import requeue_due
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import queues
 from dstackweb.runs.recount import differences
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 
 def names(project: Project) -> list[str]:
-    return [row.run.name for row in selectors.queue_rows(services.ensure_queue(project))]
+    return [row.name for row in queue_rows(services.ensure_queue(project))]
 
 
 def test_higher_priority_goes_first_and_equals_in_order_of_arrival(project: Project, member: User) -> None:
@@ -26,7 +27,7 @@ def test_higher_priority_goes_first_and_equals_in_order_of_arrival(project: Proj
         make_run(project, member, name, priority=priority)
     make_run(project, member, "hotfix", role="manager", priority=90)
     assert names(project) == ["hotfix", "ab", "train-a", "train-b", "dev"]
-    assert [row.position for row in selectors.queue_rows(services.ensure_queue(project))] == [1, 2, 3, 4, 5]
+    assert [row.position for row in queue_rows(services.ensure_queue(project))] == [1, 2, 3, 4, 5]
 
 
 def test_priority_is_50_unless_told_otherwise_and_0_is_a_priority(project: Project, member: User) -> None:

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.access import allows
 from dstackweb.backends.models import Gpu
+from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
@@ -71,20 +72,20 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
     told = heard(request)  # before the list: what happens in between is told by the next poll
     counts, of_all = _counted(request, name)
     queue = counts.queue
-    rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
+    rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     if not rows and page > 1:  # the queue got shorter than the page that was being looked at
         page = max(1, -(-counts.submitted // PER_PAGE))
-        rows = selectors.queue_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
-    head = rows if page == 1 else selectors.queue_rows(queue, limit=PER_PAGE)
+        rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
+    head = rows if page == 1 else run_rows.queue_rows(queue, limit=PER_PAGE)
     reserved = Reservation.objects.first()
-    lines = lists.queue_lines(rows, request, reserved, moved)
+    cells = lists.queue_cells(rows, request, reserved, moved)
     placed = tally_of([queue.pk])
     now = timezone.now()
     return {
         "queue": queue,
         "queues": [one.queue for one in of_all],
         "counts": counts,
-        "rows": lines,
+        "rows": cells,
         "page": page,
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
         "first_shown": (page - 1) * PER_PAGE + 1,
@@ -102,19 +103,18 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
         "may_pause": allows(request.role, "manager"),
         "may_submit": allows(request.role, "member"),
-        "may_choose": any(line["may_change"] for line in lines),
+        "may_choose": any(row["may_change"] for row in cells),
         "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
         "waiting": sum(one.submitted for one in of_all),
     }
 
 
-def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[lists.RunLine]:
+def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:
     """The newest runs in these statuses; what the counters say isn't there is not looked for."""
     there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
     found = selectors.newest(runs, SHORT_LIST, there) if there else []
-    marks = alerts.marks(found, timezone.now())
-    return [lists.RunLine.of(run, mark=marks.get(run.pk)) for run in found]
+    return lists.run_cells(run_rows.run_rows(found, run_rows.RunPageRow))
 
 
 def queue_url(queue: Queue) -> str:

@@ -11,10 +11,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.runs import logs, placement_summary, selectors, services
+from dstackweb.runs import logs, placement_summary, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page
 from dstackweb.web.gpus import alerts, run_panel
 from dstackweb.web.progress import scope as progress_place
@@ -46,20 +46,18 @@ def _list(request: PageRequest) -> dict[str, Any]:
     chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
     mine = request.GET.get("mine") == "yes"
     before = lists.number(request.GET.get("before")) or None
-    found, following = selectors.newest_page(
+    found, following = rows.newest_rows(
         request.project,
         statuses=SHOWN.get(chosen, ()),
         user=request.user.username if mine else "",
         text=text,
         before=before,
         limit=PER_PAGE,
+        kind=rows.RunPageRow,
     )
     counts = selectors.counts(request.project)
-    runs = selectors.runs_called(found)
-    at = placement_summary.of_runs([str(run.uid) for run in runs if run.status in PLACED])
-    marks = alerts.marks(runs, timezone.now())
     return {
-        "lines": [lists.RunLine.of(run, at.get(str(run.uid)), marks.get(run.pk)) for run in runs],
+        "rows": lists.run_cells(found),
         "following": following,
         "before": before,
         "chosen": chosen,

@@ -16,6 +16,7 @@ from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import move_preview as line
 from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.queue.reorder import Target
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.wording import events as event_words
@@ -26,11 +27,11 @@ pytestmark = pytest.mark.django_db
 
 
 def order(project: Project, queue: str = "default") -> list[str]:
-    rows = selectors.queue_rows(services.ensure_queue(project, queue))
+    rows = queue_rows(services.ensure_queue(project, queue))
     assert [row.position for row in rows] == list(range(1, len(rows) + 1))
-    for row in rows:
-        assert row.run.rank == ordering.rank(row.run.seniority_us, row.run.priority, row.run.queue.step_us)
-    return [row.run.name for row in rows]
+    for run in Run.objects.filter(uid__in=[row.id for row in rows]).select_related("queue"):
+        assert run.rank == ordering.rank(run.seniority_us, run.priority, run.queue.step_us)
+    return [row.name for row in rows]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs.models import Allocation, Job, Run, Verdict
 from dstackweb.runs.recount import differences
-from dstackweb.runs.selectors import queue_rows, why
+from dstackweb.runs.rows import queue_rows
+from dstackweb.runs.selectors import why
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState

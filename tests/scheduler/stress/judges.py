@@ -11,9 +11,10 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Membership
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, recurrence, selectors, services
+from dstackweb.runs import attempts, recurrence, services
 from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, QueueHour, Run, RunEvent, Verdict
 from dstackweb.runs.recount import differences
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.schedule import BY_PEOPLE
 from dstackweb.runs.states import ACTIVE, ENDED, JOB_ACTIVE, PLACED, RUN_MOVES, JobStatus, Reason, RunStatus
 from dstackweb.scheduler.models import Reservation
@@ -68,9 +69,9 @@ def _jobs() -> Iterator[str]:
 
 def _queues() -> Iterator[str]:
     for queue in Queue.objects.all():
-        rows = selectors.queue_rows(queue, 10_000)
-        shown = [row.run for row in rows]
-        if [run.pk for run in shown] != [run.pk for run in sorted(shown, key=lambda run: (run.rank, run.pk))]:
+        rows = queue_rows(queue, 10_000)
+        in_order = Run.objects.filter(queue=queue, status="submitted").order_by("rank", "id")
+        if [row.id for row in rows] != [str(uid) for uid in in_order.values_list("uid", flat=True)]:
             yield f"{queue}: the page is not in the order of the ranks"
         if [row.position for row in rows] != list(range(1, QueueCount.objects.get(queue=queue).submitted + 1)):
             yield f"{queue}: the page shows other positions than 1 to its length"

@@ -13,6 +13,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.recount import differences
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import ACTIVE
 
 PLACED = "('provisioning', 'running', 'terminating')"
@@ -122,7 +123,7 @@ class Reader:
 
 
 def _queue_page(queue: Queue) -> Any:
-    rows = [(row.run.pk, row.run.priority, row.reason, row.reason_data) for row in selectors.queue_rows(queue, 20)]
+    rows = [(row.id, row.priority, row.reason, row.reason_data) for row in queue_rows(queue, 20)]
     active = Run.objects.filter(queue=queue, status__in=ACTIVE).order_by("pk").values_list("pk", "status")
     held = Allocation.objects.filter(job__run__queue=queue, gpu__isnull=False).count()
     return rows, list(active), held, Queue.objects.get(pk=queue.pk).paused

@@ -1,0 +1,281 @@
+"""One definition of a row for each list of runs, which pages, the API and the command line show.
+
+A field is an attribute of the run, unless COLUMNS names another or the reader computes it. What is
+`Hidden` is for pages alone: the API sends all other fields, in their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from dstackweb.accounts.models import Project
+from dstackweb.lib import sql
+from dstackweb.runs import placement_summary, selectors
+from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.states import PLACED, RunStatus
+
+T = TypeVar("T")
+Hidden = Annotated[T, Field(exclude=True)]
+MAX_ID = 2**63 - 1
+Q = TypeVar("Q", bound="QueueRow")
+R = TypeVar("R", bound="RunRow")
+
+
+class Row:
+    """What the rows of all lists can do."""
+
+    __slots__ = ()
+
+    @classmethod
+    @functools.cache
+    def fields(cls) -> tuple[str, ...]:
+        """The names of all its fields."""
+        return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    @functools.cache
+    def columns(cls) -> tuple[str, ...]:
+        """The fields that are read from the database as they are."""
+        return tuple(name for name in cls.fields() if name not in COMPUTED)
+
+    @classmethod
+    @functools.cache
+    def sent_fields(cls) -> tuple[str, ...]:
+        """The fields that the API sends, in their order."""
+        hints = get_type_hints(cls, include_extras=True)
+        hidden = {name for name, hint in hints.items() if any(_hides(one) for one in get_args(hint))}
+        return tuple(name for name in cls.fields() if name not in hidden)
+
+    def values(self) -> dict[str, Any]:
+        """All its fields by name."""
+        return {name: getattr(self, name) for name in self.fields()}
+
+
+def _hides(metadata: object) -> bool:
+    return isinstance(metadata, FieldInfo) and metadata.exclude is True
+
+
+@dataclass(slots=True)
+class QueueRow(Row):
+    """A waiting run in its place."""
+
+    name: str
+    id: str
+    position: int
+    priority: int
+    user: str
+    submitted_at: dt.datetime
+    moved_by: str | None
+    moved_at: dt.datetime | None
+    reason: str
+    reason_data: Hidden[dict[str, Any]]
+    """Shared by all runs that wait for the same."""
+    shape: Hidden[str]
+
+
+@dataclass(slots=True)
+class QueuePageRow(QueueRow):
+    """With what its page needs besides: who may change it, what it asks for, and since when it waits."""
+
+    pk: int
+    user_id: int
+    queue_id: int
+    seniority_us: int
+    queued_at: dt.datetime
+    spec: dict[str, Any]
+
+
+@dataclass(slots=True)
+class RunRow(Row):
+    """A run as lists show it."""
+
+    id: str
+    name: str
+    status: str
+    status_message: str
+    termination_reason: str
+    priority: int
+    queue: str
+    user: str
+    attempt: int
+    exit_code: int | None
+    submitted_at: dt.datetime
+    started_at: dt.datetime | None
+    ended_at: dt.datetime | None
+    held_until: Annotated[dt.datetime | None, Field(description="When a hold that has begun gives back what it keeps")]
+    next_at: Annotated[
+        dt.datetime | None,
+        Field(description="When a pending run enters its queue; of an ended run with a schedule, when it recurs"),
+    ]
+    where: Annotated[
+        str | None, Field(description="The host or cloud instance that it is on; null unless it is placed")
+    ]
+    pk: Hidden[int]
+
+
+@dataclass(slots=True)
+class RunPageRow(RunRow):
+    """With what its page needs besides."""
+
+    spec: dict[str, Any]
+
+
+COLUMNS = {
+    "id": "uid",
+    "pk": "id",
+    "user": "user.username",
+    "moved_by": "moved_by.username",
+    "queue": "queue.name",
+    "next_at": "retry_at",
+}
+"""Which attribute of a run a field is, where not the one of its name."""
+TABLES = {"user": "accounts_user", "moved_by": "accounts_user", "queue": "runs_queue"}
+COMPUTED = {"position", "reason", "reason_data", "held_until", "where"}
+
+
+def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the API sends of rows."""
+    if not rows:
+        return []
+    names = rows[0].sent_fields()
+    values = attrgetter(*names)
+    return [dict(zip(names, values(row), strict=True)) for row in rows]
+
+
+@functools.cache
+def _select(names: tuple[str, ...], *more: str) -> str:
+    """A SELECT of these fields, and of what else the reader needs."""
+    columns = [_column(COLUMNS.get(name, name)) for name in names]
+    return f"SELECT {', '.join([*columns, *more])} FROM runs_run run "
+
+
+def _column(attribute: str) -> str:
+    """The SQL of a run's attribute. Subqueries for names are planned faster than joins."""
+    key, _dot, name = attribute.partition(".")
+    return f"(SELECT {name} FROM {TABLES[key]} WHERE id = run.{key}_id)" if name else f"run.{key}"
+
+
+_WAITING = """
+WHERE run.id IN (
+    SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s
+)
+ORDER BY run.rank, run.id
+"""
+"""What stands before a page far back is skipped in the index."""
+
+
+def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
+    """A page of the queue in true order."""
+    return _queue_rows(QueueRow, queue, limit, offset)
+
+
+def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]:
+    """A page of the queue in true order, for the queue's page."""
+    return _queue_rows(QueuePageRow, queue, limit, offset)
+
+
+def _queue_rows(kind: type[Q], queue: Queue, limit: int, offset: int) -> list[Q]:
+    names = kind.columns()
+    found = [
+        dict(zip(names, row, strict=True)) for row in sql.rows(_select(names) + _WAITING, [queue.pk, limit, offset])
+    ]
+    reasons = selectors.wait_reasons(queue, {row["shape"] for row in found})
+    rows = []
+    for position, row in enumerate(found, start=offset + 1):
+        reason, data = reasons[row["shape"]]
+        rows.append(kind(**_decoded(row), position=position, reason=reason, reason_data=data))
+    return rows
+
+
+def newest_rows(
+    project: Project,
+    *,
+    statuses: Sequence[str] = (),
+    user: str = "",
+    text: str = "",
+    before: int | None = None,
+    limit: int = 50,
+    kind: type[R],
+) -> tuple[list[R], int | None]:
+    """A project's runs, newest first, and the cursor (`before`) of the next page or None."""
+    if statuses or user or text:
+        runs = Run.objects.filter(project=project)
+        if user:
+            runs = runs.filter(user__username=user)
+        if text:
+            runs = runs.filter(name__icontains=text)
+        if before is not None:
+            runs = runs.filter(pk__lt=before)
+        ids = selectors.newest(runs, limit + 1, statuses)
+        return run_rows(ids[:limit], kind), _next(ids, limit)
+    below = MAX_ID if before is None else max(0, min(before, MAX_ID))
+    where = "WHERE run.project_id = %s AND run.id < %s ORDER BY run.id DESC LIMIT %s"
+    rows = _run_rows(kind, where, [project.pk, below, limit + 1])
+    return rows[:limit], _next([row.pk for row in rows], limit)
+
+
+def _next(ids: Sequence[int], limit: int) -> int | None:
+    return ids[limit - 1] if len(ids) > limit else None
+
+
+def run_rows(ids: Sequence[int], kind: type[R]) -> list[R]:
+    """The rows of these runs, newest first."""
+    if not ids:
+        return []
+    return _run_rows(kind, f"WHERE run.id IN ({sql.places(ids)}) ORDER BY run.id DESC", ids)
+
+
+def row_of(run: Run, jobs: Sequence[Job]) -> RunRow:
+    """The row of a run that was read already, with its queue and user; `jobs` are the run's."""
+    row = {name: attrgetter(COLUMNS.get(name, name))(run) for name in RunRow.columns()}
+    placed = run.status in PLACED
+    place = placement_summary.place([job for job in jobs if job.attempt == run.attempt]) if placed else None
+    return _placed(RunRow, row | {"id": str(run.uid)}, place, run.held_until)
+
+
+def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
+    # Only a hold that has begun needs its spec to be listed.
+    extra = {"extended_s": "run.extended_s", "spec": "CASE WHEN run.status = 'running' THEN run.spec END"}
+    names = kind.columns()
+    more = {name: column for name, column in extra.items() if name not in names}
+    statement = _select(names, *more.values()) + where
+    found = [dict(zip((*names, *more), row, strict=True)) for row in sql.rows(statement, parameters)]
+    places = placement_summary.of_runs([row["pk"] for row in found if row["status"] in PLACED])
+    rows = []
+    for row in found:
+        held_until = _held_until(_decoded(row))
+        kept = {name: value for name, value in row.items() if name not in more}
+        rows.append(_placed(kind, kept, places.get(row["pk"]), held_until))
+    return rows
+
+
+def _held_until(row: dict[str, Any]) -> dt.datetime | None:
+    if row["status"] != RunStatus.RUNNING:
+        return None
+    wanted = {name: row[name] for name in ("status", "started_at", "extended_s", "spec")}
+    return Run(**wanted).held_until
+
+
+def _placed(
+    kind: type[R], row: dict[str, Any], place: placement_summary.Place | None, held_until: dt.datetime | None
+) -> R:
+    if place:
+        row["status_message"] = row["status_message"] or place.message
+    return kind(**row, held_until=held_until, where=place.where if place else None)
+
+
+def _decoded(row: dict[str, Any]) -> dict[str, Any]:
+    row["id"] = sql.uid(row["id"])
+    if row.get("spec"):
+        row["spec"] = json.loads(row["spec"])
+    return row
