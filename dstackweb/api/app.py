@@ -1,4 +1,4 @@
-"""The REST API (DESIGN 9): one NinjaAPI, bearer tokens, and errors as `{"detail": …}` with the right status."""
+"""The REST API: one NinjaAPI, bearer tokens, and errors as `{"detail": …}` with the right status."""
 
 from __future__ import annotations
 

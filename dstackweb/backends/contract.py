@@ -1,4 +1,4 @@
-"""What every kind of backend offers to the rest (DESIGN 6). Backends never see a run: a LaunchSpec goes down."""
+"""What every kind of backend offers to the rest. Backends never see a run: a LaunchSpec goes down."""
 
 from __future__ import annotations
 

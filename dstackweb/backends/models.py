@@ -23,7 +23,7 @@ class BackendKind(models.TextChoices):
 
 
 class Isolation(models.TextChoices):
-    """How a host keeps jobs away from the server's files and from each other (DESIGN 6)."""
+    """How a host keeps jobs away from the server's files and from each other (docs/design.md#execution)."""
 
     USER = "user", "another user"
     CONTAINER = "container", "a container"

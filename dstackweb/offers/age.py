@@ -1,4 +1,4 @@
-"""When a source is to be asked, and how far its value can be trusted: from its row and the time alone (DESIGN 7)."""
+"""When a source is to be asked, and how far its value can be trusted: from its row and the time alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offers for given requirements, kept for a minute: a decorator for any kind of backend (DESIGN 7).
+"""Offers for given requirements, kept for a minute: a decorator for any kind of backend (docs/design.md#caches).
 
 A hit is one small read, of the stamp of all that is known of a backend: whatever lands, changes or is deleted replaces
 it, and so reaches every process. Backends whose offers come from sources are never waited for. Of others one caller

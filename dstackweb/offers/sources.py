@@ -1,4 +1,4 @@
-"""What backends' clouds say: read from what is kept, and refreshed in the background, one call for all (DESIGN 7).
+"""What backends' clouds say: read from what is kept, and refreshed in the background, one call for all.
 
 A value lands only under the version and the refresh by hand that it was asked under, by the one that still leads. A
 failure is kept beside the last good value, which is served as stale.

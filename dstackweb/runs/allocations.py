@@ -1,4 +1,4 @@
-"""Claiming and giving back what jobs hold of a host (DESIGN 6).
+"""Claiming and giving back what jobs hold of a host (docs/design.md#execution).
 
 A GPU is an insert of a row that can exist only once; CPUs and memory are sums on the host's own row, raised by a
 guarded UPDATE. Both happen in the caller's transaction: any miss raises `Taken`, and everything rolls back.

@@ -1,4 +1,4 @@
-"""What runners report of their jobs, and what follows for the run (DESIGN 3 and 5).
+"""What runners report of their jobs, and what follows for the run (docs/design.md#rules).
 
 Each function is one transaction behind the run's row, and safe to repeat.
 """

@@ -1,4 +1,4 @@
-"""The log of each job as one file of raw bytes, addressed by offset (DESIGN 3, rule 5).
+"""The log of each job as one file of raw bytes, addressed by offset (docs/design.md, rule 5).
 
 The file's own size is the truth about what has arrived: overlap is trimmed, a gap is refused.
 """

@@ -1,4 +1,4 @@
-"""What becomes of a run when the jobs of its attempt change: a pure decision on plain data (DESIGN 3, rule 3)."""
+"""What becomes of a run when the jobs of its attempt change: a pure decision on plain data (docs/design.md, rule 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All kept counters and sums beside a recount (DESIGN 3, rule 7)."""
+"""All kept counters and sums beside a recount (docs/design.md, rule 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one mover: the only place where the status of a run or a job is written (DESIGN 3, rule 2).
+"""The one mover: the only place where the status of a run or a job is written (docs/design.md, rule 2).
 
 A move is a guarded UPDATE (`WHERE status = old AND attempt = n AND queue = q`) whose row count says who won. In the
 same transaction it writes the event and shifts that queue's counters, so they can't disagree.

@@ -1,4 +1,4 @@
-"""The run file's own keys (DESIGN 9): what to run, and what it needs."""
+"""The run file's own keys: what to run, and what it needs."""
 
 from __future__ import annotations
 

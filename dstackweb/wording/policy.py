@@ -1,4 +1,4 @@
-"""The words for what utilization policies say and do: codes and numbers become sentences here (DESIGN 3.11)."""
+"""The words for what utilization policies say and do: codes and numbers become sentences (docs/design.md, rule 11)."""
 
 from __future__ import annotations
 

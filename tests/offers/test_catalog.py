@@ -1,4 +1,4 @@
-"""Offers through the cache: what a hit costs, what reaches every process, and what is never served (DESIGN 7)."""
+"""Offers through the cache: what a hit costs, what reaches every process, and what is never served."""
 
 from __future__ import annotations
 

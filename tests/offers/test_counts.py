@@ -1,4 +1,4 @@
-"""Counts of the cache: added up in memory, written every few seconds, none lost (DESIGN 7)."""
+"""Counts of the cache: added up in memory, written every few seconds, none lost."""
 
 from __future__ import annotations
 

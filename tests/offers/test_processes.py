@@ -1,4 +1,4 @@
-"""Many processes and threads at once: one call for all, also when the one that makes it dies (DESIGN 7)."""
+"""Many processes and threads at once: one call for all, also when the one that makes it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The periodic refresh: what is asked for before it grows old, and what is left alone (DESIGN 7)."""
+"""The periodic refresh: what is asked for before it grows old, and what is left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a cloud's sources: how long it counts, and what lands (DESIGN 7)."""
+"""What is known of a cloud's sources: how long it counts, and what lands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared cache: stamps, entries that can't be read, and going on without it (DESIGN 7)."""
+"""The shared cache: stamps, entries that can't be read, and going on without it."""
 
 from __future__ import annotations
 

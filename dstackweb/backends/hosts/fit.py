@@ -1,4 +1,4 @@
-"""Whether and how a job fits on a host: pure decisions on plain data (DESIGN 3.3).
+"""Whether and how a job fits on a host: pure decisions on plain data (docs/design.md, rule 3).
 
 A job takes the least of each range it asks for, so that the most runs fit.
 """

@@ -1,4 +1,4 @@
-"""How jobs are kept apart from the server on a machine, and where their directories lie (DESIGN 6)."""
+"""How jobs are kept apart from the server on a machine, and where their directories lie (docs/design.md#execution)."""
 
 from __future__ import annotations
 

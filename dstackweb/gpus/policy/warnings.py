@@ -1,4 +1,4 @@
-"""How people are warned before a policy stops a run: pure (DESIGN 8). Moments and spans are milliseconds."""
+"""How people are warned before a policy stops a run: pure. Moments and spans are milliseconds."""
 
 from __future__ import annotations
 

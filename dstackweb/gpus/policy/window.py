@@ -1,4 +1,4 @@
-"""Whether a job's GPUs stayed below a minimum over a whole window (DESIGN 8). Pure; the same work for each sample.
+"""Whether a job's GPUs stayed below a minimum over a whole window. Pure; the same work for each sample.
 
 A job is to stop when some GPU of it (or, with the scope `all`, every one) was below the minimum in every sample of the
 window, and the samples cover it: no gap over `MAX_GAP` intervals, the newest not older than that, and the first of the

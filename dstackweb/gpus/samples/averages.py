@@ -1,4 +1,4 @@
-"""What becomes of samples: five-minute averages, which stay for a month, while samples go after a day (DESIGN 8).
+"""What becomes of samples: five-minute averages, which stay for a month, while samples go after a day.
 
 All in small transactions, each behind the rows of a few series, and each of them worth doing alone: the next turn goes
 on where one was killed.

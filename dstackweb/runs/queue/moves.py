@@ -1,4 +1,4 @@
-"""Where a moved run's rank comes from (DESIGN 5, reorder). Pure: places go in, changes come out.
+"""Where a moved run's rank comes from (docs/design.md#scheduling). Pure: places go in, changes come out.
 
     rank = seniority_us - priority * step_us        ascending, then id
 

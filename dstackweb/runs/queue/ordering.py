@@ -1,4 +1,4 @@
-"""The order inside one queue as a single sortable integer (DESIGN 5).
+"""The order inside one queue as a single sortable integer (docs/design.md#scheduling).
 
     rank = seniority_us - priority * step_us        ascending, then id
 

@@ -1,4 +1,4 @@
-"""What a waiting run's place comes from: the factors of its rank, in numbers that people know (DESIGN 5)."""
+"""What a waiting run's place comes from: the factors of its rank, in numbers that people know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving waiting runs by hand: what it would do, doing it, taking it back (DESIGN 5, reorder).
+"""Moving waiting runs by hand: what it would do, doing it, taking it back (docs/design.md#scheduling).
 
 All of it happens behind the queue's row, so that the order that a plan was made for is the order it is written to.
 """

@@ -1,4 +1,4 @@
-"""Machines of clouds that are kept for the next run of the same project: as offers, and taken by one (DESIGN 6)."""
+"""Machines of clouds that are kept for the next run of the same project: as offers, and taken by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a job's machine at a cloud: the row first, then the cloud, then what it answered (DESIGN 6).
+"""Starting a job's machine at a cloud: the row first, then the cloud, then what it answered (docs/design.md#execution).
 
 Killed anywhere, or done twice, it comes to the same: the cloud knows an order again by its instance.
 """

@@ -1,4 +1,4 @@
-"""Watching what was placed: silence, deadlines, retries whose time has come (DESIGN 3, rule 9).
+"""Watching what was placed: silence, deadlines, retries whose time has come (docs/design.md, rule 9).
 
 Silence and time in a status are summed up in the watcher's own monotonic time, between two looks of one machine and at
 most `MAX_STEP` intervals of it at once: an hour of downtime or a jump of the clock declares nothing lost. Where several

@@ -1,4 +1,4 @@
-"""What is done about a job that leaves its GPUs unused: people are told, and then its run is stopped (DESIGN 8).
+"""What is done about a job that leaves its GPUs unused: people are told, and then its run is stopped.
 
 What a sample showed is only a hint to look: everything is read and judged again here, behind the run's row, and a stop
 needs the stored samples to say so too. So each step may be lost, doubled or killed: the next sample brings it back.

@@ -1,4 +1,4 @@
-"""Writing what a pass has decided: many placements and verdicts in one transaction, or none of them (DESIGN 5)."""
+"""Writing what a pass has decided: many placements and verdicts in one transaction, or none of them."""
 
 from __future__ import annotations
 

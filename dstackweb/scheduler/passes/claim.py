@@ -1,4 +1,4 @@
-"""One placement pass at a time: the row that a pass claims, renews, and gives back (DESIGN 5)."""
+"""One placement pass at a time: the row that a pass claims, renews, and gives back (docs/design.md#scheduling)."""
 
 from __future__ import annotations
 

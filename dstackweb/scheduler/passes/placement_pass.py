@@ -1,4 +1,4 @@
-"""The placement pass: takes waiting runs in order and places each where it fits (DESIGN 5).
+"""The placement pass: takes waiting runs in order and places each where it fits (docs/design.md#scheduling).
 
 One at a time, by generation; best effort; decided once per shape. Reads rows only, never a cloud. Decisions are made
 one by one in memory, and written many at a time.

@@ -1,4 +1,4 @@
-"""What there is to give away, and the decision on one run after the other while it shrinks (DESIGN 5).
+"""What there is to give away, and the decision on one run after the other while it shrinks (docs/design.md#scheduling).
 
 Pure: rows are read by `scheduler.loading`, decisions applied by the pass. What is costly to know (what jobs hold, what
 a backend offers, what a project has spent) comes through functions that are asked only when it matters.

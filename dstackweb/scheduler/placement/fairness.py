@@ -1,4 +1,4 @@
-"""Which project's turn it is, where several wait for the same capacity: weighted fair, and pure (DESIGN 5)."""
+"""Which project's turn it is, where several wait for the same capacity: weighted fair, and pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether and where a run fits: pure decisions on plain data (DESIGN 5).
+"""Whether and where a run fits: pure decisions on plain data (docs/design.md#scheduling).
 
 The caller loads hosts into `HostView`s and applies what comes back; nothing here knows a database or a clock.
 """
@@ -51,7 +51,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Waits:
-    """Why a run can't be placed now: a reason of DESIGN 5 and its numbers."""
+    """Why a run can't be placed now: a reason of docs/design.md#scheduling and its numbers."""
 
     reason: str
     data: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The limits of a queue and what its runs hold of them: pure (DESIGN 5).
+"""The limits of a queue and what its runs hold of them: pure (docs/design.md#scheduling).
 
 A placed run counts from the moment it leaves the queue until it has ended, with the GPUs that its spec asks for.
 """

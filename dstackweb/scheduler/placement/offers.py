@@ -1,4 +1,4 @@
-"""Which offers of other backends a run may take, and which of them it takes: pure (DESIGN 5).
+"""Which offers of other backends a run may take, and which of them it takes: pure (docs/design.md#scheduling).
 
 The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region. An
 idle machine is taken before a new one, unless that costs less than half: it starts at once.

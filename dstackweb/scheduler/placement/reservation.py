@@ -1,4 +1,4 @@
-"""Hosts and GPUs kept for one run that has waited long, and what the others may still use of them (DESIGN 5).
+"""Hosts and GPUs kept for one run that has waited long, and what the others may still use of them.
 
 Pure. Ends are upper bounds: `max_duration` and `stop_duration` count in full, with a margin for the start and for
 clearing up. Why it is like this: docs/decisions/0005-one-reservation.md.

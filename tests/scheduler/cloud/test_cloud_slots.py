@@ -1,4 +1,4 @@
-"""Clouds that are slow take not all of a machine's workers: one is left for passes (DESIGN 5, 7)."""
+"""Clouds that are slow take not all of a machine's workers: one is left for passes."""
 
 from __future__ import annotations
 

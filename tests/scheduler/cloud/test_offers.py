@@ -1,4 +1,4 @@
-"""Placement on a backend whose offers come from sources: a pass takes what is known and never waits (DESIGN 5, 7)."""
+"""Placement on a backend whose offers come from sources: a pass takes what is known and never waits."""
 
 from __future__ import annotations
 

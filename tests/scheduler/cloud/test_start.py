@@ -1,4 +1,4 @@
-"""A job gets a machine of a cloud: at the next offer where one is refused, and never by failing (DESIGN 6)."""
+"""A job gets a machine of a cloud: at the next offer where one is refused, and never by failing."""
 
 from __future__ import annotations
 

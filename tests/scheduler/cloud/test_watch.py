@@ -1,4 +1,4 @@
-"""Machines of clouds are watched, kept for the next run, given back and ended; spot machines are taken back (DESIGN 6).
+"""Machines of clouds are watched, kept for the next run, given back and ended; spot machines are taken back.
 
 Nothing is concluded from what a cloud doesn't tell.
 """

@@ -1,4 +1,4 @@
-"""Which of several offers a run takes (DESIGN 5)."""
+"""Which of several offers a run takes."""
 
 from __future__ import annotations
 
