@@ -2,9 +2,9 @@
 
     python bench/aws_calls.py [sqlite|postgres]
 
-The AWS is the small one of tests/cloud. Minutes of throttling are simulated: the clock that the code reads is moved by
-5 s between ticks, while calls, repeats and their waits are real. The database cache goes with SQLite, Redis with
-PostgreSQL.
+The AWS is the small one of dstackweb/devtools/aws. Minutes of throttling are simulated: the clock that the code reads
+is moved by 5 s between ticks, while calls, repeats and their waits are real. The database cache goes with SQLite, Redis
+with PostgreSQL.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure() -> None:
     logging.disable(logging.WARNING)
     call_command("migrate", verbosity=0)
     call_command("createcachetable", verbosity=0)
-    from tests.cloud import Cloud
+    from dstackweb.devtools.aws import Cloud
 
     cloud = Cloud.start()
     os.environ |= cloud.env

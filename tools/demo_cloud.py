@@ -1,7 +1,8 @@
 """`make demo-cloud`: the server with an AWS account that isn't one.
 
-A small AWS of this machine (tests/cloud) stands in for the real one: instance types, prices, spot prices, quotas, and
-machines that really run their user data, each in a folder of its own. Nothing leaves this machine, and nothing costs.
+A small AWS of this machine (dstackweb/devtools/aws) stands in for the real one: instance types, prices, spot prices,
+quotas, and machines that really run their user data, each in a folder of its own. Nothing leaves this machine,
+and nothing costs.
 The server's files lie in `var/demo-cloud`, apart from those of `make run`; the cloud's are gone when it ends.
 """
 
@@ -18,7 +19,6 @@ from pathlib import Path
 from served import ask, relay, told
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 REGIONS = ["eu-west-1", "us-east-1"]
 QUOTAS = {"L-DB2E81BA": 64, "L-3819A6DF": 32, "L-417A185B": 0, "L-7212CCBC": 96}
@@ -32,7 +32,7 @@ def main() -> int:
     home.mkdir(parents=True, exist_ok=True)
     os.environ["DSTACKWEB_HOME"] = str(home)
 
-    from tests.cloud import Cloud
+    from dstackweb.devtools.aws import Cloud
 
     print("Starting a small AWS on this machine …", flush=True)
     cloud = Cloud.start()

@@ -1,8 +1,8 @@
 """`make demo-gpus`: the server on a machine that seems to have eight GPUs.
 
-A small library (tests/backends/nvml_stub.c) stands in for NVIDIA's, and says of eight GPUs what a script has them do:
-busy ones, one that idles, one that gets hot, one that somebody else uses, one that falls off the bus for a while. All
-else is real: sampling, policies, pages. Runs are submitted that hold some of them and compute nothing. The server's
+A small library (dstackweb/devtools/nvml/stub.c) stands in for NVIDIA's, and says of eight GPUs what a script has them
+do: busy ones, one that idles, one that gets hot, one that somebody else uses, one that falls off the bus for a while.
+All else is real: sampling, policies, pages. Runs are submitted that hold some of them and compute nothing. The server's
 files lie in `var/demo-gpus`, apart from those of `make run`. It needs gcc.
 """
 
@@ -23,7 +23,6 @@ from typing import Any
 from served import ask, relay, told
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 NAME, SIZE_MIB, LOOP_S, STOP_S = "Demo GPU (not real)", 40960, 600, 15
 RUNS: list[dict[str, Any]] = [
@@ -46,7 +45,7 @@ def waves(least: int, most: int, period_s: int, step_s: int = 30) -> str:
 
 def gpus(stranger_pid: int) -> list[Any]:
     """What the eight do."""
-    from tests.backends.nvml import FakeGpu
+    from dstackweb.devtools.nvml import FakeGpu
 
     def gpu(index: int, **does: Any) -> Any:
         return FakeGpu(f"GPU-demo-{index}", NAME, SIZE_MIB, limit=400, **does)
@@ -74,7 +73,7 @@ def main() -> int:
     library = home / "nvml"
     library.mkdir(parents=True, exist_ok=True)
 
-    from tests.backends.nvml import Nvml
+    from dstackweb.devtools.nvml import Nvml
 
     stranger = subprocess.Popen(["sleep", "infinity"])
     nvml = Nvml(library)

@@ -17,11 +17,11 @@ from dstackweb.backends.aws import check, config
 from dstackweb.backends.aws.check import Finding, State
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Instance
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 from dstackweb.profiles.models import Profile
 from tests import factories
-from tests.cloud import Cloud
-from tests.cloud.fixtures import cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from tests.devtools.fixtures import cloud
 
 __all__ = ["cloud"]
 

@@ -10,11 +10,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
-from tests.cloud import Cloud
-from tests.cloud.fixtures import cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from tests.devtools.fixtures import cloud
 from tests.factories import make_user
 
 __all__ = ["cloud"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud import Cloud
+from dstackweb.devtools.aws import Cloud
 from tests.server import Server
 from tests.support import eventually
 

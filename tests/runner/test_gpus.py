@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dstackweb.api.runner_schemas import SamplesIn
+from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.runner import gpus, samples
 from dstackweb.runner.client import Unreachable
-from tests.backends.nvml import FakeGpu, Nvml
 from tests.runner.conftest import Box, runs
 from tests.support import eventually
 

@@ -7,9 +7,9 @@ import pytest
 from dstackweb.backends.aws import client, config, quotas
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.models import Backend
-from tests.cloud import Cloud
-from tests.cloud.fixtures import cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from tests.devtools.fixtures import cloud
 
 __all__ = ["cloud"]
 

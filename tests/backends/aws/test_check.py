@@ -9,8 +9,8 @@ import pytest
 
 from dstackweb.backends.aws import check, check_words, config, policy, reach
 from dstackweb.backends.aws.check import Finding, State
-from tests.cloud import Cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,9 +16,9 @@ from dstackweb.backends.aws.rates import Rate
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 from dstackweb.lib.models import Bucket, Circuit
-from tests.cloud import Cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
 
 REGION = "us-east-1"
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)

@@ -14,9 +14,9 @@ from dstackweb.backends.aws import client
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, SourceKey, SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import catalog, sources
 from dstackweb.spec.requirements import Requirements
-from tests.cloud import Cloud
 
 REGIONS = ["us-east-1", "eu-west-1"]
 

@@ -15,8 +15,8 @@ from dstackweb.backends.aws import ami, client, config, machines
 from dstackweb.backends.aws.backend import AwsBackend
 from dstackweb.backends.contract import LaunchFailed, Machine, MachineOrder, MachineState, SourceFailed
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
 from tests.backends.aws.conftest import REGION
-from tests.cloud import Cloud
 from tests.support import eventually
 
 DEPLOYMENT = "d" * 20

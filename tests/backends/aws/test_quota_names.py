@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dstackweb.backends.aws import quotas
 from dstackweb.backends.aws.quota_names import NAMES, name_of
-from tests.cloud.quotas import ON_DEMAND, SPOT
+from dstackweb.devtools.aws.quotas import ON_DEMAND, SPOT
 
 
 def test_every_quota_that_is_read_has_its_name() -> None:

@@ -21,9 +21,9 @@ from dstackweb.backends.aws.backend import AwsBackend
 from dstackweb.backends.aws.client import Aws
 from dstackweb.backends.contract import LaunchFailed, MachineOrder
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 from tests.backends.aws.conftest import REGION
-from tests.cloud import Cloud
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,8 +13,8 @@ from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, Reading, SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.devtools.aws import Cloud
 from dstackweb.spec.requirements import Requirements
-from tests.cloud import Cloud
 
 REGION = "us-east-1"
 G, SPOT_G = "L-DB2E81BA", "L-3819A6DF"

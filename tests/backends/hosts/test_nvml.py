@@ -18,7 +18,7 @@ import pytest
 from dstackweb.backends.hosts import nvml as looking
 from dstackweb.backends.hosts.nvml import Look, Reading, read
 from dstackweb.backends.hosts.probe import probe_gpus
-from tests.backends.nvml import FakeGpu, Nvml, build
+from dstackweb.devtools.nvml import FakeGpu, Nvml, build
 
 BUSY = FakeGpu("GPU-a", util=93, mem=30000, power=350, limit=400, temp=61, throttle=4)
 READ = """

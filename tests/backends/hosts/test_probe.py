@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dstackweb.backends.hosts import probe as probing
-from tests.backends.nvml import FakeGpu, Nvml
+from dstackweb.devtools.nvml import FakeGpu, Nvml
 
 OURS = 'lambda pid: pid in {int(word) for word in os.environ.get("OURS", "").split()}'
 PROBE = f"""

@@ -18,9 +18,9 @@ from django.db import connection
 
 from dstackweb.backends.hosts.probe import boot_id, probe
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.scheduler.management.commands import host as host_command
 from tests import factories
-from tests.backends.nvml import FakeGpu, Nvml
 from tests.support import REPO, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

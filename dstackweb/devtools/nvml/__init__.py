@@ -1,4 +1,4 @@
-"""GPUs for tests: a small C library in the place of NVIDIA's, under the real Python module."""
+"""GPUs that are not there: a small C library in the place of NVIDIA's, under the real Python module."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pynvml
-import pytest
 
 Steps = int | str | None
-"""A number; or how it goes with time, as nvml_stub.c reads it ("0:95,30:!15,60:-"); None: it is not told."""
+"""A number; or how it goes with time, as stub.c reads it ("0:95,30:!15,60:-"); None: it is not told."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,16 @@ class Nvml:
     def here(self) -> Iterator[None]:
         """In this very process, too. What is loaded stays so: without its file it says that it isn't there."""
         ctypes.CDLL(str(self.library), mode=ctypes.RTLD_GLOBAL)  # further loads by name find what has that name
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("NVML_STUB", str(self.file))
-            patch.setattr(pynvml, "nvmlLib", None)
-            patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        with (
+            mock.patch.dict(os.environ, NVML_STUB=str(self.file)),
+            mock.patch.object(pynvml, "nvmlLib", None),
+            mock.patch.object(pynvml, "_nvmlGetFunctionPointer_cache", {}),
+        ):
             yield
 
 
 def build(library: Path, *, old: bool = False) -> None:
     """Compile the library. Raises FileNotFoundError without gcc."""
-    source = Path(__file__).with_name("nvml_stub.c")
+    source = Path(__file__).with_name("stub.c")
     command = ["gcc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
     subprocess.run([*command, *(["-DOLD"] if old else [])], check=True)

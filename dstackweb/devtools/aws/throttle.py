@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tests.cloud.wire import Call, Refused
+from dstackweb.devtools.aws.wire import Call, Refused
 
 T = TypeVar("T")
 USER = "arn:aws:iam::123456789012:user/dstackweb"

@@ -7,8 +7,8 @@ import re
 from functools import cache
 from typing import Any
 
-from tests.cloud import catalog
-from tests.cloud.wire import Answer, Call, Refused, json_answer, page
+from dstackweb.devtools.aws import catalog
+from dstackweb.devtools.aws.wire import Answer, Call, Refused, json_answer, page
 
 ACCOUNT = "123456789012"
 ON_DEMAND = {

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from tests.cloud import catalog, pricing
-from tests.cloud.wire import Answer, Call, Refused, ec2_answer, element, page
+from dstackweb.devtools.aws import catalog, pricing
+from dstackweb.devtools.aws.wire import Answer, Call, Refused, ec2_answer, element, page
 
 _SYSTEM = "Linux/UNIX"
 

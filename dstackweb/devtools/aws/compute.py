@@ -13,15 +13,14 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from moto.ec2 import ec2_backends
 from moto.ec2 import utils as moto_utils
-from moto.ec2.models import EC2Backend
+from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance, Reservation
 
-from tests.cloud import catalog, images, quotas
-from tests.cloud.machines import USER_SHUTDOWN, Fleet
-from tests.cloud.spot import SpotPrices
-from tests.cloud.wire import Answer, Call, Refused, ec2_answer, element, page, shape_xml
+from dstackweb.devtools.aws import catalog, images, quotas
+from dstackweb.devtools.aws.machines import USER_SHUTDOWN, Fleet
+from dstackweb.devtools.aws.spot import SpotPrices
+from dstackweb.devtools.aws.wire import Answer, Call, Refused, ec2_answer, element, page, shape_xml
 
 USER_DATA_BYTES = 16384
 _UNTOLD = {"Action", "Version", "ClientToken"}
@@ -97,10 +96,10 @@ class Compute:
                 fleet.machines[instance.id].start()
             return before
 
-        EC2Backend.run_instances = run_instances  # type: ignore[method-assign]
+        EC2Backend.run_instances = run_instances  # type: ignore[method-assign, assignment]
         EC2Backend.terminate_instances = ended("terminated")  # type: ignore[method-assign]
         EC2Backend.stop_instances = ended("stopped")  # type: ignore[method-assign]
-        EC2Backend.start_instances = start_instances  # type: ignore[method-assign]
+        EC2Backend.start_instances = start_instances  # type: ignore[method-assign, assignment]
 
     # -- what there is to buy ------------------------------------------------------------------------------------
 

@@ -137,8 +137,8 @@ def error(call: Call, refused: Refused) -> Answer:
     code, message = refused.code, refused.message
     headers = [("x-amzn-RequestId", request_id)]
     if call.json:
-        body = json.dumps({"__type": code, "message": message}).encode()
-        return Answer(refused.status, body, "application/x-amz-json-1.1", [*headers, ("x-amzn-ErrorType", code)], code)
+        data = json.dumps({"__type": code, "message": message}).encode()
+        return Answer(refused.status, data, "application/x-amz-json-1.1", [*headers, ("x-amzn-ErrorType", code)], code)
     inner = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
     if call.service == "ec2":
         body = f"<Response><Errors><Error>{inner}</Error></Errors><RequestID>{request_id}</RequestID></Response>"
@@ -199,7 +199,7 @@ def page(
                 raise ValueError(of)
         except ValueError:
             raise invalid() from None
-    found = []
+    found: list[Any] = []
     for number, item in enumerate(items):
         if number >= start + size:
             return found, base64.urlsafe_b64encode(json.dumps([start + size, digest]).encode()).decode()

@@ -22,9 +22,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.cloud import Cloud
-from tests.cloud.handle import ACCESS_KEY, REPO, SECRET_KEY
-from tests.cloud.throttle import Bucket
+from dstackweb.devtools.aws import Cloud
+from dstackweb.devtools.aws.handle import ACCESS_KEY, REPO, SECRET_KEY
+from dstackweb.devtools.aws.throttle import Bucket
 from tests.support import eventually
 
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -543,7 +543,10 @@ class TestProcess:
     @pytest.fixture
     def command(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cloud", "--home", str(tmp_path)], cwd=REPO, text=True, stdout=subprocess.PIPE
+            [sys.executable, "-m", "dstackweb.devtools.aws", "--home", str(tmp_path)],
+            cwd=REPO,
+            text=True,
+            stdout=subprocess.PIPE,
         )
         yield process
         process.kill()

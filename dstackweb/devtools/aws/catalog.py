@@ -39,7 +39,7 @@ class _ByRegion(dict[str, Any]):
 _load = utils.load_resource
 # moto reads the offerings of all regions as it is imported, 2 s of work: here they are read region by region, when
 # somebody asks.
-utils.load_resource = lambda path: [] if path.startswith(_OFFERINGS) else _load(path)
+utils.load_resource = lambda resource: [] if resource.startswith(_OFFERINGS) else _load(resource)
 try:
     from moto.ec2.models import instance_types as _moto
 finally:

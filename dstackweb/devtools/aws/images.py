@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 
-from moto.ec2 import ec2_backends
+from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
 
-from tests.cloud.quotas import ACCOUNT
+from dstackweb.devtools.aws.quotas import ACCOUNT
 
 BUILT = "20261101"
 AMAZON, CANONICAL = "137112412989", "099720109477"

@@ -22,15 +22,15 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.sts.models import sts_backends
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from tests.cloud import catalog, images, throttle
-from tests.cloud.compute import Capacity, Compute
-from tests.cloud.handle import ACCESS_KEY, SECRET_KEY
-from tests.cloud.machines import Fleet
-from tests.cloud.pricing import get_products
-from tests.cloud.quotas import ACCOUNT, Quotas
-from tests.cloud.spot import SpotPrices
-from tests.cloud.throttle import Bucket, Fault, Weather
-from tests.cloud.wire import Answer, Call, Refused, error, json_answer, signed_with, take_apart
+from dstackweb.devtools.aws import catalog, images, throttle
+from dstackweb.devtools.aws.compute import Capacity, Compute
+from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws.machines import Fleet
+from dstackweb.devtools.aws.pricing import get_products
+from dstackweb.devtools.aws.quotas import ACCOUNT, Quotas
+from dstackweb.devtools.aws.spot import SpotPrices
+from dstackweb.devtools.aws.throttle import Bucket, Fault, Weather
+from dstackweb.devtools.aws.wire import Answer, Call, Refused, error, json_answer, signed_with, take_apart
 
 LOGGED = 100_000
 
@@ -338,7 +338,7 @@ def warm() -> None:
     """What the first calls would wait for: moto's backends and botocore's model of EC2."""
     catalog.ec2_model()
     for service in ("ec2", "sts", "ssm", "autoscaling", "elbv2"):  # the last two are asked when an instance ends
-        get_backend(service)  # type: ignore[call-overload]
+        get_backend(service)
 
 
 def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bool) -> None:

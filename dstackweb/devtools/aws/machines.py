@@ -18,8 +18,8 @@ from urllib.parse import parse_qs
 
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
-from tests.cloud.catalog import gpu_count
-from tests.cloud.wire import Answer
+from dstackweb.devtools.aws.catalog import gpu_count
+from dstackweb.devtools.aws.wire import Answer
 
 HERE = Path(__file__).parent
 PYTHON = os.path.realpath(sys.executable)

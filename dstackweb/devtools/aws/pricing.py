@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from typing import Any
 
-from tests.cloud import catalog
-from tests.cloud.wire import Answer, Call, Refused, json_answer, page
+from dstackweb.devtools.aws import catalog
+from dstackweb.devtools.aws.wire import Answer, Call, Refused, json_answer, page
 
 ENDPOINTS = {"us-east-1", "eu-central-1", "ap-south-1"}
 PUBLISHED = "2026-11-02T17:25:33Z"
@@ -67,7 +67,7 @@ def get_products(call: Call) -> Answer:
     return json_answer(answer | ({"NextToken": token} if token else {}))
 
 
-_TESTS = {
+_TESTS: dict[str, Callable[[Any, str], bool]] = {
     "TERM_MATCH": lambda has, value: has == value,
     "EQUALS": lambda has, value: has == value,
     "CONTAINS": lambda has, value: has is not None and value in has,

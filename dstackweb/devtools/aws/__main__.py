@@ -1,4 +1,4 @@
-"""`python -m tests.cloud`: runs the cloud, and prints the environment that leads boto3 to it."""
+"""`python -m dstackweb.devtools.aws`: runs the cloud, and prints the environment that leads boto3 to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.cloud", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dstackweb.devtools.aws", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the usual: a free one")
     parser.add_argument("--home", type=Path, help="its folder; a temporary one otherwise")
     parser.add_argument("--all-types", action="store_true", help="every instance type that moto knows")
     asked = parser.parse_args()
     os.environ |= {"MOTO_DISABLE_GLOBAL_CORS": "true", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
 
-    from tests.cloud import handle, server
+    from dstackweb.devtools.aws import handle, server
 
     home = asked.home or Path(tempfile.mkdtemp(prefix="cloud-"))
 

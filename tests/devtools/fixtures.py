@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.cloud.handle import Cloud
+from dstackweb.devtools.aws.handle import Cloud
 
 
 @cache

@@ -1,3 +1,0 @@
-from tests.cloud.fixtures import cloud
-
-__all__ = ["cloud"]

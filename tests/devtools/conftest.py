@@ -1,0 +1,3 @@
+from tests.devtools.fixtures import cloud
+
+__all__ = ["cloud"]
