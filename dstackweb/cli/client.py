@@ -1,32 +1,34 @@
-"""The REST API over HTTP, with its faults put into words a person can act on."""
+"""The REST API over HTTP: retries, and errors that say what to do."""
 
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
-from dstackweb.cli.errors import CliError, Interrupted, Refused, TryLater, Unreachable, UsageError
+from dstackweb.cli.errors import OUTAGE, CliError, Interrupted, Refused, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
+from dstackweb.lib.backoff import full_jitter
+
+T = TypeVar("T")
 
 BASE = "/api/v1"
 TIMEOUT = httpx.Timeout(30, connect=5)
 TRIES = 4
-"""How often a request is sent that is safe to repeat, when the server is not well or the connection drops."""
+"""How often a request that is safe to repeat is sent when the connection drops or the server answers 502 to 504."""
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
 PATIENCE_S = 60
-"""How long, in all, a request waits where the server says 429."""
+"""How long a request waits in all while the server answers 429."""
 
 
 class Api:
-    """One server, as one person. Every method raises CliError for what the server, or the way to it, refuses."""
+    """One server, as one user. Every method raises CliError for errors of the server and of the connection."""
 
     def __init__(
         self,
@@ -44,11 +46,18 @@ class Api:
                 transport=transport,
             )
         except httpx.InvalidURL as error:
-            raise UsageError(f"{settings.url} is no address of a server: {error}.") from None
+            raise UsageError(f"invalid server URL {settings.url}: {error}.") from None
+
+    def path(self, *parts: str) -> str:
+        """A path of the API, its parts quoted. Raises UsageError for a part that can't be a name."""
+        for part in parts:
+            if part in ("", ".", "..") or "/" in part:
+                raise UsageError(f"invalid name {part!r}.")
+        return "/".join((BASE, *(quote(part, safe="") for part in parts)))
 
     def in_project(self, *parts: str) -> str:
-        """A path below the project, its parts quoted. Raises UsageError for a part that is no name of anything."""
-        return "/".join((f"{BASE}/projects", *quoted(self.settings.project, *parts)))
+        """A path below the project. Raises UsageError for a part that can't be a name."""
+        return self.path("projects", self.settings.project, *parts)
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON at `path`; query values that are None are left out."""
@@ -65,9 +74,9 @@ class Api:
         repeatable: bool = False,
         **request: Any,
     ) -> httpx.Response:
-        """One request; reads, uploads and what is `repeatable` are sent again after a dropped connection or a 502–504.
+        """One request; reads, uploads and `repeatable` ones are sent again after a dropped connection or a 502–504.
 
-        `body` makes the raw content anew for each try. Error statuses in `accept` are returned, others raise.
+        `body` makes the raw content for each try. Error statuses in `accept` are returned, others raise.
         """
         tries, waited = TRIES if repeatable or method in ("GET", "HEAD", "PUT") else 1, 0.0
         for attempt in itertools.count(1):
@@ -82,15 +91,15 @@ class Api:
                     raise self._unreachable(error, changes=method not in ("GET", "HEAD")) from None
                 if isinstance(error, httpx.ConnectError):
                     raise self._unreachable(error, changes=False) from None
-                pause = random.uniform(0, 0.3 * 2**attempt)
+                pause = full_jitter(attempt, 0.3, 5.0)
             else:
                 if response.is_success or response.status_code in accept:
                     return response
                 if asked := self._pause(response, waited):
-                    # It was not looked at, so asking again is safe for any method.
+                    # The server did nothing yet, so any method may be sent again.
                     pause, waited, tries = asked, waited + asked, tries + 1
                 elif attempt < tries and response.status_code in (502, 503, 504):
-                    pause = random.uniform(0, 0.3 * 2**attempt)
+                    pause = full_jitter(attempt, 0.3, 5.0)
                 else:
                     raise self._refused(response)
             self._sleep(pause)
@@ -98,7 +107,7 @@ class Api:
 
     @contextmanager
     def stream(self, path: str, query: dict[str, Any]) -> Iterator[httpx.Response]:
-        """The body at `path` as it arrives; tried once, as the caller knows how far it got."""
+        """The body at `path` as it arrives. Tried once: only the caller knows how far it got."""
         waited = 0.0
         while True:
             try:
@@ -117,23 +126,22 @@ class Api:
             waited += pause
 
     def _pause(self, response: httpx.Response, waited: float) -> float | None:
-        """Seconds to wait where the server says 429; None when it doesn't, or patience has run out."""
+        """Seconds to wait after a 429; None for other answers, or after PATIENCE_S."""
         pause = retry_after(response)
         if response.status_code != 429 or waited + pause > PATIENCE_S:
             return None
-        note(f"the server asks to wait {pause:.0f} s …")
+        note(f"Too many requests; trying again in {pause:.0f} s …")
         return pause
 
     def json(self, response: httpx.Response) -> Any:
-        """The JSON of an answer; CliError when it holds none, and so is no answer of dstackweb."""
+        """The JSON of an answer. Raises CliError where it is none: the server is not dstackweb."""
         try:
             return response.json()
         except ValueError:
-            raise self._no_dstackweb() from None
+            raise self._not_dstackweb() from None
 
-    def _no_dstackweb(self) -> CliError:
-        told = f"{self.settings.url} doesn't answer as dstackweb does."
-        return CliError(told, "Is the address right? Another one: dstackweb login URL")
+    def _not_dstackweb(self) -> CliError:
+        return CliError(f"{self.settings.url} is not a dstackweb server.", "Check the URL: dstackweb login URL")
 
     def _unreachable(self, error: httpx.TransportError, changes: bool) -> Unreachable:
         url = self.settings.url
@@ -141,13 +149,13 @@ class Api:
             why = "no answer within 5 s" if isinstance(error, httpx.TimeoutException) else reason(error)
             return Unreachable(
                 f"can't reach {url}: {why}.",
-                "Nothing was changed; runs that are submitted go on.",
-                "Is the server up? Is the address right? Another one: dstackweb login URL",
+                "Nothing was changed, and submitted runs continue.",
+                "Check that the server is up and that the URL is right: dstackweb login URL",
             )
         what = "gave no answer in 30 s" if isinstance(error, httpx.TimeoutException) else "closed the connection"
         return Unreachable(
             f"{url} {what}.",
-            "It isn't known whether the change was made: look with dstackweb ps, then try again."
+            "The change may have been made: check with dstackweb ps before you try again."
             if changes
             else "Nothing was changed. Try again.",
         )
@@ -160,41 +168,54 @@ class Api:
             body = None
         detail = clean(body.get("detail")) if isinstance(body, dict) else ""
         if response.is_redirect:
-            place = clean(response.headers.get("location", "another address"))
-            told = f"{self.settings.url} sends on to {place}; the token was not sent there."
-            return CliError(told, "If that is the right address: dstackweb login URL")
+            place = clean(response.headers.get("location", "another URL"))
+            message = f"{self.settings.url} redirects to {place}. The token was not sent there."
+            return CliError(message, "If that URL is right: dstackweb login URL")
         if status == 401:
             given = f" (from {self.settings.token_from})" if self.settings.token_from else ""
             return Refused(
-                f"the server doesn't accept the token{given}.",
-                f"Make one: {tokens_page(self.settings.url)}",
-                f"Then: dstackweb login {self.settings.url}",
+                f"the server rejected the token{given}.",
+                f"Make a token on {tokens_page(self.settings.url)}",
+                f"Then run: dstackweb login {self.settings.url}",
                 status=status,
             )
         if status == 429:
-            again = f"Try again in {retry_after(response):.0f} s."
-            return TryLater(detail or "too many requests.", "Nothing was changed.", again, status=status)
+            again = f"Nothing was changed. Try again in {retry_after(response):.0f} s."
+            return TryLater(detail or "too many requests.", again, status=status)
         if status >= 500:
             return TryLater(
-                f"the server had an error (HTTP {status}){': ' + detail if detail else ''}.",
-                "Runs that are submitted go on. Try again; if it stays, the server's log tells more.",
+                f"server error (HTTP {status}){': ' + detail.rstrip('.') if detail else ''}.",
+                "Submitted runs continue. Try again; if the error stays, look in the server's log.",
                 status=status,
             )
         if not detail:
-            return self._no_dstackweb()
+            return self._not_dstackweb()
         return Refused(detail, status=status, body=body)
 
 
-def quoted(*parts: str) -> list[str]:
-    """Names as parts of a path. Raises UsageError for a part that is no name of anything."""
-    for part in parts:
-        if part in ("", ".", "..") or "/" in part:
-            raise UsageError(f"{part!r} is no name.")
-    return [quote(part, safe="") for part in parts]
+def until_answered(
+    ask: Callable[[], T],
+    meanwhile: str,
+    tell: Callable[[str], None] = note,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What `ask` returns, tried again for as long as the server doesn't answer; `meanwhile` says what is safe."""
+    for failures in itertools.count():
+        try:
+            answer = ask()
+        except OUTAGE as error:
+            if not failures:
+                tell(f"{error.message} {meanwhile} Trying again …")
+            sleep(0.1 + full_jitter(failures, 1.0, 4.5))
+        else:
+            if failures:
+                tell("Connected again.")
+            return answer
+    raise AssertionError("the loop returns")
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Seconds that a 429 asks to wait; 1 where it doesn't say."""
+    """Seconds to wait after a 429; 1 where its header has no number."""
     try:
         return max(0.1, float(response.headers["Retry-After"]))
     except (KeyError, ValueError):
@@ -202,7 +223,7 @@ def retry_after(response: httpx.Response) -> float:
 
 
 def reason(error: Exception) -> str:
-    """The system's own words for a failed connection, without what the libraries put around them."""
+    """The system's text for a failed connection, without what the libraries add."""
     cause: BaseException = error
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__ or cause

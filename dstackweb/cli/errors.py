@@ -1,4 +1,4 @@
-"""Expected faults, told on stderr in a few lines: what happened, what is safe, what to do."""
+"""Expected errors, shown on stderr in a few lines: what happened, what is safe, what to do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ UNREACHABLE = 3
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while the server was asked for a change, which may have been made."""
+    """Ctrl-C during a request that changes something: the change may have been made."""
 
 
 class CliError(Exception):
-    """An expected fault: one sentence, then `notes` (what is safe, what to do), and the exit code."""
+    """An expected error: one sentence, `notes` (what is safe, what to do), and the exit code."""
 
     code = FAILED
 
@@ -25,19 +25,19 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """The command line, or the settings in the environment, can't be used as they are."""
+    """The command line, or a setting in the environment, is wrong."""
 
     code = 2
 
 
 class Unreachable(CliError):
-    """The server could not be asked: refused, timed out, or the answer was lost."""
+    """No answer from the server: connection refused, timed out or dropped."""
 
     code = UNREACHABLE
 
 
 class Refused(CliError):
-    """The server answered, with an error. `status` is the HTTP status, `body` the JSON of the answer."""
+    """The server answered with an error. `status` is the HTTP status, `body` the JSON of the answer."""
 
     def __init__(self, message: str, *notes: str, status: int, body: dict[str, object] | None = None) -> None:
         super().__init__(message, *notes)
@@ -46,4 +46,8 @@ class Refused(CliError):
 
 
 class TryLater(Refused):
-    """A 5xx or a 429: the request was in order, the server was not ready for it. It may work later."""
+    """A 5xx or a 429: the same request may succeed later."""
+
+
+OUTAGE = (Unreachable, TryLater)
+"""What passes by itself: commands that follow something go on through it."""

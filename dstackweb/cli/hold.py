@@ -1,8 +1,7 @@
-"""`dstackweb hold` and `extend`: GPUs for a person to work on, and more time for what runs."""
+"""`dstackweb hold` and `extend`: GPUs for interactive work, and more time for a run."""
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 import uuid
@@ -12,84 +11,78 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import INTERRUPTED, CliError, TryLater, Unreachable, UsageError
-from dstackweb.cli.output import clean, clock_text, note
+from dstackweb.cli.errors import INTERRUPTED, CliError, UsageError
+from dstackweb.cli.output import RunName, clean, clock_text, note, plural
+from dstackweb.cli.runs import status_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-For = Annotated[str, typer.Option("--for", metavar="TIME", help="How long: 30m, 3h, 1d.")]
-
 
 def hold(
-    duration: For,
-    gpu: Annotated[str, typer.Option(metavar="GPUS", help="A number, or a request such as A100:2.")] = "",
-    cpu: Annotated[str, typer.Option(metavar="N", help="CPU cores, with GPUs or without.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Such as 16GB.")] = "",
-    name: Annotated[str, typer.Option(help="The run's name; one is made up without it.")] = "",
-    priority: Annotated[int | None, typer.Option(help="0 to 100; higher goes first.")] = None,
-    queue: Annotated[str, typer.Option(help="The queue to wait in.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until it ends, and show its log.")] = False,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, e.g. 30m, 3h or 1d.")],
+    gpu: Annotated[str, typer.Option(metavar="GPUS", help="A number, or a GPU request such as A100:2.")] = "",
+    cpu: Annotated[str, typer.Option(metavar="N", help="CPU cores, with or without GPUs.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory, e.g. 16GB.")] = "",
+    name: Annotated[str, typer.Option(help="The run's name; generated if empty.")] = "",
+    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
+    queue: Annotated[str, typer.Option(help="Queue to wait in.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow its log until it ends.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't wait; print the run's name.")] = False,
-    extend: Annotated[str, typer.Option(metavar="RUN", help="Give this run the time of --for more, instead.")] = "",
+    extend: Annotated[str, typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.")] = "",
 ) -> None:
-    """Hold GPUs for interactive work: wait in the queue for them, then print where they are and the way in.
+    """Hold GPUs for interactive work: wait in the queue, then print how to connect.
 
-    They are kept until the time is over, `dstackweb stop RUN` gives them back before, `dstackweb extend` adds time.
+    The GPUs are released when the time is over. `dstackweb stop RUN` releases them earlier, and `dstackweb extend`
+    adds time.
     """
     if extend:
         if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
-            raise UsageError("--extend goes with --for alone: it gives a run more time, and makes no new hold.")
-        _extend(_connect(), extend, duration)
+            raise UsageError("--extend takes only --for: it adds time to a run and makes no new hold.")
+        _extend(config.connect(), extend, duration)
         return
     if not (gpu or cpu):
-        raise UsageError("say what to hold: --gpu, such as 1 or A100:2, or --cpu.")
-    api = _connect()
-    wanted = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
-    body: dict[str, Any] = {key: text for key, text in wanted.items() if text}
+        raise UsageError("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu.")
+    api = config.connect()
+    values = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
+    body: dict[str, Any] = {key: text for key, text in values.items() if text}
     if priority is not None:
         body["priority"] = priority
     headers = {"Idempotency-Key": str(uuid.uuid4())}
     try:
         run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
     except KeyboardInterrupt:
-        note("\nInterrupted: it may have been submitted, dstackweb ps tells.")
+        note("\nInterrupted. The hold may have been submitted: check with dstackweb ps.")
         raise typer.Exit(INTERRUPTED) from None
     if detach:
-        note(f"Submitted {run['name']}. Its way in, once it has its place: dstackweb logs {run['name']}")
+        note(f"Submitted {run['name']}. Connection details appear once it starts: dstackweb logs {run['name']}")
         typer.echo(run["name"])
         return
-    raise typer.Exit(_stay(api, run, follow))
+    raise typer.Exit(_wait(api, run, follow))
 
 
 def extend(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name (the newest of it) or id.")],
-    duration: Annotated[str, typer.Argument(metavar="TIME", help="How much more: 30m, 1h.")],
+    run: RunName,
+    duration: Annotated[str, typer.Argument(metavar="TIME", help="Time to add, e.g. 30m or 1h.")],
 ) -> None:
-    """Give a placed run more time than its max_duration: a hold, or any other run."""
-    _extend(_connect(), run, duration)
-
-
-def _connect() -> Api:
-    from dstackweb.cli.client import Api
-
-    return Api(config.load())
+    """Add time to a running hold, or to the max_duration of another run that has been placed."""
+    _extend(config.connect(), run, duration)
 
 
 def _extend(api: Api, name: str, duration: str) -> None:
     run = api.json(api.send("POST", api.in_project("runs", name, "extend"), json={"for": duration}))
-    until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"{duration} more"
+    until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
     typer.echo(f"{clean(run['name'])}: {until}")
 
 
-def _stay(api: Api, run: dict[str, Any], follow: bool) -> int:
-    """Wait until the hold has its place, and say where that is; with `follow` stay until it ends."""
-    from dstackweb.cli.logs import Cursor, Follower, StatusLine, status_text
+def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
+    """Wait until the hold has started and print how to connect; with `follow` stay until it ends."""
+    from dstackweb.cli.logs import Cursor, Follower, StatusLine
 
     note(f"Submitted {run['name']}. Ctrl-C leaves it in the queue.")
     line = StatusLine()
     try:
-        run = wait_for_place(api, run, lambda run: line.show(status_text(run)))
+        run = wait_for_start(api, run, lambda run: line.show(status_text(run)))
         line.clear()
         if follow and run["jobs"]:
             run = Follower(api, Cursor(attempt=run["attempt"])).follow(run)
@@ -97,62 +90,56 @@ def _stay(api: Api, run: dict[str, Any], follow: bool) -> int:
         line.clear()
         return _interrupted(api, run)
     if run["hold"]:
-        show_way_in(run)
+        show_connection(run)
     elif run["status"] == "done":
         note(status_text(run))
     else:
-        raise CliError(f"it holds nothing: {status_text(run)}")
+        raise CliError(f"the hold did not start: {status_text(run)}")
     return 0
 
 
-def wait_for_place(
+def wait_for_start(
     api: Api,
     run: dict[str, Any],
     show: Callable[[dict[str, Any]], object],
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Ask for the run, through any silence of the server, until it runs or has ended; `show` is given each answer."""
-    idle, failures = 0.3, 0
+    """Poll the run, through outages of the server, until it runs or has ended; `show` gets each answer."""
+    from dstackweb.cli.client import until_answered
+
+    idle, path = 0.3, api.in_project("runs", run["id"])
     while run["status"] in ("pending", "submitted", "provisioning", "terminating"):
         show(run)
         sleep(idle)
         idle = min(2.0, idle * 1.25)
-        try:
-            run = api.get(api.in_project("runs", run["id"]))
-            failures = 0
-        except (Unreachable, TryLater) as error:
-            if not failures:
-                note(f"{error.message} It keeps its place; trying again …")
-            failures += 1
-            sleep(random.uniform(0.1, min(5.0, 0.5 * 2 ** min(failures, 5))))
+        run = until_answered(lambda: api.get(path), "The hold keeps its position.", sleep=sleep)
     return run
 
 
-def show_way_in(run: dict[str, Any]) -> None:
-    """Where a hold is, and what to type, on stdout; how to go on, on stderr."""
-    held, name = run["hold"], clean(run["name"])
-    where = clean(held["host"]) if held["here"] else f"{clean(held['host'])} ({clean(held['address'])})"
-    gpus = len(held["gpus"])
-    has = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPU"
-    typer.echo(f"{name}: {where}, {has}, held until {clock_text(run['held_until'])}")
-    if held["here"]:
-        note("In a shell there, on the machine that dstackweb runs on:")
-    for line in held["lines"]:
+def show_connection(run: dict[str, Any]) -> None:
+    """On stdout the host and the commands that connect to it; on stderr how to extend and release it."""
+    hold, name = run["hold"], clean(run["name"])
+    host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
+    gpus = plural(len(hold["gpus"]), "GPU") if hold["gpus"] else "no GPU"
+    typer.echo(f"{name}: {host}, {gpus}, held until {clock_text(run['held_until'])}")
+    if hold["here"]:
+        note("In a shell on the dstackweb server:")
+    for line in hold["lines"]:
         typer.echo(f"  {clean(line)}")
-    note(f"More time: dstackweb extend {name} 1h\nGive back: dstackweb stop {name}")
+    note(f"Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}")
 
 
 def _interrupted(api: Api, run: dict[str, Any]) -> int:
-    """Ctrl-C: somebody at a terminal may give the place up; otherwise it is kept."""
+    """After Ctrl-C: at a terminal ask whether to cancel a hold that still waits; otherwise leave it."""
     name, status = run["name"], run["status"]
     if sys.stdin.isatty() and status != "running":
         try:
-            if typer.confirm("\nGive its place in the queue up?", default=False, err=True):
+            if typer.confirm(f"\nCancel {name}?", default=False, err=True):
                 api.send("POST", api.in_project("runs", run["id"], "stop"), json={})
-                note(f"{name} has left the queue.")
+                note(f"{name} was canceled.")
                 return INTERRUPTED
         except typer.Abort:
             note("")
-    kept = "keeps what it holds" if status == "running" else "keeps its place in the queue"
-    note(f"{name} {kept}.\n  its way in: dstackweb logs {name}\n  give back:  dstackweb stop {name}")
+    state = "keeps its GPUs" if status == "running" else "stays in the queue"
+    note(f"{name} {state}.\n  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}")
     return INTERRUPTED

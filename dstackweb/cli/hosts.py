@@ -1,61 +1,46 @@
-"""`dstackweb host …`: the team's own machines from a shell, and this machine as one of them."""
+"""`dstackweb host …`: listing and managing hosts, and making this machine a host."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.errors import UsageError
-from dstackweb.cli.output import Column, age_text, clock_text, note, show_json, show_table
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+from dstackweb.cli.output import Column, Json, age_text, clock_text, note, plural, show_json, show_table
 
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look after the team's own machines, or make this one a host.",
+    help="Manage hosts, or make this machine a host.",
 )
 
 HostName = Annotated[str, typer.Argument(metavar="NAME", help="The host's name.")]
 Home = Annotated[
     Path | None,
-    typer.Option(envvar="DSTACKWEB_HOST_HOME", help="Where this host keeps its files.", show_default=False),
+    typer.Option(envvar="DSTACKWEB_HOST_HOME", help="Directory for the host's files.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As the API gives it, for scripts.")]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", metavar="NAME=VALUE", help="A label that runs can ask for; again for more."),
+    typer.Option("--label", "-l", metavar="NAME=VALUE", help="A label that runs can require; repeatable."),
 ]
 Address = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Where a run's other nodes, and people with a hold, reach this machine.")
+    str, typer.Option(metavar="ADDRESS", help="Address at which other nodes, and users of holds, reach this machine.")
 ]
-
-
-def _connect() -> Api:
-    from dstackweb.cli.client import Api
-
-    return Api(config.load())
-
-
-def _path(*parts: str) -> str:
-    from dstackweb.cli.client import BASE, quoted
-
-    return "/".join([f"{BASE}/hosts", *quoted(*parts)])
 
 
 @app.command("ls")
 def list_hosts(as_json: Json = False) -> None:
-    """List the hosts: what is used of what they have, their labels, and how they do."""
-    page = _connect().get(_path())
+    """List hosts with their state, usage and labels."""
+    api = config.connect()
+    page = api.get(api.path("hosts"))
     if as_json:
         show_json(page)
         return
     if not page["items"]:
-        note("No host is registered.")
+        note("No hosts.")
         return
     amounts = [Column(title, right=True) for title in ("GPUS", "CPUS", "MEMORY", "JOBS")]
     columns = [Column("NAME"), Column("STATE"), *amounts, Column("LABELS", wide=True), Column("SEEN", right=True)]
@@ -77,31 +62,33 @@ def _row(host: dict[str, Any]) -> tuple[object, ...]:
 
 
 def state_of(host: dict[str, Any]) -> str:
-    """One word or two for how a host is: `online`, `offline`, `draining`, `leaving`."""
-    doing = "leaving" if host["leaving"] else "draining" if host["draining"] else ""
+    """A host's state: `online`, `offline`, `draining`, `leaving`, `offline, draining` …"""
+    closing = "leaving" if host["leaving"] else "draining" if host["draining"] else ""
     if not host["online"]:
-        return f"offline, {doing}" if doing else "offline"
-    return doing or "online"
+        return f"offline, {closing}" if closing else "offline"
+    return closing or "online"
 
 
 @app.command()
 def drain(name: HostName) -> None:
-    """Let a host take no new jobs; those that run go on."""
-    _told(_patch(name, {"draining": True}))
+    """Stop placing jobs on a host; running jobs continue."""
+    _show_state(_patch(name, {"draining": True}))
 
 
 @app.command()
 def undrain(name: HostName) -> None:
-    """Let a host take jobs again; if it was to leave, it stays."""
-    _told(_patch(name, {"draining": False}))
+    """Place jobs on a host again. This also cancels its removal."""
+    _show_state(_patch(name, {"draining": False}))
 
 
 @app.command()
 def label(
     name: HostName,
-    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE|NAME-…", help="Set a label, or take it away.")],
+    labels: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE|NAME-…", help="Set, or with NAME- remove, a label.")
+    ],
 ) -> None:
-    """Set labels that runs can ask for, or take them away: dstackweb host label box disk=nvme rack-"""
+    """Set or remove labels that runs can require: dstackweb host label box disk=nvme rack-"""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
     shown = " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
     typer.echo(f"{host['name']}: {shown or 'no labels'}")
@@ -116,71 +103,67 @@ def _change(text: str) -> tuple[str, str | None]:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (equals and name.strip() and value.strip()):
-        raise UsageError(f"{text!r} is no label such as region=eu.")
+        raise UsageError(f"invalid label {text!r}. Example: region=eu")
     return name.strip(), value.strip()
 
 
 @app.command()
 def leave(name: HostName) -> None:
-    """Have a host leave: it takes no new jobs, and is gone once those that run there have ended."""
-    api = _connect()
-    # Asked again it does no harm: it is leaving already.
-    host = api.json(api.send("POST", _path(name, "leave"), repeatable=True))
-    after = f"once {_jobs(host)} ended" if host["jobs"] else "now"
-    typer.echo(f"{host['name']} takes no new jobs and leaves {after}.")
+    """Remove a host: it gets no new jobs, and disappears when its running jobs have ended."""
+    api = config.connect()
+    # Repeatable: removing a host that is already leaving changes nothing.
+    host = api.json(api.send("POST", api.path("hosts", name, "leave"), repeatable=True))
+    after = f"when its {plural(host['jobs'], 'job')} ended" if host["jobs"] else "now"
+    typer.echo(f"{host['name']} gets no new jobs and is removed {after}.")
     if not host["online"] and host["jobs"]:
-        note("It is offline: end its jobs with manage.py give_up once you are sure that the machine is off.")
-    note(f"It stays all the same with: dstackweb host undrain {host['name']}")
-
-
-def _jobs(host: dict[str, Any]) -> str:
-    return "its job has" if host["jobs"] == 1 else f"its {host['jobs']} jobs have"
+        note("It is offline. If the machine is off for good, end its jobs on the server: manage.py give_up")
+    note(f"To cancel: dstackweb host undrain {host['name']}")
 
 
 def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    api = _connect()
-    found: dict[str, Any] = api.json(api.send("PATCH", _path(name), json=body, repeatable=True))
+    api = config.connect()
+    found: dict[str, Any] = api.json(api.send("PATCH", api.path("hosts", name), json=body, repeatable=True))
     return found
 
 
-def _told(host: dict[str, Any]) -> None:
-    empty = f"; empty once {_jobs(host)} ended" if host["draining"] and host["jobs"] else ""
-    typer.echo(f"{host['name']}: {state_of(host)}{empty}")
+def _show_state(host: dict[str, Any]) -> None:
+    jobs = f"; {plural(host['jobs'], 'job')} still running" if host["draining"] and host["jobs"] else ""
+    typer.echo(f"{host['name']}: {state_of(host)}{jobs}")
 
 
 @app.command()
 def invite() -> None:
-    """Print the command with which another machine joins; it works once, for an hour. For deployment admins."""
-    api = _connect()
-    made = api.json(api.send("POST", _path("invites")))
+    """Print the command that makes another machine a host. It works once, within an hour. For deployment admins."""
+    api = config.connect()
+    made = api.json(api.send("POST", api.path("hosts", "invites")))
     typer.echo(made["command"])
-    note(f"Works once, until {clock_text(made['expires_at'])}. Whoever runs it gets all that the server can do.")
+    note(f"Works once, until {clock_text(made['expires_at'])}. It gives full access to the deployment: keep it secret.")
     for obstacle in made["obstacles"]:
-        note(f"In the way of another machine: {obstacle}.")
+        note(f"Cannot add a host: {obstacle}.")
 
 
 @app.command()
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, as this machine reaches it.")],
-    token: Annotated[str, typer.Option(envvar="DSTACKWEB_JOIN_TOKEN", help="The join token, from the hosts page.")],
-    name: Annotated[str, typer.Option(help="The host's name; by default the machine's.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL, reachable from this machine.")],
+    token: Annotated[str, typer.Option(envvar="DSTACKWEB_JOIN_TOKEN", help="The join token, from the Hosts page.")],
+    name: Annotated[str, typer.Option(help="The host's name; the machine's name if empty.")] = "",
     labels: Labels = None,
     address: Address = "",
     home: Home = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain HTTP will do: a network that you trust.")] = False,
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Go on as the host at once.")] = True,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain HTTP on a trusted network.")] = False,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Start the host after joining.")] = True,
 ) -> None:
-    """Make this machine a host of the deployment, and go on as it.
+    """Make this machine a host of the deployment, and start it.
 
-    It needs, here: dstackweb\\[server] in the server's version.
+    This machine needs dstackweb\\[server] in the server's version.
 
-    It needs, from here: the server's HTTPS address, for the jobs; its PostgreSQL and, where it has one, its Redis, for
-    the host itself. What is missing is told, one line each, and the token stays good.
+    It must reach the server's HTTPS URL, its PostgreSQL and, if it has one, its Redis. If something can't be reached,
+    the command lists it and exits; the token stays valid.
 
-    The addresses and keys that it gets are kept in host.env in the host's home (/var/lib/dstackweb-host for root, else
-    ~/.local/share/dstackweb-host), readable by this user alone. `dstackweb host run` starts the host again.
+    Addresses and keys are saved in host.env in the host's home (/var/lib/dstackweb-host for root, otherwise
+    ~/.local/share/dstackweb-host), readable by this user only. `dstackweb host run` starts the host again.
 
-    Run it as root, so that jobs run as another user, or set DSTACKWEB_SHARED_UID=1 where everybody is trusted.
+    Run this as root to isolate jobs in another user, or set DSTACKWEB_SHARED_UID=1 if all users are trusted.
     """
     from dstackweb.cli import joining
 
@@ -193,16 +176,16 @@ def join(
         home=home or joining.default_home(),
     )
     file = joining.join(request)
-    typer.echo(f"{request.name} has joined {request.url}; its keys are in {file}, readable by this user alone.")
+    typer.echo(f"{request.name} joined {request.url}. Its keys are in {file}, readable by this user only.")
     again = f"dstackweb host run --home {request.home}" if home else "dstackweb host run"
-    note(f"To start it again, in a service for instance: {again}")
+    note(f"To start it again, for example in a service: {again}")
     if start:
         joining.run(request.home, labels=request.labels, address=address)
 
 
 @app.command()
 def run(home: Home = None, labels: Labels = None, address: Address = "") -> None:
-    """Be the host that this machine joined as, until stopped. Jobs outlive it."""
+    """Run the host that this machine joined as. Jobs continue when it stops."""
     from dstackweb.cli import joining
 
     joining.run(home or joining.default_home(), labels=dict(_pair(text) for text in labels or ()), address=address)

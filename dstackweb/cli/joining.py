@@ -1,4 +1,4 @@
-"""Making this machine a host: what is in the way is told first, then the keys are fetched, kept and used."""
+"""Making this machine a host: check what it can reach, use the join token, save the keys, start the host."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ import httpx
 
 import dstackweb
 from dstackweb.cli import config
-from dstackweb.cli.client import BASE, Api, reason
+from dstackweb.cli.client import Api, reason
 from dstackweb.cli.errors import CliError, UsageError
 from dstackweb.cli.output import warn
+from dstackweb.lib.addresses import is_exposed
 
 ENV_FILE = "host.env"
-KEPT = ("DSTACKWEB_JOB_USER", "DSTACKWEB_SHARED_UID")
-"""Decisions about this machine, which the file keeps from the environment of the join."""
+OWN_SETTINGS = ("DSTACKWEB_JOB_USER", "DSTACKWEB_SHARED_UID")
+"""Settings of this machine: the file takes them from the environment of `join`."""
 REACH_S = 5.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """How this machine wants to join."""
+    """The options of `dstackweb host join`."""
 
     url: str
     token: str = field(repr=False)
@@ -41,12 +42,12 @@ class Request:
 
 
 def machine_name() -> str:
-    """This machine's name, as far as a host can be called that."""
+    """This machine's name, with the characters that a host's name can't have replaced."""
     return re.sub(r"[^\w.-]", "-", socket.gethostname()) or "localhost"
 
 
 def default_home() -> Path:
-    """Where a host keeps its files unless told otherwise."""
+    """The default directory for a host's files."""
     if os.getuid() == 0:
         return Path("/var/lib/dstackweb-host")
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -54,14 +55,13 @@ def default_home() -> Path:
 
 
 def join(request: Request) -> Path:
-    """Use the token, and keep what came for it; returns the file. Raises CliError, before which nothing is used up."""
+    """Use the token, and save the keys; returns the file. Raises CliError while the token is still valid."""
     if not config.is_token(request.token):
-        raise UsageError("that is no join token; the hosts page makes one.")
-    if config.is_exposed(request.url) and not request.insecure:
+        raise UsageError("invalid join token. Make one on the Hosts page.")
+    if is_exposed(request.url) and not request.insecure:
         raise UsageError(
-            f"{request.url} is not encrypted; nothing was sent.",
-            "The deployment's keys would cross the network in the open: use the server's https:// address,",
-            "or --insecure on a network that you trust.",
+            f"{request.url} is not encrypted. Nothing was sent.",
+            "Use the server's https:// URL, or --insecure on a trusted network: the deployment's keys are sent.",
         )
     _check_installed()
     home = _make_home(request.home)
@@ -73,20 +73,18 @@ def join(request: Request) -> Path:
         "labels": request.labels,
         "insecure": request.insecure,
     }
-    found = api.json(api.send("POST", f"{BASE}/hosts/join", json=body | {"check": True}, repeatable=True))
+    found = api.json(api.send("POST", api.path("hosts", "join"), json=body | {"check": True}, repeatable=True))
     if missing := [*found["obstacles"], *_out_of_reach(found)]:
-        raise CliError(
-            f"this machine can't join {request.url} yet; nothing was changed, and the token stays good.", *missing
-        )
-    joined = api.json(api.send("POST", f"{BASE}/hosts/join", json=body))
+        raise CliError(f"this machine can't join {request.url} yet. The token is still valid.", *missing)
+    joined = api.json(api.send("POST", api.path("hosts", "join"), json=body))
     if os.getuid() != 0 and not os.environ.get("DSTACKWEB_SHARED_UID"):
-        warn("not started as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 says that they may share a user")
-    decided = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
-    return _store(home, joined["environment"] | decided)
+        warn("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user")
+    own = {name: os.environ[name] for name in OWN_SETTINGS if os.environ.get(name)}
+    return _store(home, joined["environment"] | own)
 
 
 def run(home: Path, *, labels: Mapping[str, str], address: str) -> NoReturn:
-    """Become the host's process. Raises CliError when this machine has not joined, or lacks the server's parts."""
+    """Replace this process by the host. Raises CliError if this machine has not joined, or lacks server packages."""
     _check_installed()
     env = {**os.environ, **_load(home), "DSTACKWEB_HOME": str(home.resolve())}
     env["DJANGO_SETTINGS_MODULE"] = "dstackweb.settings"
@@ -103,52 +101,53 @@ def _check_installed() -> None:
     missing = [name for name in ("django", "django_q", "psycopg", "psutil") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"this is the command line alone; a host needs the server's parts ({', '.join(missing)} is missing).",
-            "Install them here, in the server's version: pip install 'dstackweb[server]'",
+            f"a host needs the server's packages, and these are missing: {', '.join(missing)}.",
+            "Install them in the server's version: pip install 'dstackweb[server]'",
         )
 
 
 def _out_of_reach(found: dict[str, Any]) -> Iterator[str]:
-    """What this machine can't reach of what it needs, each in one line."""
-    for there in found["reach"]:
-        host, port = there["host"], there["port"]
+    """A line for each service that this machine needs and can't reach."""
+    for service in found["reach"]:
+        host, port = service["host"], service["port"]
         if not host:
-            continue  # a socket of the server's own machine, which this one is
+            continue  # a Unix socket: this is the server's machine
         try:
             socket.create_connection((host, port), timeout=REACH_S).close()
         except OSError as error:
             why = "no answer within 5 s" if isinstance(error, TimeoutError) else error.strerror or str(error)
             yield (
-                f"can't reach the server's {there['what']} at {host}:{port}: {why}. "
-                f"Open the port for this machine, or set {there['setting']} on the server to an address it reaches"
+                f"can't reach the server's {service['what']} at {host}:{port}: {why}. "
+                f"Open the port, or set {service['setting']} on the server to an address that this machine reaches"
             )
     url = found["api_url"]
     try:
         answer = httpx.get(f"{url}/healthz", timeout=REACH_S)
         if not answer.is_success:
-            yield f"{url}, where jobs look for the server, answers with HTTP {answer.status_code}"
+            yield f"{url}, the URL that jobs use, answers with HTTP {answer.status_code}"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = "no answer within 5 s" if isinstance(error, httpx.TimeoutException) else reason(error)
-        yield f"can't reach {url}, where jobs look for the server: {why}. Is DSTACKWEB_PUBLIC_URL right there?"
+        yield f"can't reach {url}, the URL that jobs use: {why}. Check DSTACKWEB_PUBLIC_URL on the server"
 
 
 def _make_home(home: Path) -> Path:
-    """The host's home; other users may pass through, since runs' directories lie in it."""
+    """Make the host's home, which other users can enter: the directories of runs are in it."""
     try:
         home.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
-        raise CliError(f"can't make {home}: {error.strerror}; nothing was sent.", "Another place: --home DIR") from None
+        message = f"can't create {home}: {error.strerror}. Nothing was sent."
+        raise CliError(message, "Use another directory: --home DIR") from None
     if not os.access(home, os.W_OK | os.X_OK):
-        raise CliError(f"can't write in {home}; nothing was sent.", "Another place: --home DIR")
+        raise CliError(f"can't write to {home}. Nothing was sent.", "Use another directory: --home DIR")
     return home
 
 
 def _store(home: Path, environment: Mapping[str, str]) -> Path:
-    """Keep the environment for this user alone, the old file whole until the new one is there."""
+    """Save the environment, readable by this user only, and replace the old file in one step."""
     path = home / ENV_FILE
     fd, draft = tempfile.mkstemp(dir=home, prefix=f".{ENV_FILE}-")  # made with 0600
     with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write("# What this machine needs as a host: whoever reads it can do all that the server can.\n")
+        file.write("# The settings and keys of this host. They give full access to the deployment: keep them secret.\n")
         file.writelines(f"{name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
         file.flush()
         os.fsync(file.fileno())
@@ -162,8 +161,8 @@ def _load(home: Path) -> dict[str, str]:
         lines = shlex.split(path.read_text("utf-8"), comments=True)
     except FileNotFoundError:
         raise UsageError(
-            f"this machine has not joined: there is no {path}.",
-            "A deployment admin gets the command for it on the hosts page.",
+            f"this machine has not joined: {path} does not exist.",
+            "Deployment admins get the join command on the Hosts page.",
         ) from None
     except (OSError, ValueError) as error:
         raise CliError(f"can't read {path}: {error}") from None

@@ -1,29 +1,56 @@
-"""Log bytes of a run to stdout: what is there, or followed until the run ends, through server restarts."""
+"""`dstackweb logs`: a run's output, as it is or followed until the run ends, through restarts of the server."""
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dstackweb.cli.client import Api
-from dstackweb.cli.errors import TryLater, Unreachable
-from dstackweb.cli.output import DIM, clean, clock_text, note, paint
+from dstackweb.cli import config
+from dstackweb.cli.errors import INTERRUPTED, UsageError
+from dstackweb.cli.output import DIM, RunName, note, paint
+from dstackweb.cli.runs import ENDED, status_text
 
-ENDED = ("done", "failed", "terminated")
+if TYPE_CHECKING:
+    from dstackweb.cli.client import Api
+
 PAGE_FULL = 1 << 16
-"""After this many bytes in one answer more are asked for at once."""
+"""After an answer of this many bytes the next request follows at once."""
+
+
+def logs(
+    run: RunName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
+    node: Annotated[int, typer.Option(min=0, help="Node of a multi-node run.")] = 0,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest by default.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, max=100_000, metavar="N", help="Only the last N lines.")] = None,
+) -> None:
+    """Print a run's output: stdout and stderr together, byte for byte."""
+    api = config.connect()
+    found = api.get(api.in_project("runs", run))
+    if node >= found["spec"]["nodes"]:
+        raise UsageError(f"{found['name']} has no node {node}. Its nodes are 0 to {found['spec']['nodes'] - 1}.")
+    cursor = Cursor(node=node, attempt=attempt, tail=tail)
+    if follow:
+        try:
+            ended = Follower(api, cursor, only=attempt is not None).follow(found)
+        except KeyboardInterrupt:
+            note(f"\nStopped following; {found['name']} continues.")
+            raise typer.Exit(INTERRUPTED) from None
+        note(status_text(ended))
+    elif not print_log(api, found["id"], cursor, to_stdout):
+        note(f"No output yet. {status_text(found)}" if not cursor.complete else "No output.")
 
 
 @dataclass
 class Cursor:
-    """Where reading stands. `attempt` None is the newest that was placed; `tail` counts lines and is used up first."""
+    """How far the log has been read. `attempt` None is the newest that was placed; `tail` (lines) is used up first."""
 
     node: int = 0
     attempt: int | None = None
@@ -38,12 +65,12 @@ class Cursor:
 
 
 def read(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
-    """One request: write what it brings and move the cursor past each byte written. Returns how many those were."""
+    """One request: write its bytes, and move the cursor past each byte written. Returns their number."""
     count = 0
     with api.stream(api.in_project("runs", run_id, "logs"), cursor.query()) as response:
         cursor.attempt = cursor.attempt or int(response.headers["X-Attempt"]) or None
         if cursor.tail is not None:
-            # Where a tail begins is known only from where it ends, so it is taken whole or not at all.
+            # The offset after a tail is known only at its end, so it is read completely before it is written.
             data = response.read()
             write(data)
             cursor.tail, cursor.offset, count = None, int(response.headers["X-Next-Offset"]), len(data)
@@ -57,7 +84,7 @@ def read(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]
 
 
 def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
-    """All bytes that are there now; returns how many."""
+    """Write all bytes that the log has now; returns their number."""
     total = 0
     while count := read(api, run_id, cursor, write):
         total += count
@@ -67,15 +94,15 @@ def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], ob
 
 
 def to_stdout(data: bytes) -> None:
-    """Bytes as they are, at once."""
+    """Write bytes unchanged, without buffering."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 class Follower:
-    """Follows one node of a run until the run has ended, attempt after attempt, through any silence of the server.
+    """Follows one node of a run until the run has ended, through all attempts and through outages of the server.
 
-    With `only` it ends with the attempt that the cursor names.
+    With `only` it ends with the cursor's attempt.
     """
 
     def __init__(
@@ -88,31 +115,33 @@ class Follower:
     ) -> None:
         self._api, self._cursor, self._only, self._out, self._sleep = api, cursor, only, write, sleep
         self._status = StatusLine()
-        self._failures = 0
 
     def follow(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Write the log of `run` (as the API gave it) from the cursor on; returns the run as it was at the end."""
-        self._turn(run)
+        """Write the log of `run` (an answer of the API) from the cursor on; returns the run as it ended."""
+        from dstackweb.cli.client import until_answered
+
+        self._next_attempt(run)
         idle = 0.5
         while True:
-            try:
-                count = self._read(run)
-                if not count:
-                    # All was read after the run had been seen ended, so nothing can follow.
-                    if self._is_over(run):
-                        self._status.clear()
-                        return run
-                    run = self._api.get(self._api.in_project("runs", run["id"]))
-                    self._turn(run)
-            except (Unreachable, TryLater) as error:
-                self._wait_for_server(error)
-                continue
-            if self._failures:
-                self._failures = 0
-                note("connected again")
+            step = partial(self._step, run)
+            count, run, is_over = until_answered(step, "The run continues.", tell=self._note, sleep=self._sleep)
+            if is_over:
+                self._status.clear()
+                return run
             if count < PAGE_FULL and not self._is_over(run):
                 idle = 0.5 if count else min(2.0, idle * 1.25)
                 self._sleep(idle)
+
+    def _step(self, run: dict[str, Any]) -> tuple[int, dict[str, Any], bool]:
+        """How many bytes were read, the run (looked up again where there were none), and whether all was read."""
+        if count := self._read(run):
+            return count, run, False
+        # The run had ended before this read, so nothing can follow.
+        if self._is_over(run):
+            return 0, run, True
+        run = self._api.get(self._api.in_project("runs", run["id"]))
+        self._next_attempt(run)
+        return 0, run, False
 
     def _read(self, run: dict[str, Any]) -> int:
         if not self._only and not self._was_placed(run):
@@ -128,7 +157,7 @@ class Follower:
         return sorted(job["attempt"] for job in run["jobs"] if job["node"] == self._cursor.node)
 
     def _was_placed(self, run: dict[str, Any]) -> bool:
-        """Whether the attempt that is read has a log: older attempts than a run lists had theirs."""
+        """Whether the cursor's attempt has a log; attempts older than those that a run lists have one."""
         listed, attempt = self._attempts(run), self._cursor.attempt
         return attempt in listed or bool(attempt and listed and attempt < listed[0])
 
@@ -136,11 +165,11 @@ class Follower:
         return [] if self._only else [number for number in self._attempts(run) if number > (self._cursor.attempt or 0)]
 
     def _is_over(self, run: dict[str, Any]) -> bool:
-        said_all = self._cursor.complete or not self._was_placed(run)
-        return said_all and not self._later(run) and (self._only or run["status"] in ENDED)
+        read_all = self._cursor.complete or not self._was_placed(run)
+        return read_all and not self._later(run) and (self._only or run["status"] in ENDED)
 
-    def _turn(self, run: dict[str, Any]) -> None:
-        """Show why nothing comes yet, and turn to the next attempt once this one has said all."""
+    def _next_attempt(self, run: dict[str, Any]) -> None:
+        """Show why there is no output yet, and go on to the next attempt once this one's log is complete."""
         if run["status"] not in ("running", *ENDED):
             self._status.show(status_text(run))
         later = self._later(run)
@@ -148,52 +177,15 @@ class Follower:
             self._cursor.attempt = later[-1]
         elif later and self._cursor.complete:
             self._cursor = Cursor(node=self._cursor.node, attempt=later[0])
-            self._status.clear()
-            note(f"attempt {later[0]}")
+            self._note(f"Attempt {later[0]}")
 
-    def _wait_for_server(self, error: Unreachable | TryLater) -> None:
-        if not self._failures:
-            self._status.clear()
-            note(f"{error.message} The run goes on; trying again …")
-        self._failures += 1
-        self._sleep(random.uniform(0.1, min(5.0, 0.5 * 2 ** min(self._failures, 5))))
-
-
-def remark(run: dict[str, Any]) -> str:
-    """What there is to say about how a run stands or ended: its message, and its exit code where that isn't in it."""
-    message, code = _standing(run) or str(run["status_message"]), run["exit_code"]
-    if code and str(code) not in message:
-        return f"{message}, exit code {code}" if message else f"exit code {code}"
-    return message
-
-
-def _standing(run: dict[str, Any]) -> str:
-    """What a hold does, and when what waits for its time goes on; nothing for other runs, or from an older server."""
-    if run.get("held_until"):
-        return f"held until {clock_text(run['held_until'])}"
-    if run.get("next_at"):
-        at = clock_text(run["next_at"])
-        if run["status"] == "pending":
-            return f"starts at {at}" if run["attempt"] == 1 else f"{run['status_message']}; again at {at}".lstrip("; ")
-        return f"{run['status_message']}; comes round at {at}".lstrip("; ")
-    return GIVEN_BACK.get(run["termination_reason"], "")
-
-
-GIVEN_BACK = {"hold_ended": "held for its time, given back", "given_back": "given back before its time"}
-
-
-def status_text(run: dict[str, Any]) -> str:
-    """A run's status in a line: `swift-otter: submitted, position 3, waiting for a GPU`."""
-    told = [clean(run["status"])]
-    if run.get("position"):
-        told.append(f"position {run['position']}")
-    if why := run.get("reason_detail") or remark(run):
-        told.append(clean(why))
-    return f"{clean(run['name'])}: {', '.join(told)}"
+    def _note(self, text: str) -> None:
+        self._status.clear()
+        note(text)
 
 
 class StatusLine:
-    """One line on stderr that is rewritten on a terminal, and printed when it changed elsewhere."""
+    """A line on stderr: rewritten on a terminal; elsewhere printed each time that it changes."""
 
     def __init__(self) -> None:
         self._shown = ""

@@ -1,29 +1,46 @@
-"""`dstackweb offers`: what runs could have, at what price, and how old that is known."""
+"""`dstackweb offers`, `quotas` and `cache`: what hosts and clouds offer, account quotas, and calls to clouds."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import TryLater, Unreachable, UsageError
-from dstackweb.cli.history import bar
-from dstackweb.cli.output import Column, age_text, clean, note, show_json, show_table, warn
+from dstackweb.cli.errors import UsageError
+from dstackweb.cli.output import (
+    Column,
+    Json,
+    age_text,
+    bar,
+    clean,
+    clock_text,
+    note,
+    plural,
+    rich_table,
+    show_json,
+    show_table,
+    warn,
+    watch,
+)  # fmt: skip
+from dstackweb.spec.units import memory_text, price_text
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from dstackweb.cli.client import Api
 
 PRICE_BAR = 8
+USED_BAR = 10
 REFRESH_S = 20.0
-"""How long a refresh is waited for. What takes longer lands without anybody waiting."""
-WATCH_S = 5.0
+"""How long a refresh is waited for; slower sources arrive later."""
+WATCH_S = 5
 WITHOUT_SOURCES = "offers"
-"""What stands for a source where a backend has none: it is asked whenever somebody looks."""
+"""The source of a backend that is read at each request."""
 
 COLUMNS = {
     Column("OFFER", wide=True): 0,
@@ -36,103 +53,115 @@ COLUMNS = {
     Column("AVAILABILITY"): 0,
     Column("WHY", wide=True): 130,
 }
-"""Each with how many characters wide a terminal must be to have it. What isn't one has them all."""
+"""Each with the width that a terminal needs to show it. Pipes get all."""
+PLAN_COLUMNS = ("OFFER", "CPU", "MEMORY", "GPU", "PRICE/H", "KIND", "AVAILABILITY")
+
+Backend = Annotated[str, typer.Argument(metavar="[BACKEND]", help="One backend; all if empty.")]
+COUNTERS = {
+    "hits": "HITS",
+    "misses": "MISSES",
+    "coalesced": "COALESCED",
+    "calls": "CALLS",
+    "saved": "SAVED",
+    "failures": "FAILURES",
+    "throttles": "THROTTLES",
+    "stale_served": "STALE",
+}
 
 
 def offers(
     gpu: Annotated[str, typer.Option(help="As in a run file: A100:1.., A100,H100:40GB..:2, 24GB..")] = "",
     cpu: Annotated[str, typer.Option(help="As in a run file: 4..")] = "",
     memory: Annotated[str, typer.Option(help="As in a run file: 16GB..")] = "",
-    region: Annotated[list[str] | None, typer.Option(help="Only there; again, or with commas, for more.")] = None,
-    backend: Annotated[list[str] | None, typer.Option(help="Only of it; again, or with commas, for more.")] = None,
-    spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only the one or the other.")] = None,
-    max_price: Annotated[str, typer.Option(metavar="USD", help="Per hour, at most.")] = "",
+    region: Annotated[list[str] | None, typer.Option(help="Only this region; repeat or separate by commas.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Only this backend; repeat or separate by commas.")] = None,
+    spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only spot, or only on-demand.")] = None,
+    max_price: Annotated[str, typer.Option(metavar="USD", help="Maximum price per hour.")] = "",
     sort: Annotated[
-        str, typer.Option(metavar="KEY", help="price, gpu_price, gpu_memory, …; -KEY: largest first.")
+        str, typer.Option(metavar="KEY", help="price, gpu_price, gpu_memory, …; -KEY sorts descending.")
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=2000, help="How many at most.")] = 20,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Ask the clouds anew first.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every 5 s, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As the API gives it, for scripts.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=2000, help="Maximum number of offers.")] = 20,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Refresh offers from the clouds first.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Update every 5 s until Ctrl-C.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show what one node of a run could have: own hosts and clouds, the cheapest first."""
-    if watch and (as_json or not sys.stdout.isatty()):
-        raise UsageError("--watch is for terminals, and goes without --json.")
-    asked = {
+    """List what one node of a run could use, on hosts and clouds, the cheapest first."""
+    if follow and (as_json or not sys.stdout.isatty()):
+        raise UsageError("--watch needs a terminal, and can't be combined with --json.")
+    options = {
         "gpu": gpu, "cpu": cpu, "memory": memory, "region": region, "backend": backend,
         "spot": None if spot is None else str(spot).lower(), "max_price": max_price, "sort": sort, "limit": limit,
     }  # fmt: skip
-    query = {key: value for key, value in asked.items() if value not in ("", None, [])}
-    api = _connect()
+    query = {key: value for key, value in options.items() if value not in ("", None, [])}
+    api = config.connect()
     path = api.in_project("offers")
     if refresh:
         _refresh(api, path)
-    if watch:
-        _watch(api, path, query)
-        return
     page = api.get(path, **query)
-    if as_json:
+    if follow:
+        from rich.console import Console
+
+        _watch(api, path, query, page, Console(highlight=False))
+    elif as_json:
         show_json(page)
     else:
         show(page)
 
 
 def show(page: dict[str, Any]) -> None:
-    """A page of offers as a table on stdout; on stderr how many there are, and how old what is known of them is."""
+    """A page of offers as a table on stdout; how many there are and how fresh they are on stderr."""
     if page["items"]:
-        dearest = max(offer["price"] for offer in page["items"])
-        width = get_terminal_size().columns if sys.stdout.isatty() else None
-        shown = [index for index, least in enumerate(COLUMNS.values()) if width is None or width >= least]
-        rows = [row(offer, dearest) for offer in page["items"]]
-        show_table([list(COLUMNS)[index] for index in shown], [[cells[index] for index in shown] for cells in rows])
-    else:
-        note("Nothing like it is offered.")
-    if page["next"]:
-        note(f"{len(page['items'])} of {page['total']} offers; more with --limit.")
-    for line in ages(page["sources"]):
+        show_table(*table(page["items"], get_terminal_size().columns if sys.stdout.isatty() else None))
+    for line in remarks(page):
         note(line)
-    for told in troubles(page["sources"]):
-        warn(told)
+    for line in problems(page["sources"]):
+        warn(line)
 
 
-def row(offer: dict[str, Any], dearest: float) -> tuple[object, ...]:
-    """An offer's cells. Its bar is its share of the dearest price."""
+def table(items: list[dict[str, Any]], width: int | None) -> tuple[list[Column], list[list[object]]]:
+    """The columns that a terminal `width` characters wide has room for; all where it is None."""
+    highest = max(offer["price"] for offer in items)
+    shown = [(index, column) for index, (column, least) in enumerate(COLUMNS.items()) if (width or least) >= least]
+    rows = [row(offer, highest) for offer in items]
+    return [column for _, column in shown], [[cells[index] for index, _ in shown] for cells in rows]
+
+
+def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
+    """An offer's cells, in the order of COLUMNS; the bar is its share of the `highest` price."""
     place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
     name = offer["gpu_name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
-    gpus = f"{offer['gpu_count']} × {name} {_gb(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
+    gpus = f"{offer['gpu_count']} × {name} {memory_text(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
     return (
         place,
         offer["cpus"],
-        _gb(offer["memory_mib"]),
+        memory_text(offer["memory_mib"]),
         gpus,
         price_text(offer["price"]) if offer["price"] else "–",
-        kind(offer),
-        bar(offer["price"], dearest, PRICE_BAR),
+        ("spot" if offer["spot"] else "on-demand") if offer["price"] else "own",
+        bar(offer["price"], highest, PRICE_BAR),
         offer["availability"],
         offer["detail"].get("message", ""),
     )
 
 
-def kind(offer: dict[str, Any]) -> str:
-    """How it is paid for: what costs nothing is a host of the team's own."""
-    if not offer["price"]:
-        return "own"
-    return "spot" if offer["spot"] else "on-demand"
+def plan_table(items: list[dict[str, Any]]) -> tuple[list[Column], list[list[object]]]:
+    """The table of a plan's offers: without the price bar and the detail."""
+    titles = [column.title for column in COLUMNS]
+    kept = [titles.index(title) for title in PLAN_COLUMNS]
+    return [list(COLUMNS)[index] for index in kept], [[row(offer)[index] for index in kept] for offer in items]
 
 
-def _gb(mib: int) -> str:
-    """As machines are told apart: `24 GB`, `0.5 GB`, `1152 GB`."""
-    return f"{mib / 1024:.0f} GB" if mib >= 10 * 1024 else f"{mib / 1024:.3g} GB"
-
-
-def price_text(price: float) -> str:
-    """USD, to the cent or as exactly as it is known, to four places: `$1.50`, `$0.0104`."""
-    whole, _, places = f"{price:.4f}".partition(".")
-    return f"${whole}.{places[:2]}{places[2:].rstrip('0')}"
+def remarks(page: dict[str, Any]) -> Iterator[str]:
+    """How many offers there are, and how fresh each backend's are."""
+    if not page["items"]:
+        yield "No matching offers."
+    if page["next"]:
+        yield f"Showing {len(page['items'])} of {page['total']} offers; for more: --limit"
+    yield from ages(page["sources"])
 
 
 def ages(sources: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """For each backend a line with the age of what is known, by source: that of the region where it is oldest."""
+    """A line for each backend with the age of each source, in the region where it is oldest."""
     by_backend: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for source in sources:
         by_backend.setdefault(source["backend"], {}).setdefault(source["source"], []).append(source)
@@ -142,70 +171,154 @@ def ages(sources: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _age(name: str, found: list[dict[str, Any]]) -> str:
     known = sorted(source["fetched_at"] for source in found if source["fetched_at"])
-    told = clean(name).replace("_", " ")
+    title = clean(name).replace("_", " ")
     if not known:
-        return f"{told} unknown"
-    notes = [f"{age_text(known[0])} old"]
+        return f"{title} unknown"
+    details = [f"{age_text(known[0])} old"]
     if any(source["state"] == "stale" for source in found):
-        notes.append("stale")
+        details.append("stale")
     if len(known) < len(found):
-        notes.append(f"unknown in {len(found) - len(known)} of {len(found)} regions")
-    return f"{told} {', '.join(notes)}" if len(notes) == 1 else f"{told} {notes[0]} ({', '.join(notes[1:])})"
+        details.append(f"unknown in {len(found) - len(known)} of {len(found)} regions")
+    return f"{title} {', '.join(details)}" if len(details) == 1 else f"{title} {details[0]} ({', '.join(details[1:])})"
 
 
-def troubles(sources: Iterable[dict[str, Any]]) -> list[str]:
-    """Why sources could not be asked, each reason once; what throttles passes by itself, and is told in one line."""
-    told: dict[str, None] = {}
+def problems(sources: Iterable[dict[str, Any]]) -> list[str]:
+    """Why sources could not be read, each reason once. Throttled APIs recover by themselves, and share a line."""
+    lines: dict[str, None] = {}
     throttled: dict[str, dict[str, None]] = {}
     for each in sources:
         error, backend = each["error"], clean(each["backend"])
         if error and error["code"] == "throttled" and error.get("api"):
             throttled.setdefault(backend, {})[f"{clean(error['api'])} ({clean(error.get('region'))})"] = None
         elif error:
-            told[f"{backend}: {clean(error['message'])}"] = None
+            lines[f"{backend}: {clean(error['message'])}"] = None
     for backend, apis in throttled.items():
-        told[f"{backend}: asked too often, and left alone for a while: {', '.join(apis)}"] = None
-    return list(told)
+        lines[f"{backend}: throttled, retrying later: {', '.join(apis)}"] = None
+    return list(lines)
 
 
-def is_under_way(sources: Iterable[dict[str, Any]]) -> bool:
-    """Whether something is about to be asked, or is being asked now."""
+def is_refreshing(sources: Iterable[dict[str, Any]]) -> bool:
+    """Whether a source is being read, or is about to be."""
     return any(
         each["state"] != "fresh" and each["due_at"] is None for each in sources if each["source"] != WITHOUT_SOURCES
     )
 
 
-def _connect() -> Api:
-    from dstackweb.cli.client import Api
-
-    return Api(config.load())
-
-
 def _refresh(api: Api, path: str) -> None:
-    """Have everything asked anew, and wait for what comes soon."""
-    asked = api.json(api.send("POST", f"{path}/refresh", json={}))["items"]
-    if not asked:
-        note("No cloud is set up to be asked: own hosts are always as they are now.")
+    """Refresh all sources, and wait up to REFRESH_S for them."""
+    backends = api.json(api.send("POST", f"{path}/refresh", json={}))["items"]
+    if not backends:
+        note("No cloud backends to refresh; hosts are always current.")
         return
-    note(f"Asking anew: {', '.join(clean(name) for name in asked)} …")
+    note(f"Refreshing {', '.join(clean(name) for name in backends)} …")
     until = time.monotonic() + REFRESH_S
-    while is_under_way(api.get(path, limit=1, backend=asked)["sources"]):
+    while is_refreshing(api.get(path, limit=1, backend=backends)["sources"]):
         if time.monotonic() > until:
-            note("Some of it takes longer, and is shown as it was.")
+            note("Still refreshing; showing what is known so far.")
             return
         time.sleep(1.0)
 
 
-def _watch(api: Api, path: str, query: dict[str, Any]) -> None:
+def _watch(
+    api: Api,
+    path: str,
+    query: dict[str, Any],
+    page: dict[str, Any],
+    console: Console,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    def draw(page: dict[str, Any]) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        if page["items"]:
+            columns, rows = table(page["items"], console.width)
+            yield rich_table(columns, [[clean(cell) for cell in cells] for cells in rows])
+        yield from (Text(line, style="dim") for line in remarks(page))
+        yield from (Text(f"warning: {line}", style="yellow") for line in problems(page["sources"]))
+
     try:
-        while True:
-            try:
-                page = api.get(path, **query)
-            except (Unreachable, TryLater) as error:
-                note(f"{error.message} Trying again …")
-            else:
-                typer.echo("\x1b[H\x1b[2J", nl=False)
-                show(page)
-            time.sleep(WATCH_S)
+        watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, WATCH_S, sleep)
     except KeyboardInterrupt:
         note("")
+
+
+def quotas(
+    backend: Backend = "",
+    every: Annotated[bool, typer.Option("--all", "-a", help="Include quotas of zero.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the quotas of cloud accounts by region, in vCPUs."""
+    api = config.connect()
+    found = {name: api.get(api.path("backends", name, "quotas"))["items"] for name in _names(api, backend)}
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (name, region["region"], quota)
+        for name, regions in found.items()
+        for region in regions
+        for quota in region["items"]
+    ]
+    shown = [line for line in rows if every or line[2]["limit"] or line[2]["used"]]
+    if shown:
+        columns = [Column("BACKEND"), Column("REGION"), Column("QUOTA", wide=True)]
+        amounts = [Column("USED", right=True), Column("LIMIT", right=True), Column("")]
+        show_table([*columns, *amounts], [_quota(*line) for line in shown])
+    elif not rows:
+        note("No quotas.")
+    if hidden := len(rows) - len(shown):
+        note(f"{plural(hidden, 'quota')} of zero not shown; to show: --all")
+    sources = [region["source"] for regions in found.values() for region in regions]
+    for line in ages(sources):
+        note(line)
+    for line in problems(sources):
+        warn(line)
+
+
+def _quota(backend: str, region: str, quota: dict[str, Any]) -> tuple[object, ...]:
+    used, limit = quota["used"], quota["limit"]
+    return backend, region, quota["name"], used, limit, bar(min(used, limit), limit, USED_BAR)
+
+
+def cache(
+    backend: Backend = "",
+    hours: Annotated[int, typer.Option(min=1, max=2160, help="Number of hours.")] = 24,
+    as_json: Json = False,
+) -> None:
+    """Show the statistics of the offer cache: hits, misses, calls to clouds and calls saved.
+
+    By hour for one backend; otherwise the totals of each.
+    """
+    api = config.connect()
+    found = {name: api.get(api.path("backends", name, "cache"), hours=hours) for name in _names(api, backend)}
+    if as_json:
+        show_json(found)
+        return
+    titles = [Column(title, right=True) for title in COUNTERS.values()]
+    if backend and (by_hour := found[backend]["items"]):
+        show_table([Column("HOUR"), *titles, Column("")], list(_hours(by_hour)))
+        typer.echo()
+    rows = [(name, *_counters(statistics["total"])) for name, statistics in found.items()]
+    if rows:
+        show_table([Column("BACKEND"), *titles], rows)
+        note(f"Last {plural(hours, 'hour')}. SAVED: calls that would have been made without the cache, minus CALLS.")
+    else:
+        note("No cloud backends.")
+
+
+def _hours(by_hour: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    most = max(each["uncached"] for each in by_hour)
+    for each in by_hour:
+        yield clock_text(each["hour"]), *_counters(each), bar(each["uncached"], most, USED_BAR)
+
+
+def _counters(figures: dict[str, Any]) -> list[object]:
+    return [figures[name] for name in COUNTERS]
+
+
+def _names(api: Api, wanted: str) -> list[str]:
+    """The `wanted` backend, or all cloud backends."""
+    if wanted:
+        return [wanted]
+    sources = api.get(api.in_project("offers"), limit=1)["sources"]
+    return list(dict.fromkeys(source["backend"] for source in sources))

@@ -1,25 +1,31 @@
-"""How the command speaks: results on stdout, remarks and errors on stderr; tables on terminals, columns in pipes."""
+"""What commands print: results on stdout, notes and errors on stderr; tables on terminals, plain columns in pipes."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from dstackweb.cli.errors import CliError
+from dstackweb.cli.errors import OUTAGE, CliError
+from dstackweb.spec.units import duration_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
-    from rich.text import Text
 
-BOLD, DIM, RED, YELLOW = "1", "2", "31;1", "33"
+T = TypeVar("T")
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name (the newest run of that name) or id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
+
+DIM, RED, YELLOW = "2", "31;1", "33"
 
 WORD_STYLES = {
     "pending": "dim",
@@ -38,12 +44,15 @@ WORD_STYLES = {
     "not_available": "dim",
     "default": "dim",
 }
-"""Words that are coloured where they fill a narrow cell: statuses, availabilities, origins."""
+"""Words shown in colour when a narrow cell holds nothing else: statuses, availabilities, origins."""
+
+BAR = 16
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column. One with `wide` takes what room is left, and wraps; the others keep to one line if they can."""
+    """A table's column. A `wide` one takes the room that is left, and wraps; others stay on one line where they fit."""
 
     title: str
     right: bool = False
@@ -51,43 +60,43 @@ class Column:
 
 
 def paint(text: str, code: str, stream: IO[str]) -> str:
-    """`text` in a colour where `stream` is a terminal that wants one (https://no-color.org)."""
+    """`text` in colour if `stream` is a terminal that shows colours (https://no-color.org)."""
     coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{code}m{text}\x1b[0m" if coloured else text
 
 
 def clean(value: object) -> str:
-    """Text from the server, fit for a terminal: nothing in it can move the cursor or change colours."""
+    """Text from the server made safe for a terminal: it can't move the cursor or change colours."""
     text = "" if value is None else str(value)
     return "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
 
 
 def note(text: str) -> None:
-    """A remark on stderr."""
+    """A note on stderr."""
     typer.echo(paint(text, DIM, sys.stderr), err=True)
 
 
 def warn(text: str) -> None:
-    """Something to look at, on stderr."""
+    """A warning on stderr."""
     typer.echo(f"{paint('warning:', YELLOW, sys.stderr)} {text}", err=True)
 
 
 def show_error(error: CliError) -> None:
-    """The error on stderr: what happened, then each of its notes on a line."""
+    """The error on stderr: its message, then a line for each note."""
     typer.echo(f"{paint('error:', RED, sys.stderr)} {error.message}", err=True)
     for line in error.notes:
         typer.echo(f"  {line}", err=True)
 
 
 def show_json(data: Any) -> None:
-    """Data as the API gave it, for scripts."""
+    """The API's answer as JSON on stdout."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stream: IO[str] | None = None) -> None:
-    """A table on a terminal; elsewhere one line per row in aligned columns, nothing cut off or wrapped.
+    """A table on a terminal; elsewhere one line per row in aligned columns, not cut off and not wrapped.
 
-    `None` shows as nothing.
+    `None` is shown as an empty cell.
     """
     stream = stream or sys.stdout
     cells = [[clean(value) for value in row] for row in rows]
@@ -100,12 +109,30 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stre
 
 
 def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
-    """A table that fits the console's width: the wide columns give way first, then long words are folded."""
+    """A table that fits the console's width: wide columns shrink first, then long words are folded."""
     console.print(rich_table(columns, cells))
 
 
-def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str | Text]]) -> Table:
-    """A table as terminals show it; a Text keeps its own colours."""
+def columns_that_fit(
+    cells: Mapping[str, Sequence[object]], order: Iterable[str], width: int | None
+) -> dict[str, Sequence[object]]:
+    """The columns (values by title) that fit a terminal `width` characters wide, those first in `order` preferred.
+
+    All of them where `width` is None.
+    """
+    if width is None:
+        return dict(cells)
+    shown: set[str] = set()
+    for title in order:
+        wide = max(len(title), *(len(str(value)) for value in cells[title])) + 2 if title in cells else 0
+        if 0 < wide <= width + 2:
+            shown.add(title)
+            width -= wide
+    return {title: values for title, values in cells.items() if title in shown}
+
+
+def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[RenderableType]]) -> Table:
+    """A table for terminals; cells that are not text, such as progress bars, are drawn as they are."""
     from rich import box
     from rich.table import Table
 
@@ -123,12 +150,10 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str | Text]])
     return table
 
 
-def _styled(cell: str | Text, column: Column) -> Text:
+def _styled(cell: RenderableType, column: Column) -> RenderableType:
     from rich.text import Text
 
-    if isinstance(cell, Text):
-        return cell
-    return Text(cell, style="" if column.wide else WORD_STYLES.get(cell, ""))
+    return Text(cell, style="" if column.wide else WORD_STYLES.get(cell, "")) if isinstance(cell, str) else cell
 
 
 def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], stream: IO[str]) -> None:
@@ -142,27 +167,60 @@ def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], st
         typer.echo("  ".join(padded).rstrip(), file=stream)
 
 
-def size_text(size: float) -> str:
-    """Bytes in words, 1 KB being 1024 bytes: `3.4 MB`."""
-    for unit in ("bytes", "KB", "MB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GB"
+def bar(value: float | None, most: float, cells: int = BAR) -> str:
+    """A bar as long as the share of `value` in `most`, which is `cells` long; empty for zero."""
+    if not value or not most:
+        return ""
+    eighths = max(1, round(8 * cells * value / most))
+    return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+
+
+def plural(count: int, word: str) -> str:
+    """`1 GPU`, `1,200 GPUs`, `2 prefixes`."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('x') else 's'}"
 
 
 def clock_text(at: str, now: datetime | None = None) -> str:
-    """An ISO time on the reader's clock: `18:40` today, otherwise with its day: `Nov 6, 02:00`."""
+    """An ISO time in the reader's time zone: `18:40` today, otherwise with its day: `Nov 6, 02:00`."""
     then, today = datetime.fromisoformat(at).astimezone(), (now or datetime.now(UTC)).astimezone()
     return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%b} {then.day}, {then:%H:%M}"
 
 
-def age_text(since: str | None, now: datetime | None = None) -> str:
-    """How long ago an ISO time was, in its largest unit: `12s`, `5m`, `3h`, `2d`. Nothing for no time."""
+def age_text(since: str | None) -> str:
+    """How long ago an ISO time was: `12 s`, `1 h 5 min`. Empty without a time."""
     if not since:
         return ""
-    seconds = max(0, int(((now or datetime.now(UTC)) - datetime.fromisoformat(since)).total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+    return duration_text((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())
+
+
+def watch(
+    value: T,
+    fetch: Callable[[], T],
+    draw: Callable[[T], Iterable[RenderableType]],
+    is_over: Callable[[T], bool],
+    console: Console,
+    every_s: int = 1,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Draw `value` again each second, and fetch it every `every_s` seconds, until it is over or Ctrl-C is pressed.
+
+    While the server doesn't answer the last value stays, with the error below.
+    """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    trouble, age_s = "", 0
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(Group(*draw(value), *([Text(trouble, style="yellow")] if trouble else [])), refresh=True)
+            if is_over(value):
+                return
+            sleep(1)
+            age_s += 1
+            if age_s >= every_s:
+                age_s = 0
+                try:
+                    value, trouble = fetch(), ""
+                except OUTAGE as error:
+                    trouble = f"{error.message} Trying again …"

@@ -1,4 +1,4 @@
-"""`dstackweb queue`: the line in its true order, and its settings."""
+"""`dstackweb queue` and `move`: a queue in its order, its settings, and moving the runs in it."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import UsageError
-from dstackweb.cli.output import Column, age_text, clean, note, show_json, show_table
+from dstackweb.cli.errors import CliError, Refused, UsageError
+from dstackweb.cli.output import Column, Json, age_text, clean, note, plural, show_json, show_table
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-LIMITS = {  # for one, for any other number
-    "max_running": ("run placed", "runs placed"),
-    "max_gpus": ("GPU held", "GPUs held"),
-    "max_running_per_user": ("run placed per member", "runs placed per member"),
-    "max_gpus_per_user": ("GPU held per member", "GPUs held per member"),
-}
-
 DIGITS = 12
-"""Of the longest number that the server is asked about; what is too much is the server's to say."""
+"""The most digits of a number that is sent; the server knows its own limits."""
+LIMITS = {
+    "max_running": ("run", "at once"),
+    "max_gpus": ("GPU", "at once"),
+    "max_running_per_user": ("run", "at once per member"),
+    "max_gpus_per_user": ("GPU", "at once per member"),
+}
 
 
 def queue(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="The queue.")] = "default",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="As the API gives it, for scripts.")] = False,
-    every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues instead.")] = False,
-    create: Annotated[bool, typer.Option("--create", help="Make the queue first.")] = False,
-    pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Let nothing leave it.")] = None,
-    drain: Annotated[bool | None, typer.Option("--drain/--undrain", help="Take no new runs.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 20,
+    as_json: Json = False,
+    every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create the queue.")] = False,
+    pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Pause or resume scheduling.")] = None,
+    drain: Annotated[bool | None, typer.Option("--drain/--undrain", help="Refuse or accept new runs.")] = None,
     ageing: Annotated[
-        str | None, typer.Option(metavar="MIN|strict", help="Minutes of waiting that make up for a point of priority.")
+        str | None, typer.Option(metavar="MIN|strict", help="Minutes of waiting for +1 priority; strict for none.")
     ] = None,
-    max_running: Annotated[str | None, typer.Option(metavar="N|none", help="Its runs placed at once.")] = None,
-    max_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="GPUs that its runs hold at once.")] = None,
-    max_running_per_user: Annotated[str | None, typer.Option(metavar="N|none", help="The same per member.")] = None,
-    max_gpus_per_user: Annotated[str | None, typer.Option(metavar="N|none", help="The same per member.")] = None,
+    max_running: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum runs at once.")] = None,
+    max_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once.")] = None,
+    max_running_per_user: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Maximum runs at once per member.")
+    ] = None,
+    max_gpus_per_user: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once per member.")
+    ] = None,
 ) -> None:
-    """Show a queue in its true order, and why each run waits. Managers change its settings with the options."""
+    """Show a queue in its order and why each run waits. Managers change its settings with the options."""
     limits = {
         "max_running": max_running,
         "max_gpus": max_gpus,
@@ -52,8 +55,8 @@ def queue(
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
     if every and (create or settings):
-        raise UsageError("--list changes nothing: name the queue whose settings to change, without it.")
-    api = _connect()
+        raise UsageError("--list changes nothing. To change a queue's settings, leave --list out.")
+    api = config.connect()
     if every:
         _list(api, as_json)
         return
@@ -68,19 +71,13 @@ def queue(
         _show(page)
 
 
-def _connect() -> Api:
-    from dstackweb.cli.client import Api
-
-    return Api(config.load())
-
-
 def _number(option: str, text: str, nothing: str) -> int | None:
-    """A whole number, or None for the word that stands for it."""
+    """A whole number, or None for the word `nothing`."""
     if text == nothing:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         given = text if len(text) <= DIGITS else f"{text[:DIGITS]}…"
-        raise UsageError(f"--{option.replace('_', '-')} is a whole number or {nothing}, not {clean(given)!r}.")
+        raise UsageError(f"--{option.replace('_', '-')} takes a whole number or {nothing}, not {clean(given)!r}.")
     return int(text)
 
 
@@ -102,22 +99,22 @@ def _placed(row: dict[str, Any]) -> int:
 
 
 def settings_text(row: dict[str, Any]) -> list[str]:
-    """A queue's settings in words, what holds runs up first."""
-    told = []
+    """A queue's settings in words, those that stop runs first."""
+    parts = []
     if row["paused"]:
-        told.append("paused: nothing leaves it until a manager resumes it")
+        parts.append("paused: no run starts until a manager resumes it")
     if row["draining"]:
-        told.append("draining: it takes no new runs, what waits still starts")
-    told += [f"at most {row[key]} {what[row[key] != 1]}" for key, what in LIMITS.items() if row[key] is not None]
+        parts.append("draining: new runs are refused, waiting runs still start")
+    parts += [f"at most {plural(row[key], unit)} {of}" for key, (unit, of) in LIMITS.items() if row[key] is not None]
     minutes = row["ageing_minutes"]
-    told.append("strict priority" if minutes is None else f"a point of priority per {minutes} min of waiting")
-    return told
+    parts.append("strict priority" if minutes is None else f"+1 priority per {minutes} min waiting")
+    return parts
 
 
 def _show(page: dict[str, Any]) -> None:
     note(f"{clean(page['name'])}: {'; '.join(settings_text(page))}.")
     if not page["items"]:
-        note(f"Nothing waits in {clean(page['name'])}.")
+        note(f"No runs wait in {clean(page['name'])}.")
         return
     columns = [Column("#", right=True), Column("NAME"), Column("PRIO", right=True), Column("USER")]
     rows = [
@@ -126,9 +123,109 @@ def _show(page: dict[str, Any]) -> None:
     ]
     show_table([*columns, Column("WAITS", right=True), Column("WHY", wide=True)], rows)
     if page["next"]:
-        note(f"The first {len(rows)}; more with --limit.")
+        note(f"Showing the first {len(rows)}; for more: --limit")
 
 
 def _why(run: dict[str, Any]) -> str:
     why = str(run["reason_detail"] or run["reason"])
     return f"{why.rstrip('.')}; moved by {run['moved_by']} {age_text(run['moved_at'])} ago" if run["moved_by"] else why
+
+
+def move(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Names or ids of runs.")] = None,
+    before: Annotated[str, typer.Option(metavar="RUN", help="Directly before this run.")] = "",
+    after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.")] = "",
+    top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
+    bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect without moving.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo your latest move, within ten seconds.")] = False,
+    queue: Annotated[str, typer.Option(help="Queue of the move to undo; default if not given.")] = "",
+) -> None:
+    """Move waiting runs to another position in their queue. Several runs keep their order.
+
+    Managers move runs to any position. Members move their own runs, which swap positions with each other: the
+    positions of other members' runs don't change.
+    """
+    api = config.connect()
+    target = {"before": before, "after": after, "top": top, "bottom": bottom}
+    given: dict[str, Any] = {where: value for where, value in target.items() if value}
+    if undo:
+        if runs or given or dry_run:
+            raise UsageError("--undo takes no runs and no position: it undoes your latest move.")
+        _undo(api, queue)
+        return
+    if queue:
+        raise UsageError("--queue is only for --undo. Runs are moved within their own queue.")
+    if not runs or len(given) != 1:
+        raise UsageError("name the runs to move, and one of --before, --after, --top or --bottom.")
+    _move(api, runs, given, dry_run)
+
+
+def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> None:
+    seen = [api.send("GET", api.in_project("runs", run)) for run in runs]
+    found = [api.json(response) for response in seen]
+    queues = {run["queue"] for run in found}
+    if len(queues) > 1:
+        raise CliError(f"the runs are in different queues: {clean(', '.join(sorted(queues)))}. Nothing was moved.")
+    # By id: a newer run may take the name. If-Match: a run that someone changed since the GET is not moved.
+    body = {"runs": [run["id"] for run in found], "dry_run": dry_run, **target}
+    headers = {"If-Match": seen[0].headers["ETag"]} if len(seen) == 1 and not dry_run else {}
+    queue = found[0]["queue"]
+    try:
+        moved = api.json(api.send("POST", api.in_project("queues", queue, "move"), json=body, headers=headers))
+    except Refused as refused:
+        if refused.status != 412:
+            raise
+        raise CliError(refused.message, "To move it anyway, run the command again.") from None
+    if not moved["changes"]:
+        note("Nothing to move: already in this position.")
+        return
+    _print(moved)
+    if not moved["exact"]:
+        note("Moved to your nearest position: only managers move runs past those of other members.")
+    if dry_run:
+        note("Dry run: nothing was moved.")
+    else:
+        of_queue = "" if queue == "default" else f" --queue {clean(queue)}"
+        note(f"Undo within {moved['undo_s']} s: dstackweb move --undo{of_queue}")
+
+
+def _undo(api: Api, queue: str) -> None:
+    try:
+        undone = api.json(api.send("POST", api.in_project("queues", queue or "default", "undo"), json={}))
+    except Refused as refused:
+        if queue or refused.status != 409:
+            raise
+        raise CliError(refused.message, "For a move in another queue: dstackweb move --undo --queue NAME") from None
+    _print(undone)
+    note("Undone.")
+
+
+def _print(moved: dict[str, Any]) -> None:
+    """A line for each run moved; the last line has the effect on other runs."""
+    lines = [f"{clean(change['run'])}: {_change_text(change)}" for change in moved["changes"]]
+    if slips := [_slip_text(change) for change in moved["slips"]]:
+        more = (moved["slips_total"] or 0) - len(slips)
+        lines[-1] += "; " + ", ".join([*slips, *([f"{more} more runs change position"] if more > 0 else [])])
+    for line in lines:
+        typer.echo(line)
+
+
+def _change_text(change: dict[str, Any]) -> str:
+    parts = []
+    before, after = change["position_before"], change["position_after"]
+    if before is not None and after is not None and before != after:
+        parts.append(f"position {before} → {after}")
+    elif before is None and after is not None:
+        parts.append(f"now at position {after}")
+    if change["priority_before"] != change["priority_after"]:
+        parts.append(f"priority {change['priority_before']} → {change['priority_after']}")
+    return ", ".join(parts) or ("moved" if after is None else f"stays at position {after}")
+
+
+def _slip_text(change: dict[str, Any]) -> str:
+    before, after = change["position_before"], change["position_after"]
+    text = f"{clean(change['user'])}'s {clean(change['run'])} {before} → {after}"
+    if change["priority_before"] != change["priority_after"]:
+        text += f" (priority {change['priority_after']})"
+    return text

@@ -1,4 +1,4 @@
-"""The run file as it lies on this machine: reading it, the values it takes from here, and pointing at its faults."""
+"""The run file on this machine: reading it, the shell variables that it uses, and pointing at its errors."""
 
 from __future__ import annotations
 
@@ -12,66 +12,67 @@ from pathlib import Path
 from typing import Any
 
 from dstackweb.cli.errors import CliError, Refused, UsageError
-from dstackweb.cli.output import RED, clean, paint, size_text
+from dstackweb.cli.output import RED, clean, paint
+from dstackweb.spec.units import size_text
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """A run file's name as it was given, and its text. What the text means is the server's to say."""
+    """A run file's name on the command line, and its text. Only the server validates the text."""
 
     name: str
     text: str
 
     def env_from_here(self) -> dict[str, str]:
-        """Values of this process's environment for the names that `env` lists without one."""
+        """The values that this process's environment has for the bare names in `env`."""
         import yaml
 
         try:
             data = yaml.load(self.text, Loader=yaml.BaseLoader)  # builds text, lists and mappings only
         except (yaml.YAMLError, RecursionError):
-            return {}  # the server says where, in the same words for everybody
+            return {}  # the server reports the error with its line
         listed = data.get("env") if isinstance(data, dict) else None
         names = [name.strip() for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
         return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def read(path: Path, limit: int) -> RunFile:
-    """The run file at `path`, of at most `limit` bytes. Raises CliError when it can't be one."""
+    """The run file at `path`. Raises CliError if it can't be read, exceeds `limit` bytes or is not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise CliError(f"can't read {path}: {error.strerror}.") from None
     if len(data) > limit:
-        raise CliError(f"{path} is over {size_text(limit)}, the limit for a run file; nothing was sent.")
+        raise CliError(f"{path} exceeds {size_text(limit)}, the limit for a run file. Nothing was sent.")
     try:
         return RunFile(str(path), data.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise CliError(f"{path} is no UTF-8 text (line {line}); nothing was sent.") from None
+        raise CliError(f"{path} is not valid UTF-8 (line {line}). Nothing was sent.") from None
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
-    """The values of `-e K=V` options; a bare `K` is taken from this process's environment. Raises UsageError."""
+    """The values of `-e K=V` options; a bare `K` is copied from this process's environment. Raises UsageError."""
     env = {}
     for pair in pairs:
         name, given, value = pair.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"-e {pair}: {name!r} is no name of a variable.", "Write -e NAME=value.")
+            raise UsageError(f"-e {pair}: invalid variable name {name!r}.", "Write -e NAME=value.")
         if not given and name not in os.environ:
-            raise UsageError(f"-e {name}: {name} is not set here.", f"Write -e {name}=value, or export it before.")
+            raise UsageError(f"-e {name}: {name} is not set in your shell.", f"Write -e {name}=value, or export it.")
         env[name] = value if given else os.environ[name]
     return env
 
 
 def explain(refused: Refused, file: RunFile) -> CliError:
-    """A 422 as a compiler would tell it: each error with its line of the file, and a caret under the key."""
+    """A 422 in the form of compiler errors: each with its line of the file, and a caret below the key."""
     errors = refused.body.get("errors")
     places = [_place(error, file) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
     if not places:
         return refused
     lines = (line for place in places for line in place)
-    return CliError("the run can't be submitted as it is; nothing was stored.", *lines)
+    return CliError("the run is invalid. Nothing was submitted.", *lines)
 
 
 def _place(error: dict[str, Any], file: RunFile) -> list[str]:
@@ -93,7 +94,7 @@ def _place(error: dict[str, Any], file: RunFile) -> list[str]:
 
 
 def _span(source: str, col: object, loc: list[str]) -> tuple[int, int]:
-    """Where the caret begins (from 0) and how wide it is: the word at `col`, else the innermost key on the line."""
+    """Start (from 0) and width of the caret: the word at `col`, else the innermost key on the line."""
     if not isinstance(col, int) or not 0 < col <= len(source):
         found = (re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", source) for key in reversed(loc))
         first = next((match for match in found if match), re.search(r"[^\s-]\S*", source))
@@ -107,5 +108,5 @@ def _printable(text: str) -> str:
 
 
 def _blank(text: str) -> str:
-    """Space as wide as `text` is on a terminal."""
+    """Blanks as wide as `text` on a terminal."""
     return "".join("\t" if c == "\t" else "  " if unicodedata.east_asian_width(c) in "WF" else " " for c in text)

@@ -9,9 +9,9 @@ import pytest
 from django.conf import LazySettings
 
 from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.cli.apply import show_plan
 from dstackweb.cli.errors import Refused
 from dstackweb.cli.output import clock_text
-from dstackweb.cli.plan import show_plan
 from dstackweb.cli.runfile import RunFile, explain
 from dstackweb.runs.archives import path as archive_path
 from dstackweb.runs.models import Archive, Run
@@ -41,9 +41,9 @@ def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_
     ):
         assert row in lines
     assert any(line.startswith("env LR: 1e-4, SEED: 1") for line in lines)
-    assert "hosts box-1 8 32.0 GB – own idle" in lines
-    assert any(line.startswith("Position 1 of queue default") for line in lines)
-    assert f"Code: 1 file of {cli.work}" in told
+    assert "hosts box-1 8 32 GB – own idle" in lines
+    assert any(line.startswith("Position 1 in queue default") for line in lines)
+    assert f"Code: 1 file in {cli.work}" in told
     assert not Run.objects.exists()
     assert not Archive.objects.exists()
 
@@ -60,7 +60,7 @@ def test_a_loop_of_submissions_that_asks_nothing_and_follows_nothing_prints_no_p
     told = cli("apply", "-f", "run.yaml", "-y", "-d")
     assert told.stdout == "hello\n"
     assert told.stderr == (
-        "Position 1 of queue default; there is room for it now\nSubmitted hello. Follow it: dstackweb logs -f hello\n"
+        "Position 1 in queue default; can start now\nSubmitted hello. To follow: dstackweb logs -f hello\n"
     )
 
 
@@ -93,7 +93,7 @@ def test_an_error_in_the_file_is_shown_as_a_compiler_would(cli: Cli) -> None:
     assert refused.exit_code == 1
     assert refused.stdout == ""
     told = refused.stderr.splitlines()
-    assert told[0].startswith("error: the run can't be submitted")
+    assert told[0].startswith("error: the run is invalid")
     assert told[1:4] == ["   --> bad.yaml:5:3", "    |", "  5 |   gpuu: A100"]
     assert told[4].startswith("    |   ^^^^ unknown key `resources.gpuu`; did you mean `resources.gpu`?")
     assert not Run.objects.exists()
@@ -125,8 +125,8 @@ def test_a_file_that_is_not_there_not_text_or_too_large_is_refused_before_anythi
     for name, words in (
         ("gone", "No such file"),
         (".", "Is a directory"),
-        ("binary", "no UTF-8 text (line 2)"),
-        ("large", "over 256 KB"),
+        ("binary", "not valid UTF-8 (line 2)"),
+        ("large", "exceeds 256 KB"),
     ):
         refused = cli("apply", "-f", name, "-d")
         assert refused.exit_code == 1
@@ -156,8 +156,8 @@ def test_code_over_the_server_s_limit_is_told_before_anything_is_sent(cli: Cli, 
     (cli.work / "weights.bin").write_bytes(os.urandom(1 << 21))
     refused = cli("apply", "-f", "run.yaml", "-d")
     assert refused.exit_code == 1
-    assert "over the limit of 1.0 MB" in refused.stderr
-    assert "2.0 MB  weights.bin" in refused.stderr
+    assert "exceeds the limit of 1 MB" in refused.stderr
+    assert "2 MB  weights.bin" in refused.stderr
     assert not Run.objects.exists()
 
 
@@ -202,7 +202,7 @@ def test_the_position_in_the_plan_counts_who_stands_before(cli: Cli, project: Pr
     for _ in range(3):
         make_run(project, ada, priority=70)
     cli.file(HELLO)
-    assert "Position 4 of queue default" in cli.ok("apply", "-f", "run.yaml", "--dry-run")
+    assert "Position 4 in queue default" in cli.ok("apply", "-f", "run.yaml", "--dry-run")
 
 
 def test_the_caret_stands_under_the_key_also_behind_wide_characters_and_tabs() -> None:
@@ -226,14 +226,15 @@ def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(cli: Cl
     cli.file("type: task\nname: nightly\ncommands: [a]\nschedule: {cron: '0 2 * * *'}\n")
     shown = cli.ok("apply", "-f", "run.yaml", "--dry-run")
     at = next_time(["0 2 * * *"], datetime.now(UTC))
-    assert f"Enters queue default at {clock_text(at.isoformat())}; there is room for it now" in shown
+    assert f"Enters queue default at {clock_text(at.isoformat())}; can start now" in shown
     assert "Position" not in shown
 
 
 def test_the_plan_tells_spot_from_on_demand_at_prices_that_differ(cli: Cli) -> None:
     offer = {
         "backend": "aws", "region": "eu-west-1", "instance_type": "m5.large", "cpus": 2, "memory_mib": 8192,
-        "gpu_count": 0, "gpu_name": "", "price": 0.0665, "spot": True, "availability": "available", "detail": {},
+        "gpu_count": 0, "gpu_name": "", "gpu_memory_mib": 0, "price": 0.0665, "spot": True,
+        "availability": "available", "detail": {},
     }  # fmt: skip
     dear = offer | {"price": 0.1066, "spot": False}
     plan = {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.cli.archive import Packed, pack
+from dstackweb.cli.archive import Archive, pack
 from dstackweb.cli.errors import CliError
 
 MB = 1 << 20
 
 
-def names(packed: Packed) -> list[str]:
+def names(packed: Archive) -> list[str]:
     with tarfile.open(fileobj=packed.file, mode="r:gz") as tar:
         return tar.getnames()
 
@@ -74,9 +74,9 @@ def test_code_over_the_limit_is_refused_with_the_largest_files_named(tmp_path: P
     with pytest.raises(CliError) as refused:
         pack(tmp_path, 100_000)
     told = "\n".join([refused.value.message, *refused.value.notes])
-    assert "over the limit of 97.7 KB" in told
-    assert "nothing was sent" in told
-    assert "137 KB  data-6.bin" in told
+    assert "exceeds the limit of 97.7 KB" in told
+    assert "Nothing was sent" in told
+    assert "136.7 KB  data-6.bin" in told
     assert "small.py" not in told
     assert ".gitignore" in told
 

@@ -12,7 +12,7 @@ from django.db import connection
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.errors import Unreachable
-from dstackweb.cli.hold import wait_for_place
+from dstackweb.cli.hold import wait_for_start
 from dstackweb.cli.output import clock_text
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Run
@@ -68,7 +68,7 @@ def test_cpus_can_be_held_on_the_server_s_own_machine(cli: Cli, project: Project
     result = cli("hold", "--cpu", "2", "--for", "1h")
     assert "box-1, no GPU, held until" in result.stdout
     assert "ssh" not in result.stdout
-    assert "machine that dstackweb runs on" in result.stderr
+    assert "shell on the dstackweb server" in result.stderr
 
 
 def test_detached_it_prints_the_name_alone(cli: Cli, project: Project, ada: User) -> None:
@@ -82,7 +82,7 @@ def test_a_hold_that_is_stopped_while_it_waits_holds_nothing(
     scheduler(lambda run: services.stop(run, ada, "member"))
     result = cli("hold", "--gpu", "1", "--for", "1h")
     assert result.exit_code == 1
-    assert "it holds nothing" in result.stderr
+    assert "the hold did not start" in result.stderr
 
 
 def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
@@ -94,7 +94,7 @@ def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, 
 
     scheduler(whole)
     result = cli("hold", "--gpu", "1", "--for", "1h", "--follow")
-    assert (result.exit_code, "held for its time, given back" in result.stderr) == (0, True)
+    assert (result.exit_code, "hold ended" in result.stderr) == (0, True)
 
 
 def test_more_time_by_either_command(cli: Cli, project: Project, ada: User) -> None:
@@ -112,7 +112,7 @@ def test_an_ordinary_run_gets_more_time(cli: Cli, project: Project, ada: User) -
     make_host()
     run = make_run(project, ada, "long", max_duration="1h")
     begin(run)
-    assert cli.ok("extend", "long", "1h") == "long: 1h more\n"
+    assert cli.ok("extend", "long", "1h") == "long: extended by 1h\n"
 
 
 def test_nothing_to_hold_is_a_mistake_of_the_command_line(cli: Cli, project: Project, ada: User) -> None:
@@ -136,7 +136,7 @@ def test_the_place_is_waited_for_through_a_silence_of_the_server() -> None:
 
     shown: list[str] = []
     api: Any = Api()
-    run = wait_for_place(
+    run = wait_for_start(
         api, {"id": "1", "status": "submitted"}, lambda run: shown.append(run["status"]), lambda s: None
     )
     assert (run["status"], shown) == ("running", ["submitted"] * 3)

@@ -44,7 +44,7 @@ def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Proje
     assert admin.ok("host", "drain", "box") == "box: draining\n"
     assert admin.ok("host", "undrain", "box") == "box: online\n"
     assert admin.ok("host", "label", "box", "disk=nvme", "rack-") == "box: disk=nvme\n"
-    assert admin.ok("host", "leave", "box") == "box takes no new jobs and leaves now.\n"
+    assert admin.ok("host", "leave", "box") == "box gets no new jobs and is removed now.\n"
     assert Host.objects.filter(leaving=True, labels={"disk": "nvme"}).exists()
     assert admin("host", "label", "box", "disk").exit_code == 2
 
@@ -53,7 +53,7 @@ def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Proje
 def test_what_is_no_name_of_a_host_is_told_before_anything_is_sent(admin: Cli, name: str) -> None:
     for args in (("drain", name), ("leave", name), ("label", name, "disk=nvme")):
         refused = admin("host", *args)
-        assert (refused.exit_code, f"{name!r} is no name" in refused.stderr) == (2, True)
+        assert (refused.exit_code, f"invalid name {name!r}" in refused.stderr) == (2, True)
     assert admin("host", "label", "box", "--", "-").exit_code == 2
 
 
@@ -114,14 +114,14 @@ def test_everything_in_the_way_is_told_before_the_token_is_used(
     nowhere = {"what": "Redis", "host": "no-such-host.invalid", "port": 6379, "setting": "REDIS_URL"}
     server = FakeServer(monkeypatch, obstacles=["a host called far is online"], reach=[nobody, nowhere])
     monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(502))
-    with pytest.raises(CliError, match="the token stays good") as caught:
+    with pytest.raises(CliError, match="The token is still valid") as caught:
         joining.join(wants(tmp_path))
     first, second, third, fourth = caught.value.notes
     assert first == "a host called far is online"
     assert f"can't reach the server's PostgreSQL at 127.0.0.1:{nobody['port']}: Connection refused." in second
-    assert "set DATABASE_URL on the server to an address it reaches" in second
+    assert "set DATABASE_URL on the server to an address that this machine reaches" in second
     assert "can't reach the server's Redis at no-such-host.invalid:6379" in third
-    assert fourth == f"{HTTPS}, where jobs look for the server, answers with HTTP 502"
+    assert fourth == f"{HTTPS}, the URL that jobs use, answers with HTTP 502"
     assert [call.get("check") for call in server.calls] == [True]
     assert not (tmp_path / "host.env").exists()
 
@@ -130,7 +130,7 @@ def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = FakeServer(monkeypatch)
-    with pytest.raises(UsageError, match="is not encrypted; nothing was sent"):
+    with pytest.raises(UsageError, match=r"is not encrypted\. Nothing was sent"):
         joining.join(wants(tmp_path, "http://10.0.0.1:8000"))
     assert not server.calls
     joining.join(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
@@ -140,7 +140,7 @@ def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
 def test_the_command_line_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     monkeypatch.setattr(joining, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs the server's parts"):
+    with pytest.raises(UsageError, match="needs the server's packages"):
         joining.join(wants(tmp_path))
     assert not server.calls
 
@@ -153,6 +153,6 @@ def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:
 def test_a_home_that_can_not_be_written_is_told_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     (tmp_path / "file").touch()
-    with pytest.raises(CliError, match="nothing was sent"):
+    with pytest.raises(CliError, match="Nothing was sent"):
         joining.join(wants(tmp_path / "file" / "home"))
     assert not server.calls

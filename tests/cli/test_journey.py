@@ -43,6 +43,6 @@ def test_code_is_shipped_run_and_followed_through_a_killed_server_to_the_run_s_e
             cli.close()
         assert out.decode() == "".join(f"line {number}\n" for number in range(2, 41))
         assert applying.returncode == 7, err
-        assert b"trying again" in err
-        assert b"connected again" in err
+        assert b"Trying again" in err
+        assert b"Connected again" in err
         assert "count" in cli.ok("ps", "-a")

@@ -102,7 +102,7 @@ def test_following_goes_on_with_the_next_attempt(cli: Cli, project: Project, ada
     end(second)
     code, out, err = finish(following)
     assert (code, out) == (0, b"second\n")
-    assert "attempt 2" in err
+    assert "Attempt 2" in err
 
 
 def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubled(
@@ -115,10 +115,10 @@ def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubl
     proxy.down()
     logs.append(job.pk, 7, b"meanwhile\n")
     assert following.stderr is not None
-    assert b"trying again" in following.stderr.readline()
+    assert b"Trying again" in following.stderr.readline()
     proxy.up()
     assert read(following, 10) == b"meanwhile\n"
-    assert b"connected again" in following.stderr.readline()
+    assert b"Connected again" in following.stderr.readline()
     logs.append(job.pk, 17, b"after\n")
     end(job)
     assert finish(following)[:2] == (0, b"after\n")
@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, projec
     applying.send_signal(signal.SIGINT)
     code, _out, err = finish(applying)
     assert code == 130
-    assert "the run goes on" in err
+    assert "The run continues" in err
     assert "dstackweb logs -f hello" in err
     assert "dstackweb stop hello" in err
     assert "Traceback" not in err

@@ -15,8 +15,8 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.metrics import fetch, policy_text, spark, table, watch
 from dstackweb.cli.output import draw_table
+from dstackweb.cli.utilization import fetch, policy_text, show_live, spark, table
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all
 from tests.gpus.past import past_run
@@ -29,7 +29,7 @@ def test_each_gpu_is_a_line_with_what_was_seen_last(cli: Cli, project: Project, 
     past_run(project, ada, "train", [[90] * 30, [5] * 30], utilization_policy=POLICY)
     head, policy, titles, *lines = cli.ok("metrics", "train").splitlines()
     assert head == "train: running, 2 GPUs"
-    assert policy.startswith("Minimum 10 % for 1h00; samples are missing")
+    assert policy == "Utilization unknown: GPU samples are missing (minimum 10 % over 1h)"
     assert titles.split()[:4] == ["GPU", "NAME", "UTIL", "MEMORY"]
     assert [line.split()[:5] for line in lines] == [
         ["0", "A100-SXM4-80GB", "90", "%", "█████████"],
@@ -47,7 +47,7 @@ def test_scripts_get_what_the_api_gives(cli: Cli, project: Project, ada: User) -
 
 def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "train")
-    assert cli.ok("metrics", "train", "--once") == "train: submitted, it holds nothing yet\n"
+    assert cli.ok("metrics", "train", "--once") == "train: submitted, not started\n"
 
 
 def test_a_run_without_a_policy_is_told_to_have_none(cli: Cli, project: Project, ada: User) -> None:
@@ -59,7 +59,7 @@ def test_a_run_that_asked_for_none_is_told_to_hold_none(cli: Cli, project: Proje
     make_run(project, ada, "plain", resources={"cpu": 1})
     make_host()
     place_all()
-    assert cli.ok("metrics", "plain", "--once") == "plain: provisioning, it holds no GPU\n"
+    assert cli.ok("metrics", "plain", "--once") == "plain: provisioning, no GPUs\n"
 
 
 GPUS = 6
@@ -88,7 +88,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_gpu_stays_a_line(width: i
     draw_table(Console(file=out, width=width), columns, [[str(cell) for cell in row] for row in rows])
     lines = out.getvalue().splitlines()
     assert len(lines) == 2 + GPUS
-    assert all("9s ago" in line for line in lines[2:])
+    assert all("9 s ago" in line for line in lines[2:])
 
 
 def policy(**changes: Any) -> dict[str, Any]:
@@ -109,15 +109,15 @@ LOW = {"low_since": at(minutes=-41), "stops_at": at(minutes=19), "gpu_index": 1}
 @pytest.mark.parametrize(
     ("changes", "nodes", "said"),
     [
-        (LOW, 1, "GPU 1 below 50 % for 41m, stops in 19m"),
-        (LOW, 2, "GPU 1 of node 0 below 50 % for 41m, stops in 19m"),
-        (LOW | {"gpu_index": None}, 1, "Every GPU below 50 % for 41m, stops in 19m"),
-        (LOW | {"observe_only": True}, 1, "GPU 1 below 50 % for 41m, would stop (only observed) in 19m"),
-        (LOW | {"action": "notify"}, 1, "GPU 1 below 50 % for 41m, people are told in 19m"),
-        (LOW | {"stops_at": at(seconds=-3)}, 1, "GPU 1 below 50 % for 41m, stops now"),
-        ({}, 1, "In use: minimum 50 % for 1h00"),
-        ({"time_window_s": 90}, 1, "In use: minimum 50 % for 90s"),
-        ({"verdict": "unknown"}, 1, "Minimum 50 % for 1h00; samples are missing, so it is not judged now"),
+        (LOW, 1, "GPU 1 below 50 % for 41 min, stops in 19 min"),
+        (LOW, 2, "GPU 1 of node 0 below 50 % for 41 min, stops in 19 min"),
+        (LOW | {"gpu_index": None}, 1, "All GPUs below 50 % for 41 min, stops in 19 min"),
+        (LOW | {"observe_only": True}, 1, "GPU 1 below 50 % for 41 min, would stop (observe only) in 19 min"),
+        (LOW | {"action": "notify"}, 1, "GPU 1 below 50 % for 41 min, warns in 19 min"),
+        (LOW | {"stops_at": at(seconds=-3)}, 1, "GPU 1 below 50 % for 41 min, stops now"),
+        ({}, 1, "In use (minimum 50 % over 1h)"),
+        ({"time_window_s": 90}, 1, "In use (minimum 50 % over 90s)"),
+        ({"verdict": "unknown"}, 1, "Utilization unknown: GPU samples are missing (minimum 50 % over 1h)"),
     ],
 )
 def test_how_a_run_stands_is_told_with_its_countdown(changes: dict[str, Any], nodes: int, said: str) -> None:
@@ -151,7 +151,7 @@ def test_it_goes_on_through_silence_until_the_run_has_ended() -> None:
 
     api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
     out = io.StringIO()
-    watch(api, "/m", running, 0.0, Console(file=out, force_terminal=True, width=100), slept.append)
+    show_live(api, "/m", (running, 0.0), Console(file=out, force_terminal=True, width=100), slept.append)
     assert len(slept) == 10
     assert "train: done" in out.getvalue()
     assert "Trying again" in out.getvalue()

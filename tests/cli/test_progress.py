@@ -9,15 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.progress import watch
-from dstackweb.cli.progress_bars import GLYPHS, WORDS, bar, drawn, left_text, rate_text, summary, table
+from dstackweb.cli.progress import WORDS, drawn, left_text, rate_text, show_live, summary, table
 from dstackweb.progress.models import Scope, TaskFailure
 from dstackweb.progress.states import TaskState
 from tests.cli.conftest import Cli
@@ -46,7 +43,7 @@ def scope(project: Project, ada: User) -> Scope:
 
 def test_each_prefix_is_a_line_with_all_states(cli: Cli, scope: Scope) -> None:
     head, counts, titles, train, evaluation = cli.ok("progress", "sweep").splitlines()
-    assert head == "sweep: submitted, attempt 1: 42 of 52 tasks finished (80 %), 3 groups of 2 prefixes"
+    assert head == "sweep: submitted, attempt 1: 42 of 52 tasks finished (80 %), 3 groups in 2 prefixes"
     assert counts.startswith("31 done, 1 failed, 10 forgotten, 2 running, 1 no worker, 7 waiting; ")
     assert titles.split() == [
         "PREFIX", "FINISHED", "DONE", "FAILED", "RELEASED", "FORGOTTEN", "RUNNING", "QUEUED", "NO", "WORKER",
@@ -73,16 +70,16 @@ def test_the_groups_of_a_prefix_all_or_those_with_failed_tasks(cli: Cli, scope: 
     _, *lines = cli.ok("progress", "sweep", "--groups", "train", "--failed").splitlines()
     assert [line.split()[0] for line in lines] == ["train-a"]
     found = cli("progress", "sweep", "--groups", "eval", "--failed")
-    assert (found.stdout, found.stderr) == ("", "No group of it has failed tasks.\n")
+    assert (found.stdout, found.stderr) == ("", "No groups with failed tasks.\n")
     assert cli("progress", "sweep", "--groups", "none").exit_code == 1
 
 
 def test_the_tasks_that_failed_and_why(cli: Cli, scope: Scope) -> None:
     found = cli("progress", "sweep", "--failed", "--limit", "2")
     titles, *lines = found.stdout.splitlines()
-    assert titles.split() == ["TASK", "PREFIX", "AGO", "MESSAGE"]
-    assert [line.split() for line in lines[1:]] == [["train-1", "train", "1m", "no\ufffd", "1"]]
-    assert "more with --limit" in found.stderr
+    assert titles.split() == ["TASK", "PREFIX", "AGE", "MESSAGE"]
+    assert [line.split() for line in lines[1:]] == [["train-1", "train", "1", "min", "no\ufffd", "1"]]
+    assert "for more: --limit" in found.stderr
     assert len(json.loads(cli.ok("progress", "sweep", "--failed", "--json"))["items"]) == 3
 
 
@@ -100,25 +97,27 @@ def test_what_makes_no_sense_is_refused_with_what_does(cli: Cli, project: Projec
     assert "name the run" in cli("progress", "--attempt", "2").stderr
     make_run(project, ada, "quiet")
     quiet = cli("progress", "quiet")
-    assert quiet.stdout == "quiet: submitted, no tasks were reported\n"
+    assert quiet.stdout == "quiet: submitted, no tasks reported\n"
     assert "::task key=" in quiet.stderr
 
 
-STATES = st.fixed_dictionaries({state: st.integers(0, 10**9) | st.just(0) for state in WORDS})
+def test_all_states_have_words() -> None:
+    assert set(WORDS) == set(TaskState)
 
 
-def test_all_states_have_words_and_glyphs() -> None:
-    assert set(WORDS) == set(GLYPHS) == set(TaskState)
+@pytest.mark.parametrize(("changes", "finished", "cells"), [({}, 30, 24), ({"total": 0, "finished": 0}, 0, 24)])
+def test_a_progress_bar_shows_the_share_that_has_finished(changes: dict[str, Any], finished: int, cells: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=140).print(drawn([item(**changes)], 140))
+    assert out.getvalue().splitlines()[2].count("━") == (cells * finished // 40 if finished else 0)
 
 
-@given(STATES, st.integers(8, 60))
-def test_a_bar_has_all_its_cells_and_one_at_least_for_whatever_there_is(counts: dict[str, int], cells: int) -> None:
-    found = bar(counts, cells)
-    assert len(found) == (cells if sum(counts.values()) else 0)
-    for state, number in counts.items():
-        assert (GLYPHS[state] in found) >= (number > 0)
-        if number == sum(counts.values()) > 0:
-            assert found == GLYPHS[state] * cells
+def test_a_progress_bar_is_red_where_tasks_have_failed() -> None:
+    def bar_of(failed: int) -> Any:
+        states = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 30, "erred": failed}
+        return next(iter(drawn([item(states=states)], 140).columns[1].cells))
+
+    assert (bar_of(0).complete_style, bar_of(1).complete_style) == ("green", "red")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +139,12 @@ def item(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "20s (15s–30s)"),
-        ({"left_high_s": None}, "20s (≥15s)"),
-        ({"left_s": 4000.0, "left_low_s": 3000.0, "left_high_s": 9000.0}, "1h06 (50m–2h30)"),
+        ({}, "20 s (15 s–30 s)"),
+        ({"left_high_s": None}, "20 s (≥15 s)"),
+        ({"left_s": 4000.0, "left_low_s": 3000.0, "left_high_s": 9000.0}, "1 h 6 min (50 min–2 h 30 min)"),
         ({"left_s": None}, "?"),
         ({"left_s": None, "finished": 40}, ""),
-        ({"left_s": 62.0, "left_low_s": 61.0, "left_high_s": 64.0}, "1m"),
+        ({"left_s": 62.0, "left_low_s": 61.0, "left_high_s": 64.0}, "1 min"),
     ],
 )
 def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None:
@@ -210,7 +209,7 @@ def test_it_goes_on_through_silence_until_what_the_run_left_is_settled() -> None
 
     api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
     out = io.StringIO()
-    watch(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100), slept.append)
+    show_live(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100), slept.append)
     assert len(slept) == 3
     assert "Trying again" in out.getvalue()
-    assert "attempt 1 is over: 40 of 40" in out.getvalue()
+    assert "attempt 1 ended: 40 of 40" in out.getvalue()

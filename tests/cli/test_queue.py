@@ -38,7 +38,7 @@ def order() -> str:
 
 
 def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: Cli, runs: dict[str, Run]) -> None:
-    expected = "e: position 5 → 2; bob's b slips from 2 to 3, ada's c slips from 3 to 4, bob's d slips from 4 to 5\n"
+    expected = "e: position 5 → 2; bob's b 2 → 3, ada's c 3 → 4, bob's d 4 → 5\n"
     assert manager.ok("move", "e", "--before", "b", "--dry-run") == expected
     assert order() == "abcde"
     done = manager("move", "e", "--before", "b")
@@ -55,10 +55,10 @@ def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: 
 def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager: Cli, runs: dict[str, Run]) -> None:
     told = manager.ok("move", "d", "e", "--top")
     assert told.splitlines()[0] == "d: position 4 → 1, priority 50 → 51"
-    assert told.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a slips from 1 to 3, ")
+    assert told.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a 1 → 3, ")
     assert order() == "deabc"
     assert manager.ok("move", "c", "--bottom", "--dry-run") == ""
-    assert "stands there already" in manager("move", "c", "--bottom").stderr
+    assert "already in this position" in manager("move", "c", "--bottom").stderr
 
 
 def test_far_back_a_move_says_that_it_was_done_without_counting_places(
@@ -66,15 +66,15 @@ def test_far_back_a_move_says_that_it_was_done_without_counting_places(
 ) -> None:
     monkeypatch.setattr(reorder, "COUNTED", 2)
     assert manager.ok("move", "e", "--before", "d") == "e: moved\n"
-    assert manager.ok("move", "d", "--top") == "d: at position 1 now, priority 50 → 51\n"
+    assert manager.ok("move", "d", "--top") == "d: now at position 1, priority 50 → 51\n"
 
 
 def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[str, Run]) -> None:
-    assert cli.ok("move", "e", "--top") == "e: position 5 → 1; ada's a slips from 1 to 3, ada's c slips from 3 to 5\n"
+    assert cli.ok("move", "e", "--top") == "e: position 5 → 1; ada's a 1 → 3, ada's c 3 → 5\n"
     assert order() == "ebadc"
     told = cli("move", "c", "--before", "b")
-    assert "c: position 5 → 3; ada's a slips from 3 to 5" in told.stdout
-    assert "nearest of your own places" in told.stderr
+    assert "c: position 5 → 3; ada's a 3 → 5" in told.stdout
+    assert "your nearest position" in told.stderr
     for refused, why in ((("b", "--top"), "belongs to bob"), (("a", "--before", "d"), "only a manager")):
         answer = cli("move", *refused)
         assert (answer.exit_code, why in answer.stderr) == (1, True)
@@ -117,14 +117,20 @@ def test_managers_change_a_queues_settings_and_everybody_sees_them(
 ) -> None:
     manager.ok("queue", "--pause", "--drain", "--ageing", "strict", "--max-running", "4", "--max-gpus-per-user", "2")
     told = cli("queue").stderr
-    for text in ("paused:", "draining:", "at most 4 runs placed", "at most 2 GPUs held per member", "strict priority"):
+    for text in (
+        "paused:",
+        "draining:",
+        "at most 4 runs at once",
+        "at most 2 GPUs at once per member",
+        "strict priority",
+    ):
         assert text in told
     manager.ok("queue", "default", "--resume", "--undrain", "--ageing", "15", "--max-running", "none")
     told = cli("queue").stderr
-    assert "a point of priority per 15 min of waiting" in told
+    assert "+1 priority per 15 min waiting" in told
     assert "at most 2 GPUs" in told
     assert "paused" not in told
-    assert "runs placed" not in told
+    assert "4 runs" not in told
     refused = cli("queue", "--pause")
     assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
     assert manager("queue", "--ageing", "soon").exit_code == 2
@@ -139,7 +145,7 @@ def test_queues_are_made_and_listed(manager: Cli, cli: Cli, runs: dict[str, Run]
         ["default", "5", "0", "0"],
         ["night", "0", "0", "0"],
     ]
-    assert "at most 1 run placed;" in lines[2]
+    assert "at most 1 run at once;" in lines[2]
 
 
 @pytest.mark.parametrize("setting", [("--pause",), ("--create",), ("--max-gpus", "1")])
@@ -168,7 +174,7 @@ def test_a_terminal_that_lacks_a_sign_is_told_of_the_change_all_the_same(cli: Cl
     process = cli.spawn("priority", "a", "60", PYTHONIOENCODING="latin-1")
     out, told = process.communicate(timeout=20)
     assert (process.returncode, told) == (0, b"")
-    assert out == b"a: priority 50 ? 60, position 1 ? 1 of default\n"
+    assert out == b"a: priority 50 ? 60, position 1 ? 1 in default\n"
 
 
 def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:

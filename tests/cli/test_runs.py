@@ -62,7 +62,7 @@ def test_ps_says_when_there_is_nothing_and_when_there_is_more(cli: Cli, project:
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "No active runs" in empty.stderr
     make_run(project, ada), make_run(project, ada)
-    assert "more with --limit" in cli("ps", "--limit", "1").stderr
+    assert "for more: --limit" in cli("ps", "--limit", "1").stderr
 
 
 def test_json_is_what_the_api_answers(cli: Cli, project: Project, ada: User) -> None:
@@ -90,7 +90,7 @@ def test_a_paused_queue_and_an_empty_one_are_told(cli: Cli, project: Project) ->
     Queue.objects.update(paused=True)
     told = cli("queue").stderr
     assert "default: paused" in told
-    assert "Nothing waits" in told
+    assert "No runs wait" in told
     refused = cli("queue", "nope")
     assert refused.exit_code == 1
     assert "no queue is called 'nope'" in refused.stderr
@@ -100,7 +100,7 @@ def test_a_priority_change_tells_the_old_and_the_new_place(cli: Cli, project: Pr
     """R24 of the command line."""
     make_run(project, ada, "one")
     make_run(project, ada, "two")
-    assert cli.ok("priority", "two", "70") == "two: priority 50 → 70, position 2 → 1 of default\n"
+    assert cli.ok("priority", "two", "70") == "two: priority 50 → 70, position 2 → 1 in default\n"
     assert Run.objects.get(name="two").priority == 70
 
 

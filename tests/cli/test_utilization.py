@@ -16,7 +16,7 @@ def test_a_run_is_kept_with_a_reason(cli: Cli, project: Project, ada: User) -> N
     past_run(project, ada, "idle", [[0] * 10], utilization_policy=POLICY)
     kept = cli("keep", "idle", "--reason", "debugging the loader")
     assert kept.stdout.startswith("idle: kept until ")
-    assert "It can be kept 2 more times." in kept.stderr
+    assert "You can extend this 2 more times." in kept.stderr
     made = Keep.objects.get()
     assert (made.reason, made.by) == ("debugging the loader", ada)
     assert (made.until - made.at).total_seconds() == 1800
@@ -37,12 +37,12 @@ def test_a_policy_is_tried_on_the_last_day(cli: Cli, project: Project, ada: User
     assert titles.split()[:3] == ["RUN", "USER", "WOULD"]
     assert line.split()[:2] == ["idle", "ada"]
     assert "GPU 0, node 0" in line
-    assert "It would have stopped 1 of 2 runs, and given back 0.3 of 1.0 GPU-hours." in tried.stderr
+    assert "This policy would have stopped 1 of 2 runs and saved 0.3 of 1.0 GPU-hours" in tried.stderr
     told = json.loads(cli.ok("what-if", "--min", "10", "--window", "10m", "--json"))
     assert [stop["run"] for stop in told["stops"]] == ["idle"]
 
 
 def test_without_runs_or_without_a_policy_it_says_so(cli: Cli) -> None:
-    assert "No run held GPUs in the last 24 hours" in cli("what-if", "--min", "10", "--window", "10m").stderr
+    assert "No GPU samples in the last 24 hours" in cli("what-if", "--min", "10", "--window", "10m").stderr
     refused = cli("what-if", "--min", "10", "--window", "soon")
     assert (refused.exit_code, "no duration such as 30m" in refused.stderr) == (1, True)

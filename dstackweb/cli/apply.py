@@ -1,0 +1,274 @@
+"""`dstackweb apply`: show the plan, ask, upload the code, submit and follow."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dstackweb.cli import config
+from dstackweb.cli.errors import FAILED, INTERRUPTED, CliError, Refused
+from dstackweb.cli.offers import plan_table
+from dstackweb.cli.output import Column, clean, clock_text, note, plural, show_table, warn
+from dstackweb.cli.runfile import RunFile, explain, parse_env, read
+from dstackweb.cli.runs import status_text
+from dstackweb.spec.units import size_text
+
+if TYPE_CHECKING:
+    from dstackweb.cli.archive import Archive
+    from dstackweb.cli.client import Api
+
+CHUNK = 1 << 16
+OFFERS_SHOWN = 5
+LINES_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line. `overrides` are keys of the run file; `yes` skips the question, `force` warnings too."""
+
+    file: Path
+    overrides: dict[str, Any]
+    code: bool
+    yes: bool
+    force: bool
+    detach: bool
+    dry_run: bool
+
+
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The run file.")],
+    name: Annotated[str | None, typer.Option(help="Name of the run; overrides the file.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue to wait in.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile with defaults for the file.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="K=V", help="Set a variable. A bare K copies your shell's value."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Submit despite warnings.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't follow; print the run's name.")] = False,
+    no_code: Annotated[bool, typer.Option("--no-code", help="Don't upload the current directory.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan without submitting.")] = False,
+) -> None:
+    """Show the plan of a run, submit it with the code in the current directory, and follow it until it ends.
+
+    Files that .gitignore excludes are not uploaded. Ctrl-C stops following; the run continues. The exit code is the
+    run's.
+    """
+    given = {"name": name, "priority": priority, "queue": queue, "profile": profile, "env": parse_env(env or [])}
+    overrides = {key: value for key, value in given.items() if value not in (None, {})}
+    options = Options(file, overrides, not no_code, yes, force, detach, dry_run)
+    raise typer.Exit(submit(config.connect(), options))
+
+
+def submit(api: Api, options: Options) -> int:
+    """Submit a run and follow it; returns the exit code, which is the run's if it was followed."""
+    submitting = False
+    try:
+        limits = api.get(api.path("limits"))
+        file = read(options.file, limits["config_bytes"])
+        body = {"config": file.text, "env": file.env_from_here(), "overrides": options.overrides}
+        plan = _post(api, file, "plan", body)
+        archive = _pack(limits["archive_bytes"]) if options.code else None
+        if options.yes and options.detach and not options.dry_run:
+            show_position(plan, sys.stderr)  # as in a script that submits many runs: no full plan
+        else:
+            show_plan(plan, _code_text(archive, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
+        for warning in plan["warnings"]:
+            warn(clean(warning["message"]))
+        if options.dry_run:
+            note("Dry run: nothing was submitted.")
+            return 0
+        if not _is_confirmed(plan, options):
+            note("Nothing was submitted.")
+            return FAILED
+        if archive:
+            _upload(api, archive)
+        submitting = True
+        run = _post(api, file, "", {**body, "archive": archive.sha256 if archive else None})
+    except (KeyboardInterrupt, typer.Abort):
+        note(
+            "\nInterrupted. The run may have been submitted: check with dstackweb ps."
+            if submitting
+            else "\nNothing was submitted."
+        )
+        return INTERRUPTED
+    if options.detach:
+        note(f"Submitted {run['name']}. To follow: dstackweb logs -f {run['name']}")
+        typer.echo(run["name"])
+        return 0
+    return _follow(api, run)
+
+
+def exit_code(run: dict[str, Any]) -> int:
+    """The command's exit code: 0 only for a run that is done, else the run's, or 1 where it has none."""
+    if run["status"] == "done":
+        return 0
+    return int(run["exit_code"] or 1)
+
+
+def _post(api: Api, file: RunFile, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    path = api.in_project("runs", *([what] if what else []))
+    headers = {} if what else {"Idempotency-Key": str(uuid.uuid4())}
+    try:
+        answer: dict[str, Any] = api.json(api.send("POST", path, json=body, headers=headers, repeatable=True))
+        return answer
+    except Refused as refused:
+        raise explain(refused, file) if refused.status == 422 else refused from None
+
+
+def _pack(limit: int) -> Archive:
+    from dstackweb.cli.archive import pack
+
+    with _progress("Packing") as progress:
+        archive = pack(Path.cwd(), limit, progress)
+    if archive.links_left_out:
+        warn(f"links that point outside this directory are not uploaded: {', '.join(archive.links_left_out)}")
+    return archive
+
+
+def _code_text(archive: Archive | None, limit: int) -> str:
+    if archive is None:
+        return "none (--no-code)"
+    files = plural(archive.files, "file")
+    return f"{files} in {Path.cwd()}, {size_text(archive.size)} packed (limit {size_text(limit)})"
+
+
+def _is_confirmed(plan: dict[str, Any], options: Options) -> bool:
+    """Ask if there is a warning, or at a terminal; a script without warnings needs no confirmation."""
+    if options.force:
+        return True
+    if not plan["warnings"]:
+        return options.yes or not sys.stdin.isatty() or typer.confirm("Submit?", default=True, err=True)
+    try:
+        return typer.confirm("Submit anyway?", default=False, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        note("")  # ends the line of the question
+        raise CliError("nothing was submitted because of the warning above.", "To submit anyway: --force") from None
+
+
+def _upload(api: Api, archive: Archive) -> None:
+    path = api.in_project("archives", archive.sha256)
+    if api.send("HEAD", path, accept=(404,)).is_success:
+        return
+
+    with _progress("Uploading") as progress:
+
+        def chunks() -> Iterator[bytes]:
+            archive.file.seek(0)
+            while chunk := archive.file.read(CHUNK):
+                yield chunk
+                progress(archive.file.tell(), archive.size)
+
+        headers = {"Content-Type": "application/gzip", "Content-Length": str(archive.size)}
+        api.send("PUT", path, body=chunks, headers=headers)
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of bytes on stderr, removed at the end; nothing if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _follow(api: Api, run: dict[str, Any]) -> int:
+    from dstackweb.cli.logs import Cursor, Follower
+
+    note(f"Submitted {run['name']}. Ctrl-C stops following; the run continues.")
+    try:
+        ended = Follower(api, Cursor(attempt=1)).follow(run)
+    except KeyboardInterrupt:
+        name = run["name"]
+        note(f"\nThe run continues.\n  follow: dstackweb logs -f {name}\n  stop:   dstackweb stop {name}")
+        return INTERRUPTED
+    note(status_text(ended))
+    return exit_code(ended)
+
+
+def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
+    """Write a plan to `stream`: settings with their sources, offers, and the position; `code` says what is uploaded."""
+    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], _settings(plan), stream)
+    typer.echo(file=stream)
+    if plan["offers"]:
+        show_table(*plan_table(plan["offers"][:OFFERS_SHOWN]), stream)
+        if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
+            typer.echo(f"and {plural(more, 'more offer')}", file=stream)
+        typer.echo(file=stream)
+    typer.echo(f"Code: {code}", file=stream)
+    show_position(plan, stream)
+
+
+def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
+    """Write one line to `stream`: the position, and whether the run would wait there."""
+    outcome = f"would wait: {clean(plan['reason_detail'])}" if plan["reason"] else "can start now"
+    queue, at = f"queue {clean(plan['queue'])}", plan["next_at"]
+    position = f"Enters {queue} at {clock_text(at)}" if at else f"Position {plan['position']} in {queue}"
+    typer.echo(f"{position}; {outcome}", file=stream)
+
+
+def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A row for each setting that has a value; the lines of the commands have a row each."""
+    rows = []
+    for key, source in plan["provenance"].items():
+        value = _value(plan["settings"], key)
+        if value is None:
+            continue
+        first, *others = _lines(value) if key == "commands" else [_text(value)]
+        rows.append((key, first, _origin(source)))
+        rows += [("", line, "") for line in others[: LINES_SHOWN - 1]]
+        if (more := len(others) - LINES_SHOWN + 1) > 0:
+            rows.append(("", f"… and {plural(more, 'more line')}", ""))
+    return rows
+
+
+def _lines(commands: list[str]) -> list[str]:
+    return [line for command in commands for line in command.splitlines() if line.strip()] or [""]
+
+
+def _value(settings: dict[str, Any], key: str) -> Any:
+    """The value of a key such as `resources.cpu`; None if it has none."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: Any) -> str:
+    """A value on one line, in YAML's short form."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return ", ".join(f"{name}: {_text(item)}" for name, item in value.items())
+        case list():
+            return f"[{', '.join(_text(item) for item in value)}]"
+    return str(value)
+
+
+def _origin(source: dict[str, Any]) -> str:
+    match source:
+        case {"source": "run_file", "line": int(line)}:
+            return f"line {line}"
+        case {"source": "profile", "profile": name}:
+            return f"profile {name}"
+        case {"source": str(name)}:
+            return name.replace("_", " ")
+    return ""
