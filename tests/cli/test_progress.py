@@ -155,7 +155,7 @@ def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None
     ("width", "titles"),
     [
         (140, ["PREFIX", "", "FINISHED", "DONE", "RUNNING", "GROUPS", "RATE", "LEFT"]),
-        (80, ["PREFIX", "", "FINISHED", "RUNNING", "RATE", "LEFT"]),
+        (80, ["PREFIX", "", "FINISHED", "DONE", "RUNNING", "LEFT"]),
         (50, ["PREFIX", "", "FINISHED", "RATE", "LEFT"]),
         (40, ["PREFIX", "", "FINISHED", "LEFT"]),
         (24, ["PREFIX", "FINISHED", "LEFT"]),
