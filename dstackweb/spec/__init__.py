@@ -1,1 +1,1 @@
-"""The run file and what follows from it: pydantic models and pure functions, nothing of Django."""
+"""The run file: pydantic models and pure functions, without Django."""

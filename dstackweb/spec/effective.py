@@ -1,4 +1,4 @@
-"""What a run really runs with, once its file, its profile and the defaults are put together. Stored with the run."""
+"""The effective settings of a run: its file, its profile and the defaults combined. Stored with the run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dstackweb.spec.units import format_duration
 MASK = "********"
 
 
-class _Settled(BaseModel):
-    """Values that were checked before, in a form that JSON gives back the same."""
+class _Stored(BaseModel):
+    """Validated values that survive a round trip through JSON."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class Retry(_Settled):
-    """After which failures, and for how long after the first, there is another attempt."""
+class Retry(_Stored):
+    """After which failures, and for how long after the first one, the run is retried."""
 
     on_events: tuple[RetryEvent, ...]
     duration_s: int
 
     def as_file(self) -> dict[str, Any]:
-        """The run file's `retry` that says the same."""
+        """The same as the run file's `retry`."""
         return {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
 
 
-class UtilizationPolicy(_Settled):
-    """The least use of GPUs (percent), over which time, and what happens below it."""
+class UtilizationPolicy(_Stored):
+    """The minimum GPU utilization (percent), the time window, and the action below the minimum."""
 
     min_gpu_utilization: int
     time_window_s: int
@@ -43,7 +43,7 @@ class UtilizationPolicy(_Settled):
 
     @classmethod
     def of(cls, fields: UtilizationFields) -> UtilizationPolicy:
-        """What a run file or a profile says."""
+        """From the fields of a run file or a profile."""
         return cls(
             min_gpu_utilization=fields.min_gpu_utilization,
             time_window_s=fields.time_window,
@@ -53,7 +53,7 @@ class UtilizationPolicy(_Settled):
         )
 
     def as_file(self) -> dict[str, Any]:
-        """The run file's `utilization_policy` that says the same."""
+        """The same as the run file's `utilization_policy`."""
         return {
             "min_gpu_utilization": self.min_gpu_utilization,
             "time_window": format_duration(self.time_window_s),
@@ -63,17 +63,17 @@ class UtilizationPolicy(_Settled):
         }
 
 
-class Schedule(_Settled):
-    """Cron expressions in UTC: the run enters its queue when any of them comes round."""
+class Schedule(_Stored):
+    """Cron expressions in UTC: the run enters its queue when any of them is due."""
 
     cron: tuple[str, ...]
 
 
-class EffectiveSpec(_Settled):
+class EffectiveSpec(_Stored):
     """The settings of a run. Durations are seconds, None is "off"; prices are USD per hour.
 
-    A list of places (`backends`, `regions`, `instance_types`) that is None doesn't limit. `labels` has for each name
-    the values that will do. `env` has references to secrets unfilled, and lacks the values of `masked_env`.
+    `backends`, `regions` and `instance_types` set no limit if None. `labels` has the accepted values for each name.
+    `env` keeps references to secrets, and lacks the values of `masked_env`.
     """
 
     type: Literal["task"] = "task"
@@ -103,10 +103,10 @@ class EffectiveSpec(_Settled):
     schedule: Schedule | None = None
     idle_duration_s: int | None = 300
     hold: bool = False
-    """It keeps what it was given for a person to work on, for `max_duration`. No key of the run file."""
+    """It reserves its resources for interactive work for `max_duration`. Not a key of the run file."""
 
     def shape_key(self, user_id: int) -> str:
-        """SHA-256 (hex) of what decides whether a run fits: runs that share it fit in the same places."""
+        """SHA-256 (hex) of all that decides where a run fits: runs with the same key fit in the same places."""
         decides = {
             "user": user_id,
             "nodes": self.nodes,
@@ -125,9 +125,9 @@ class EffectiveSpec(_Settled):
         return hashlib.sha256(json.dumps(decides, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def as_file(self) -> dict[str, Any]:
-        """The run file that says all this, in the order people read it; masked values show as asterisks.
+        """The same settings in the run file's notation and order; masked values are asterisks.
 
-        Its keys, with `resources` split into `resources.cpu` and so on, are those of a run's provenance.
+        Its keys, with `resources` split into `resources.cpu` and so on, are the keys of a run's provenance.
         """
         shown: dict[str, Any] = {
             "type": self.type,
@@ -167,10 +167,10 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def _labels(asked: dict[str, tuple[str, ...]] | None) -> dict[str, str | list[str]] | None:
-    if asked is None:
+def _labels(required: dict[str, tuple[str, ...]] | None) -> dict[str, str | list[str]] | None:
+    if required is None:
         return None
-    return {name: values[0] if len(values) == 1 else list(values) for name, values in asked.items()}
+    return {name: values[0] if len(values) == 1 else list(values) for name, values in required.items()}
 
 
 def _unordered(names: tuple[str, ...] | None) -> list[str] | None:

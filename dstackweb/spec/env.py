@@ -1,4 +1,4 @@
-"""`env` as people write it: a mapping, or a list in which a bare name is taken from the client."""
+"""The `env` key: a mapping, or a list in which a bare name is copied from the client's shell."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dstackweb.spec.secrets import bad_references
 
 OURS = ("DSTACK_", "DSTACKWEB_")
 RESERVED = frozenset({"CUDA_VISIBLE_DEVICES"})
-"""What every job is given by its runner, and relies on: a value of the file's would hide it."""
+"""Set by the runner for every job; the file must not override it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class EnvError(ValueError):
-    """Something wrong with one entry, at `key`: its name, or its index in a list."""
+    """An invalid entry at `key`: its name, or its index in a list."""
 
     def __init__(self, key: str | int, msg: str) -> None:
         super().__init__(msg)
@@ -24,7 +24,7 @@ class EnvError(ValueError):
 
 
 def read_env(value: Any) -> Any:
-    """Text by name; None for a bare name in a list. What is no mapping or list is left to the type's own check.
+    """Text by name; None for a bare name in a list. Other types are left to pydantic's check.
 
     Raises EnvError.
     """
@@ -39,7 +39,7 @@ def read_env(value: Any) -> Any:
         name, equals, text = entry.partition("=")
         name = name.strip()
         if name in found:
-            raise EnvError(index, f"gives {name} a second time")
+            raise EnvError(index, f"{name} is given twice")
         found[name] = _check(index, name, text if equals else None)
     return found
 
@@ -51,15 +51,15 @@ def _text(name: str, value: Any) -> str:
         case bool() | int() | float():
             return json.dumps(value)
         case None:
-            raise EnvError(name, 'has no value; write "" for an empty one')
+            raise EnvError(name, 'has no value; write "" for an empty value')
     raise EnvError(name, "should be text or a number")
 
 
 def _check(key: str | int, name: str, value: str | None) -> str | None:
     if not _NAME.fullmatch(name):
-        raise EnvError(key, f"{name!r} is no variable's name: letters, digits and underscores, no digit first")
+        raise EnvError(key, f"{name!r} is not a valid variable name: use letters, digits, underscores; no digit first")
     if name in RESERVED or name.startswith(OURS):
-        raise EnvError(key, f"{name} is set for every job; leave it out")
+        raise EnvError(key, f"{name} is set by dstackweb; remove it")
     for reference in bad_references(value or ""):
-        raise EnvError(key, f"{reference} can't be filled in; only ${{{{ secrets.NAME }}}} can")
+        raise EnvError(key, f"{reference} is not supported; only ${{{{ secrets.NAME }}}} is")
     return value

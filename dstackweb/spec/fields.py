@@ -1,6 +1,6 @@
-"""The building blocks of the run file's models: each key says in words what it expects.
+"""The building blocks of the run file's models. Each key has a text of what it expects.
 
-Those words are what an error says and what docs/run-file.md lists, so that the three can't disagree.
+Error messages and docs/run-file.md use the same text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dstackweb.spec.units import Range, parse_count, parse_duration, parse_memor
 
 
 class Keys(BaseModel):
-    """A mapping with known keys; any other is refused."""
+    """A mapping with known keys; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +26,7 @@ def key(expects: str, description: str, *, default: Any = ..., **constraints: An
 
 def _not_blank(text: str) -> str:
     if not text.strip():
-        raise ValueError("it is empty")
+        raise ValueError("the text is empty")
     return text
 
 
@@ -35,7 +35,7 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_text(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Reads text and numbers with `parse`; what is neither is left to the type's own check."""
+    """Reads text and numbers with `parse`; other types are left to pydantic's check."""
 
     def read(value: Any) -> Any:
         return parse(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else value

@@ -12,10 +12,10 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]*")
 
 
 def parse_gpu(text: str) -> dict[str, Any]:
-    """The `name`, `memory` and `count` that a request names, in any order, each at most once.
+    """The `name`, `memory` and `count` of a request, in any order, each at most once.
 
-    What starts with a letter is names, what has a unit is memory, the rest is a count. The vendor `nvidia` says
-    nothing more, as only NVIDIA's GPUs are managed. Raises ValueError with what was expected.
+    A part that starts with a letter is names, one with a unit is memory, any other is a count. The vendor `nvidia` is
+    ignored: only NVIDIA GPUs are supported. Raises ValueError with what was expected.
     """
     found: dict[str, Any] = {}
     for part in (part.strip() for part in text.split(":")):
@@ -25,13 +25,13 @@ def parse_gpu(text: str) -> dict[str, Any]:
             raise ValueError(f"{text!r} has an empty part")
         key, value = _read(part)
         if key in found:
-            raise ValueError(f"{text!r} gives the {key} twice")
+            raise ValueError(f"{text!r} has two values for {key}")
         found[key] = value
     return found
 
 
 def _read(part: str) -> tuple[str, Any]:
-    """Which of the three a part is, and its value."""
+    """The kind of a part, and its value."""
     if part[0].isalpha():
         return "name", parse_names(part.split(","))
     if any(char.isalpha() for char in part):
@@ -40,13 +40,13 @@ def _read(part: str) -> tuple[str, Any]:
 
 
 def parse_names(names: list[str]) -> list[str]:
-    """GPU names without what surrounds them. Raises ValueError for an empty one, or a vendor that isn't managed."""
+    """GPU names without spaces around them. Raises ValueError for an invalid name or an unsupported vendor."""
     stripped = [name.strip() for name in names]
     for name in stripped:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no GPU name such as A100")
+            raise ValueError(f"{name!r} is not a GPU name such as A100")
         if name.lower() in OTHER_VENDORS:
-            raise ValueError(f"{OTHER_VENDORS[name.lower()]} GPUs can't be used here, only NVIDIA's")
+            raise ValueError(f"{OTHER_VENDORS[name.lower()]} GPUs are not supported, only NVIDIA GPUs")
     return list(dict.fromkeys(stripped))
 
 
@@ -61,7 +61,7 @@ def parse_gpu_count(text: str) -> Range:
 
 
 def format_gpu(names: tuple[str, ...], memory: Range, count: Range) -> str:
-    """What `parse_gpu` reads back as the same."""
+    """The inverse of `parse_gpu`."""
     parts = [",".join(names)] if names else []
     if memory != Range(None, None):
         parts.append(format_range(memory, format_memory))

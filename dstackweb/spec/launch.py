@@ -1,4 +1,4 @@
-"""What a backend needs to start one job. It is all a backend ever learns of a run."""
+"""What a backend needs to start one job: all that it knows of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile may set, and a run file too: where a run may go, for how long, and what happens when it fails."""
+"""The keys of profiles, which run files have too: where a run may start, for how long, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
 
 
 def check_cron(line: str) -> str:
-    """A cron expression of five fields that comes round. Raises ValueError with what is wrong."""
+    """A cron expression of five fields that is due at some time. Raises ValueError with the reason."""
     text = " ".join(line.split())
     if _RANDOM.search(text.upper()):
-        raise ValueError(f"{line!r} has R or H, which mean another time at each reading")
+        raise ValueError(f"{line!r} has R or H, which stand for random times")
     try:
         if len(text.split(" ")) != 5:
             raise ValueError(f"{line!r} has {len(text.split())} fields instead of minute, hour, day, month, weekday")
         croniter(text, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).get_next()
     except CroniterError as error:
-        raise ValueError(f"{line!r} is no cron expression such as `0 2 * * *`: {error}") from None
+        raise ValueError(f"{line!r} is not a cron expression such as `0 2 * * *`: {error}") from None
     return text
 
 
 class RetryFields(Keys):
-    """When a failed attempt is followed by another one."""
+    """When a failed run is retried."""
 
     on_events: Annotated[tuple[RetryEvent, ...], Field(min_length=1)] = key(
         "a list of `no-capacity`, `interruption` and `error`",
-        "The failures after which the run is tried again: `no-capacity` (the job got no place to start), "
+        "The failures after which the run is retried: `no-capacity` (no resources when it was due), "
         "`interruption` (its host or runner was lost), `error` (a command failed).",
         default=RETRY_EVENTS,
     )
     duration: Seconds = key(
         "a duration such as 4h or 7d",
-        "For how long after its first failure the run is tried again.",
+        "How long after its first failure the run is retried.",
         default="1h",
         validate_default=True,
         ge=1,
@@ -51,22 +51,22 @@ class RetryFields(Keys):
 
 
 class UtilizationFields(Keys):
-    """The least use of its GPUs that a run must make."""
+    """The minimum GPU utilization of a run."""
 
     min_gpu_utilization: Annotated[int, Field(strict=True, ge=0, le=100)] = key(
-        "a whole number of percent from 0 to 100", "Below this a GPU counts as unused; equal to it, as used."
+        "a whole number of percent from 0 to 100", "A GPU below this value counts as idle."
     )
     time_window: Annotated[Seconds, Field(ge=MIN_TIME_WINDOW_S)] = key(
-        "a duration of at least 1m, such as 30m", "For how long a GPU must be below the minimum without a break."
+        "a duration of at least 1m, such as 30m", "How long a GPU must stay below the minimum."
     )
     scope: Literal["any", "all"] = key(
-        "`any` or `all`", "Whether one unused GPU is enough, or all of a job's must be.", default="any"
+        "`any` or `all`", "Whether one idle GPU is enough, or all GPUs of a job must be idle.", default="any"
     )
     warmup: Annotated[Seconds, Field(ge=0)] = key(
-        "a duration such as 10m", "For how long after its start a job is not judged.", default=0
+        "a duration such as 10m", "Time after the start of a job that is ignored.", default=0
     )
     action: Literal["terminate", "notify"] = key(
-        "`terminate` or `notify`", "Stop the run, or only tell people.", default="terminate"
+        "`terminate` or `notify`", "Stop the run, or only send a warning.", default="terminate"
     )
 
 
@@ -78,7 +78,7 @@ def _one_or_more(value: Any) -> Any:
 
 
 class ScheduleFields(Keys):
-    """When a run starts by itself."""
+    """When a run is started automatically."""
 
     cron: Annotated[tuple[Cron, ...], Field(min_length=1), BeforeValidator(_one_or_more)] = key(
         "a cron expression such as `0 2 * * *`, or a list of them",
@@ -96,65 +96,65 @@ def _labels(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if not 0 < len(value) <= MOST:
-        raise ValueError(f"from 1 to {MOST} labels can be asked for")
-    return {check_name(name): _label_values(asked) for name, asked in value.items()}
+        raise ValueError(f"give 1 to {MOST} labels")
+    return {check_name(name): _label_values(accepted) for name, accepted in value.items()}
 
 
-def _label_values(asked: Any) -> tuple[str, ...]:
-    found = asked if isinstance(asked, list | tuple) else [asked]
+def _label_values(accepted: Any) -> tuple[str, ...]:
+    found = accepted if isinstance(accepted, list | tuple) else [accepted]
     if not found:
-        raise ValueError("a label needs a value, or a list of those that will do")
+        raise ValueError("a label needs a value, or a list of accepted values")
     return tuple(dict.fromkeys(check_value(value) for value in found))
 
 
 class ProfileFields(Keys):
-    """A profile's settings. What isn't set has `None` and is missing in `model_fields_set`."""
+    """A profile's settings. A key that is not set is None, and missing in `model_fields_set`."""
 
     backends: Names | None = key(
         "a list of backends such as [hosts]",
-        "The backends that may be used. Without it: all that cost nothing.",
+        "Backends that the run may use. Default: all backends that are free of charge.",
         default=None,
     )
-    regions: Names | None = key("a list of regions such as [eu-west-1]", "The regions that may be used.", default=None)
+    regions: Names | None = key("a list of regions such as [eu-west-1]", "Regions that the run may use.", default=None)
     instance_types: Names | None = key(
-        "a list of instance types such as [p4d.24xlarge]", "The instance types that may be used.", default=None
+        "a list of instance types such as [p4d.24xlarge]", "Instance types that the run may use.", default=None
     )
     labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = key(
         "a mapping such as {disk: nvme, region: [eu, us]}",
-        "The labels that a host must have: all of them, each with one of the values. The run stays on own hosts.",
+        "Labels that a host must have, each with one of the values. The run then uses only hosts, no clouds.",
         default=None,
     )
     spot_policy: Literal["spot", "on-demand", "auto"] | None = key(
         "`spot`, `on-demand` or `auto`",
-        "Whether the cloud may take the machine back at any time: always, never, or whichever is cheaper.",
+        "Whether to use spot instances, which the cloud can take back at any time: always, never, or if cheaper.",
         default=None,
     )
     max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = key(
-        "a number of dollars per hour such as 1.5", "The highest price per hour of one node.", default=None
+        "a number of dollars per hour such as 1.5", "Maximum price per hour of one node.", default=None
     )
     max_duration: SecondsOrOff = key(
-        "a duration such as 24h, or off", "After this long a job is stopped.", default=None
+        "a duration such as 24h, or off", "A job is stopped after this time.", default=None
     )
     stop_duration: Annotated[Seconds, Field(ge=0, le=86_400)] | None = key(
         "a duration of at most 24h, such as 30s",
-        "How long a job that is told to stop may take before it is killed.",
+        "Time between SIGTERM and SIGKILL when a job is stopped.",
         default=None,
     )
     retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = key(
         "true, false, or a mapping with `on_events` and `duration`",
-        "Whether a run that failed is tried again. It keeps its place in the queue.",
+        "Whether a failed run is retried. It keeps its position in the queue.",
         default=None,
     )
     utilization_policy: UtilizationFields | None = key(
         "a mapping with `min_gpu_utilization` and `time_window`",
-        "What happens to a run that leaves its GPUs unused.",
+        "What happens to a run whose GPUs are idle.",
         default=None,
     )
     schedule: ScheduleFields | None = key(
-        "a mapping with `cron`", "When the run enters its queue, instead of at once.", default=None
+        "a mapping with `cron`", "When the run enters its queue, instead of immediately.", default=None
     )
     idle_duration: SecondsOrOff = key(
         "a duration such as 5m, or off",
-        "How long a cloud machine is kept for the next run after it has become idle.",
+        "How long an idle cloud instance is kept for the next run.",
         default=None,
     )

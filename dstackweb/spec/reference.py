@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"(<!-- made from the models: (\w+) -->\n).*?(<!-- end -->)"
 
 
 def filled(text: str) -> str:
-    """The document with its tables made anew."""
+    """The document with its tables generated again."""
     made = {"own": "\n".join(_own()), "profile": "\n".join(_profile()), "refused": "\n".join(_refused())}
     return _BLOCK.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", text)
 
@@ -36,14 +36,14 @@ def _profile() -> Iterator[str]:
 
 
 def _table(model: type[Keys], keys: list[str]) -> Iterator[str]:
-    yield "| key | what it should be | without it | what it does |"
+    yield "| Key | Value | Default | Description |"
     yield "| --- | --- | --- | --- |"
     for key in keys:
         yield from _rows(model, (key,))
 
 
 def _rows(model: type[Keys], path: tuple[str, ...]) -> Iterator[str]:
-    """The row of a key, and those of the keys in it."""
+    """The row of a key, and the rows of the keys inside it."""
     parent = keys_at(model, path[:-1]) or model
     found = parent.model_fields[path[-1]]
     default = _default(path, found.default)
@@ -54,7 +54,7 @@ def _rows(model: type[Keys], path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _default(path: tuple[str, ...], default: Any) -> str:
-    """What a run gets without the key, in the file's own notation."""
+    """The default in the file's notation."""
     if default is PydanticUndefined:
         return "required"
     if len(path) == 1 or path[0] == "resources":
@@ -72,7 +72,7 @@ def _default(path: tuple[str, ...], default: Any) -> str:
 
 
 def _refused() -> Iterator[str]:
-    yield "| not supported | instead |"
+    yield "| Not supported | Use instead |"
     yield "| --- | --- |"
     for name, hint in REFUSED_TYPES.items():
         yield f"| `type: {name}` | {hint} |"

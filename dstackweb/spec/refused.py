@@ -1,41 +1,41 @@
-"""What other tools' run files have and this one doesn't, and what to do instead. Refused by name, never ignored."""
+"""Keys and types of other tools that are not supported, and what to use instead. They are refused, not ignored."""
 
 from __future__ import annotations
 
 REFUSED_TYPES = {
-    "service": "write `type: task`, and start the server among its `commands`",
-    "dev-environment": "`dstackweb hold` keeps GPUs for you to work on by ssh; in a file, write `type: task`",
-    "fleet": "hosts join by `dstackweb host join`, and an admin sets up the other backends",
-    "gateway": "there are no services, and so no gateways",
-    "volume": "use a directory that the hosts share",
+    "service": "use `type: task`, and start the server in its `commands`",
+    "dev-environment": "use `dstackweb hold` to get GPUs for interactive work; in a file, use `type: task`",
+    "fleet": "add hosts with `dstackweb host join`; admins set up cloud backends",
+    "gateway": "services are not supported, so gateways are not needed",
+    "volume": "use a directory that your hosts share",
 }
 
 _CONTAINER = "build it into the `image`"
-_OWN_MACHINE = "jobs see the machine's own"
+_OWN_MACHINE = "jobs use the host's own"
 
 REFUSED_KEYS = {
-    "services": "a run file describes one task; start further processes among its `commands`, or submit them as runs",
-    "ports": "nothing is forwarded; a command may listen on the host's own network",
-    "volumes": "use a directory that the hosts share, and DSTACK_RUN_DIR for what a run keeps across attempts",
-    "files": "`dstackweb apply` sends the working directory along",
-    "repos": "`dstackweb apply` sends the working directory along; or clone among the `commands`",
-    "python": "name an `image` that has it, or call the interpreter you want in `commands`",
+    "services": "a run file has one task; start other processes in its `commands`, or submit more runs",
+    "ports": "ports are not forwarded; commands listen on the host's own network",
+    "volumes": "use a directory that your hosts share, or DSTACK_RUN_DIR for files that all attempts of a run use",
+    "files": "`dstackweb apply` uploads the current directory",
+    "repos": "`dstackweb apply` uploads the current directory; or clone in the `commands`",
+    "python": "use an `image` that has it, or call the interpreter in `commands`",
     "nvcc": _CONTAINER,
     "entrypoint": "write it as the first of the `commands`",
-    "docker": "nothing may start containers of its own",
-    "privileged": "jobs get no rights of the machine's",
-    "user": "the host's admin says as whom jobs run",
-    "registry_auth": "an admin signs the host in to the registry",
-    "fleets": "name `backends`, `regions` or `instance_types`",
-    "availability_zones": "name `regions`",
-    "reservation": "name `instance_types`",
-    "creation_policy": "a free host of one's own is always used first",
-    "tags": "put it in the run's `name`",
-    "startup_order": "all nodes start at the same time",
-    "stop_criteria": "a run has ended when all its nodes have",
+    "docker": "jobs can't start containers",
+    "privileged": "jobs get no privileges on the host",
+    "user": "the host's admin sets the user of jobs",
+    "registry_auth": "an admin logs the host in to the registry",
+    "fleets": "use `backends`, `regions` or `instance_types`",
+    "availability_zones": "use `regions`",
+    "reservation": "use `instance_types`",
+    "creation_policy": "free hosts are always used before cloud instances",
+    "tags": "put them into the run's `name`",
+    "startup_order": "all nodes start together",
+    "stop_criteria": "a run ends when all its nodes have ended",
     "resources.shm_size": f"{_OWN_MACHINE} /dev/shm",
     "resources.disk": f"{_OWN_MACHINE} disk",
-    "resources.gpu.vendor": "only NVIDIA's GPUs are managed; leave it out",
-    "resources.gpu.total_memory": "give `memory`, which is each GPU's, and `count`",
-    "resources.gpu.compute_capability": "give the names of the GPUs that have it",
+    "resources.gpu.vendor": "only NVIDIA GPUs are supported; remove this key",
+    "resources.gpu.total_memory": "use `memory` (of each GPU) and `count`",
+    "resources.gpu.compute_capability": "use the names of GPUs that have it",
 }

@@ -1,4 +1,4 @@
-"""What each node of a run needs, as numbers."""
+"""The resources of each node, as numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dstackweb.spec.units import Range, format_memory, format_range
 
 DEFAULT_CPU_MIN = 1
 DEFAULT_MEMORY_MIN_MIB = 256
-"""What a run gets that doesn't say: little, so that such runs never wait for long."""
+"""Defaults, small so that such runs don't wait for long."""
 
 
 class Requirements(BaseModel):
-    """Per node. A `…_max` of None is open. Where `gpu_count_min` is 0, no GPU is needed."""
+    """Per node. A `…_max` of None is unlimited. With `gpu_count_min` 0 no GPU is needed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,32 +29,32 @@ class Requirements(BaseModel):
     gpu_memory_max_mib: int | None = None
 
     @classmethod
-    def of(cls, asked: ResourcesFields | None) -> Requirements:
-        """The requirements of a run file's `resources`, with the defaults where it says nothing."""
-        if asked is None:
+    def of(cls, fields: ResourcesFields | None) -> Requirements:
+        """From a run file's `resources`, with defaults for missing keys."""
+        if fields is None:
             return cls()
         found: dict[str, int | tuple[str, ...] | None] = {}
-        if asked.cpu:
-            found |= {"cpu_min": asked.cpu.min or DEFAULT_CPU_MIN, "cpu_max": asked.cpu.max}
-        if asked.memory:
-            least, most = asked.memory.min, asked.memory.max
+        if fields.cpu:
+            found |= {"cpu_min": fields.cpu.min or DEFAULT_CPU_MIN, "cpu_max": fields.cpu.max}
+        if fields.memory:
+            least, most = fields.memory.min, fields.memory.max
             if least is None:
                 least = min(DEFAULT_MEMORY_MIN_MIB, most or DEFAULT_MEMORY_MIN_MIB)
             found |= {"memory_min_mib": least, "memory_max_mib": most}
-        if asked.gpu:
-            count, memory = asked.gpu.count, asked.gpu.memory or Range(None, None)
+        if fields.gpu:
+            count, memory = fields.gpu.count, fields.gpu.memory or Range(None, None)
             found |= {
-                # Asking for "at most two GPUs" is asking for one, unless it says zero.
+                # `..2` needs one GPU, `0..2` none.
                 "gpu_count_min": min(1, count.max or 0) if count.min is None else count.min,
                 "gpu_count_max": count.max,
-                "gpu_names": asked.gpu.name or (),
+                "gpu_names": fields.gpu.name or (),
                 "gpu_memory_min_mib": memory.min,
                 "gpu_memory_max_mib": memory.max,
             }
         return cls.model_validate(found)
 
     def as_resources(self) -> dict[str, str]:
-        """The run file's `resources` that say the same."""
+        """The same in the notation of the run file's `resources`."""
         shown = {
             "cpu": format_range(Range(self.cpu_min, self.cpu_max)),
             "memory": format_range(Range(self.memory_min_mib, self.memory_max_mib), format_memory),

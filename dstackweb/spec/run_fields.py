@@ -22,23 +22,23 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 def _name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:70]!r} is none")
+        raise ValueError(f"{name[:70]!r} is not valid")
     if _UUID.fullmatch(name):
-        raise ValueError("it would read as a run's id")
+        raise ValueError("it looks like the id of a run")
     return name
 
 
 def _shell(shell: str) -> str:
     path = SHELLS.get(shell, shell)
     if not path.startswith("/") or any(char.isspace() for char in path):
-        raise ValueError(f"{shell!r} is none of these")
+        raise ValueError(f"{shell!r} is not valid")
     return path
 
 
 def _image(image: str) -> str:
-    """An image's name goes onto a command line: nothing that could be an option, nothing that ends a word."""
+    """An image becomes an argument of a command: it must not look like an option or contain spaces."""
     if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
-        raise ValueError(f"{image!r} is none")
+        raise ValueError(f"{image!r} is not valid")
     return image
 
 
@@ -63,7 +63,7 @@ class GpuFields(Keys):
 
 
 class ResourcesFields(Keys):
-    """What each node needs."""
+    """Resources of each node."""
 
     cpu: Cores | None = key("a number of cores or a range such as 4 or 2..8", "CPU cores per node.", default=None)
     memory: Memory | None = key("a size or a range such as 8GB or 8GB..", "Memory per node.", default=None)
@@ -77,45 +77,47 @@ class ResourcesFields(Keys):
 class RunFields(ProfileFields):
     """All keys of a run file."""
 
-    type: Literal["task"] = key("`task`", "What kind of file this is.")
+    type: Literal["task"] = key("`task`", "The type of the file.")
     name: Annotated[str, AfterValidator(_name)] | None = key(
-        "a name of lower-case letters, digits and dashes, with a letter first and at most 60 long",
-        "The run's name, once among the project's active runs. Without it one is made up.",
+        "a name of up to 60 lower-case letters, digits and dashes, with a letter first",
+        "The run's name, unique among the project's active runs. Generated if empty.",
         default=None,
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
         "a list of shell commands, at least one",
-        "Run one after the other in one shell; the first that fails ends the run.",
+        "Run in order in one shell; the first one that fails ends the run.",
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(
-        "sh, bash, or a shell's whole path", "The shell that runs the commands.", default=None
+        "sh, bash, or the absolute path of a shell", "The shell that runs the commands.", default=None
     )
     working_dir: Text | None = key(
-        "a directory", "Where the commands start; a relative one is taken from the run's directory.", default=None
+        "a directory", "Working directory of the commands, relative to the run's directory.", default=None
     )
     env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = key(
         "a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME",
-        "Environment of the commands. A bare name in the list is taken from where `dstackweb apply` runs, and masked.",
+        "Environment variables. A bare name copies the value from the shell that runs `dstackweb apply`, and masks it.",
         default=None,
     )
     image: Annotated[Text, AfterValidator(_image)] | None = key(
         "a container image such as python:3.12",
-        "Run the commands in a container, on hosts that have Docker or Podman.",
+        "Run the commands in a container, on hosts with Docker or Podman.",
         default=None,
     )
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(
-        f"a whole number from 1 to {MAX_NODES}", "Machines that run the commands at the same time.", default=None
+        f"a whole number from 1 to {MAX_NODES}",
+        "Number of machines that run the commands together.",
+        default=None,
     )
     resources: ResourcesFields | None = key(
-        "a mapping with `cpu`, `memory` and `gpu`", "What each node needs.", default=None
+        "a mapping with `cpu`, `memory` and `gpu`", "Resources of each node.", default=None
     )
     priority: Annotated[int, Field(strict=True, ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = key(
-        f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", "Higher goes first.", default=None
+        f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", "Higher starts first.", default=None
     )
-    queue: Text | None = key("a queue's name", "The queue of the project in which the run waits.", default=None)
+    queue: Text | None = key("a queue's name", "The project's queue in which the run waits.", default=None)
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
-        "true or false", "Whether the run may be stopped and queued again for a more urgent one.", default=None
+        "true or false", "Whether the run may be stopped and requeued for a run with higher priority.", default=None
     )
     profile: Text | None = key(
-        "a profile's name", "Where the settings come from that this file leaves out.", default=None
+        "a profile's name", "Profile with defaults for keys that this file doesn't set.", default=None
     )

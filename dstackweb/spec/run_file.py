@@ -1,4 +1,4 @@
-"""Reading run files and profiles' settings: text or object in, checked values out, or every error with its line."""
+"""Parses run files and the settings of profiles: validated values, or all errors with their lines."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ M = TypeVar("M", bound=Keys)
 
 @dataclass(frozen=True)
 class RunFile:
-    """A run file that validates. What is not in it is None in `fields`, and missing in `fields.model_fields_set`."""
+    """A valid run file. A missing key is None in `fields`, and not in `fields.model_fields_set`."""
 
     fields: RunFields
     env: dict[str, str]
-    """The values that are written in the file or on the command line, references to secrets unfilled."""
+    """The values from the file and the command line, with references to secrets."""
     masked_env: frozenset[str]
-    """The names whose values the client sent along; they are in no spec, and shown nowhere."""
+    """The names whose values the client sent; the values are not in the spec, and never shown."""
     lines: dict[str, int]
-    """The line (from 1) of each key by its dotted path; empty when it came as an object."""
+    """The line (from 1) of each key by its dotted path; empty for an object."""
     overridden: frozenset[str]
-    """The keys that were set on the command line instead."""
+    """The keys set on the command line."""
 
     @property
     def profile(self) -> str | None:
-        """The profile that the file names."""
+        """The name of the profile in the file."""
         return self.fields.profile
 
     def line(self, key: str) -> int | None:
-        """The line of a key such as `priority`; None when the file doesn't have it."""
+        """The line of a key such as `priority`; None if it is not in the file."""
         return None if key.split(".")[0] in self.overridden else self.lines.get(key)
 
 
@@ -48,10 +48,10 @@ def parse_run_file(
     client_env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunFile:
-    """Read a run file from YAML text or an object.
+    """Parse a run file from YAML text or an object.
 
-    `client_env` has values for the bare names in `env`; `overrides` are keys set on the command line, of which `env`
-    is merged. Raises TooLarge, or Invalid with every error found, each with `loc`, `line` and what was expected.
+    `client_env` has the values for bare names in `env`; `overrides` are keys set on the command line, which replace
+    the file's, except `env`, which is merged. Raises TooLarge, or Invalid with all errors.
     """
     source = read(config)
     over = read(overrides).data if overrides else {}
@@ -71,17 +71,17 @@ def parse_run_file(
 
 
 def parse_profile_settings(settings: str | Mapping[str, Any]) -> ProfileFields:
-    """Read a profile's settings, as an admin wrote them. Raises TooLarge, or Invalid with every error found."""
+    """Parse the settings of a profile. Raises TooLarge, or Invalid with all errors."""
     return _validated(ProfileFields, read(settings))
 
 
 def _validated(model: type[M], source: Source) -> M:
     errors = [*missing_values(source, source.data), *secrets_elsewhere(source, source.data)]
-    told = [error["loc"] for error in errors]
+    known = [error["loc"] for error in errors]
     try:
         fields = model.model_validate(source.data)
     except ValidationError as error:
-        errors += [item for item in field_errors(error, model, source) if item["loc"] not in told]
+        errors += [item for item in field_errors(error, model, source) if item["loc"] not in known]
         raise _invalid(errors) from None
     if errors:
         raise _invalid(errors)
@@ -89,7 +89,7 @@ def _validated(model: type[M], source: Source) -> M:
 
 
 def _invalid(errors: Iterable[FieldError]) -> Invalid:
-    """The errors in the file's order; what is missing, and so has no line, comes last."""
+    """The errors in the order of the file; those without a line, such as missing keys, come last."""
     ordered = sorted(errors, key=lambda error: (error["line"] is None, error["line"] or 0))
     more = f" (and {len(ordered) - 1} more)" if len(ordered) > 1 else ""
     return Invalid(ordered[0]["msg"] + more, ordered[:MAX_ERRORS])
@@ -106,22 +106,22 @@ def _override_env(value: Any) -> dict[str, str | None]:
 
 
 def _check_client_env(names: Iterable[str], given: Mapping[str, str], source: Source) -> None:
-    """Each bare name needs a value that a process can be given."""
+    """Raises Invalid for a bare name without a value that a process can have."""
     for name in sorted(names):
         if name not in given:
             msg = (
-                f"`env` takes {name} from where the run is submitted, and it is not set there; "
+                f"`env` copies {name} from your shell, where it is not set; "
                 f"export it before `dstackweb apply`, or write {name}=value"
             )
         elif (problem := unusable(given[name])) is not None:
-            msg = f"`env` takes {name} from where the run is submitted: {problem}"
+            msg = f"`env` copies {name} from your shell: {problem}"
         else:
             continue
         raise _invalid([at(source, _entry(source, name), msg)])
 
 
 def _entry(source: Source, name: str) -> tuple[str | int, ...]:
-    """Where a bare name stands in the list."""
+    """The path of a bare name in the list."""
     entries = source.data.get("env")
     listed = [str(entry).strip() for entry in entries] if isinstance(entries, list) else []
     return ("env", listed.index(name)) if name in listed else ("env",)

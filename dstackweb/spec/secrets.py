@@ -1,4 +1,4 @@
-"""`${{ secrets.NAME }}` in `env` values: which secrets a run needs, and putting them in."""
+"""`${{ secrets.NAME }}` in `env` values: which secrets a run needs, and filling them in."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _OF_SECRETS = re.compile(r"\$\{\{\s*secrets\.")
 
 
 def secret_names(env: Mapping[str, str]) -> set[str]:
-    """The project secrets that the values of an environment refer to."""
+    """The project secrets that an environment refers to."""
     return {name for value in env.values() for name in _REFERENCE.findall(value)}
 
 
 def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The environment with every reference replaced. Raises Invalid naming the secrets that are not there."""
+    """The environment with all references replaced. Raises Invalid with the names of missing secrets."""
     missing = sorted(secret_names(env) - set(secrets))
     if missing:
-        raise Invalid.at("env", msg=f"the project has no secret called {', '.join(missing)}")
+        raise Invalid.at("env", msg=f"the project has no secret {', '.join(missing)}")
     return {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
 
 
 def bad_references(value: str) -> Iterator[str]:
-    """The `${{ … }}` in an `env` value that are no reference to a secret."""
+    """The `${{ … }}` in an `env` value that don't refer to a secret."""
     return (found for found in _ANY.findall(value) if not _REFERENCE.fullmatch(found))
 
 
 def refers_to_secret(text: str) -> bool:
-    """Whether a text outside `env` tries to read a secret, where it isn't filled in."""
+    """Whether a text refers to a secret; only in `env` is it filled in."""
     return bool(_OF_SECRETS.search(text))

@@ -1,6 +1,6 @@
-"""A run file as plain data, with the line of each key; hostile or broken text is refused with where and why.
+"""A run file as plain data with the line of each key; invalid or hostile text is refused with the line and the reason.
 
-Plain words in YAML mean what JSON's would (`true`, `null`, numbers), so that `yes`, `12:30` or `2026-01-01` stay text.
+Plain scalars are read as in JSON (`true`, `null`, numbers): `yes`, `12:30` and `2026-01-01` stay text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dstackweb.lib.errors import FieldError, Invalid, TooLarge
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 MAX_VALUES = 50_000
-"""More values than any run file has; a file of aliases that expands without end stops here."""
+"""More than any real run file has: aliases that expand endlessly stop here."""
 MAX_ERRORS = 20
 
 Path = tuple[str | int, ...]
@@ -32,14 +32,14 @@ class Source:
     lines: dict[str, int] = field(default_factory=dict)
 
     def line(self, path: Path) -> int | None:
-        """The line of a value, or of the nearest one around it; None when it came as no text."""
+        """The line of a value, or of the nearest value around it; None for an object."""
         for end in range(len(path), 0, -1):
             if (line := self.lines.get(dotted(path[:end]))) is not None:
                 return line
         return None
 
     def at(self, path: Path) -> Any:
-        """The value at a path; None when there is none."""
+        """The value at a path; None if there is none."""
         value = self.data
         for part in path:
             try:
@@ -58,7 +58,7 @@ def read(config: str | Mapping[str, Any]) -> Source:
     """The plain data of YAML text, or of an object; a mapping. Raises TooLarge, or Invalid."""
     source = _read_text(config) if isinstance(config, str) else _read_object(config)
     if not isinstance(source.data, dict):
-        msg = "a mapping of keys to values is expected, such as `max_duration: 24h`"
+        msg = "expected a mapping of keys to values, such as `max_duration: 24h`"
         raise Invalid.at(msg=msg, line=1 if isinstance(config, str) else None)
     return source
 
@@ -71,12 +71,12 @@ def _read_text(text: str) -> Source:
         raise _syntax_error(error) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        msg = f"line {line} has a character that no text file has (code {error.character})"
+        msg = f"line {line} has an invalid character (code {error.character})"
         raise Invalid.at(msg=msg, line=line) from None
     except RecursionError:
         raise _too_deep(None) from None
     if node is None:
-        raise Invalid.at(msg="it is empty; a run file has at least `type: task` and `commands`", line=1)
+        raise Invalid.at(msg="the file is empty; it needs at least `type: task` and `commands`", line=1)
     reader = _Reader()
     data = reader.value(node, ())
     if reader.errors:
@@ -90,7 +90,7 @@ def _read_object(config: Mapping[str, Any]) -> Source:
     except RecursionError:
         raise _too_deep(None) from None
     except (TypeError, ValueError) as error:
-        raise Invalid.at(msg=f"it has a value that JSON doesn't know: {error}") from None
+        raise Invalid.at(msg=f"a value can't be converted to JSON: {error}") from None
     _check_size(len(text))
     data = json.loads(text)
     errors: list[FieldError] = []
@@ -102,11 +102,11 @@ def _read_object(config: Mapping[str, Any]) -> Source:
 
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
-        raise TooLarge(f"it has {size / 1024:.0f} KB; a run file may have {MAX_BYTES // 1024}")
+        raise TooLarge(f"the run file has {size / 1024:.0f} KB; the limit is {MAX_BYTES // 1024} KB")
 
 
 def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
-    """What the text form can't have, or is refused for: depth, and text that nothing can keep."""
+    """Add the errors that the text form would have too: depth, and text that can't be stored."""
     if len(path) > MAX_DEPTH:
         raise _too_deep(None)
     if isinstance(value, str) and (problem := unusable(value)) is not None:
@@ -114,30 +114,30 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         if isinstance(key, str) and unusable(key):
-            errors.append({"loc": list(path), "line": None, "msg": "a key must be a plain word"})
+            errors.append({"loc": list(path), "line": None, "msg": "a key must be plain text"})
         else:
             _check(child, (*path, key), errors)
 
 
 def _too_deep(line: int | None) -> Invalid:
-    return Invalid.at(msg=f"it is nested more than {MAX_DEPTH} levels deep", line=line)
+    return Invalid.at(msg=f"nesting is deeper than {MAX_DEPTH} levels", line=line)
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> Invalid:
-    """What the parser stumbled over, with line and column from 1."""
+    """The parser's error, with line and column from 1."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    what = error.problem or error.context or "it can't be read"
-    msg = f"this is no YAML, line {line}, column {column}: {what}"
+    what = error.problem or error.context or "it can't be parsed"
+    msg = f"invalid YAML in line {line}, column {column}: {what}"
     if "\\t" in what:
         msg += "; indent with spaces, not tabs"
     elif "mapping values are not allowed" in what:
-        msg += "; put text that contains `: ` in quotes"
+        msg += "; quote text that contains `: `"
     return Invalid(msg, [{"loc": [], "line": line, "col": column, "msg": msg}])
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain words as JSON would, where YAML 1.1 also sees booleans, dates and base-60 numbers."""
+    """Resolves plain scalars as JSON does; YAML 1.1 has more booleans, dates and base-60 numbers."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -154,7 +154,7 @@ for _kind, _pattern, _first in (
 
 @dataclass
 class _Reader:
-    """Turns YAML's nodes into plain data, keeping lines and collecting what is wrong."""
+    """Converts YAML nodes to plain data, with their lines and all errors."""
 
     lines: dict[str, int] = field(default_factory=dict)
     errors: list[FieldError] = field(default_factory=list)
@@ -162,13 +162,13 @@ class _Reader:
     seen: int = 0
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """The data of a node. Raises Invalid where going on would not end."""
+        """The data of a node. Raises Invalid for too many, too deep or recursive values."""
         line = node.start_mark.line + 1
         self.seen += 1
         if self.seen > MAX_VALUES:
-            raise Invalid.at(*path, msg=f"it expands to more than {MAX_VALUES} values", line=line)
+            raise Invalid.at(*path, msg=f"the file expands to more than {MAX_VALUES} values", line=line)
         if id(node) in self.open:
-            raise Invalid.at(*path, msg="this part contains itself", line=line)
+            raise Invalid.at(*path, msg="this value contains itself", line=line)
         if len(path) > MAX_DEPTH:
             raise _too_deep(line)
         self.open.add(id(node))
@@ -188,15 +188,15 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                self._wrong(path, line, "a key must be a plain word")
+                self._wrong(path, line, "a key must be plain text")
                 continue
             key = key_node.value
             if unusable(key):
-                self._wrong(path, line, "a key must be a plain word")
+                self._wrong(path, line, "a key must be plain text")
                 continue
             here = (*path, key)
             if key in found:
-                self._wrong(here, line, f"`{dotted(here)}` is given twice, first in line {self.lines[dotted(here)]}")
+                self._wrong(here, line, f"`{dotted(here)}` is given twice; first in line {self.lines[dotted(here)]}")
                 continue
             self.lines[dotted(here)] = line
             found[key] = self.value(value_node, here)
@@ -210,7 +210,7 @@ class _Reader:
         return found
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
-        """A command or an `env` value is the text that was written: `1.10` stays `1.10`, and `true` is a command."""
+        """The value of a scalar. In `commands` and `env` it stays text: `1.10` is `1.10`, `true` is a command."""
         text: str = node.value
         kind = node.tag.removeprefix(_TAG)
         if kind == "null":
@@ -229,7 +229,7 @@ class _Reader:
                     return float(text)
         except (KeyError, ValueError):
             pass
-        self._wrong(path, node.start_mark.line + 1, f"the tag {node.tag} can't be used here")
+        self._wrong(path, node.start_mark.line + 1, f"the tag {node.tag} is not supported")
         return None
 
     def _wrong(self, path: Path, line: int, msg: str) -> None:
@@ -239,11 +239,11 @@ class _Reader:
 
 
 def unusable(text: str) -> str | None:
-    """Why a text can't be kept or given to a process; None when it can."""
+    """Why a text can't be stored or passed to a process; None if it can."""
     if "\0" in text:
-        return "text can't contain the character of code 0"
+        return "text can't contain NUL characters"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "text can't contain half a surrogate pair"
+        return "text can't contain unpaired surrogates"
     return None

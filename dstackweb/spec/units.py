@@ -15,7 +15,7 @@ from decimal import Decimal
 MAX_COUNT = 100_000
 MAX_MEMORY_MIB = 1 << 30
 MAX_DURATION_S = 3650 * 86_400
-"""Bounds that no real request meets, so that any parsed number fits a 32-bit column."""
+"""Bounds beyond any real request: each parsed number fits a 32-bit column."""
 
 _MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -35,7 +35,7 @@ def parse_count(text: str) -> int:
     """A whole number of things. Raises ValueError with what was expected."""
     text = text.strip()
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     if len(text) > 9 or int(text) > MAX_COUNT:
         raise ValueError(f"{text} is more than {MAX_COUNT}")
     return int(text)
@@ -45,7 +45,7 @@ def parse_memory(text: str) -> int:
     """MiB of `512MB`, `8GB`, `1.5TB`; a bare number means GB. Raises ValueError with what was expected."""
     found = _SIZE.fullmatch(text.strip().lower())
     if not found:
-        raise ValueError(f"{text.strip()!r} is no size such as 8GB, 512MB or 1TB")
+        raise ValueError(f"{text.strip()!r} is not a size such as 8GB, 512MB or 1TB")
     mib = round(Decimal(found[1]) * _MIB[found[2] or "gb"])
     if mib > MAX_MEMORY_MIB:
         raise ValueError(f"{text.strip()} is more than {format_memory(MAX_MEMORY_MIB)}")
@@ -66,7 +66,7 @@ def parse_duration(text: str) -> int:
     bare = text.isascii() and text.isdigit() and len(text) <= 12
     spans = [(text, "s")] if bare else _SPAN.findall(text)
     if not spans or not (bare or re.fullmatch(f"(?:{_SPAN.pattern})+", text, re.ASCII)):
-        raise ValueError(f"{text!r} is no duration such as 30m, 24h or 3600 (seconds)")
+        raise ValueError(f"{text!r} is not a duration such as 30m, 24h or 3600 (seconds)")
     seconds = sum(int(amount) * _SECONDS[unit] for amount, unit in spans)
     if seconds > MAX_DURATION_S:
         raise ValueError(f"{text} is more than {MAX_DURATION_S // 86_400} days")
@@ -96,14 +96,14 @@ def parse_range(text: str, parse: Callable[[str], int]) -> Range:
 
 
 def positive(value: Range) -> Range:
-    """The range, when neither end is zero. Raises ValueError."""
+    """The range if neither end is zero. Raises ValueError."""
     if value.min == 0 or value.max == 0:
-        raise ValueError("it must be more than zero")
+        raise ValueError("it must be greater than zero")
     return value
 
 
 def format_range(value: Range, show: Callable[[int], str] = str) -> str:
-    """What `parse_range` reads back as the same range."""
+    """The inverse of `parse_range`."""
     if value.min == value.max and value.min is not None:
         return show(value.min)
     low = "" if value.min is None else show(value.min)

@@ -1,4 +1,4 @@
-"""What is wrong with a run file, as sentences that say what was expected."""
+"""The errors of a run file as messages that say what was expected."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _KINDS = {"string_type": "text", "string_too_short": "text", "int_type": "a whol
 
 
 def field_errors(error: ValidationError, model: type[Keys], source: Source) -> list[FieldError]:
-    """pydantic's errors in our words, with the lines of the source."""
+    """pydantic's errors with our messages, and the lines of the source."""
     items = error.errors(include_url=False)
-    # A list with a wrong item is also reported as too short: the item says more.
+    # A list with an invalid item is also reported as too short: the error of the item is enough.
     around = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
     return [_field_error(item, model, source) for item in items if item["loc"] not in around]
 
 
 def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
-    """The keys without a value. `env` sees to its own."""
+    """Errors for keys without a value; those of `env` are checked elsewhere."""
     for name, child in value.items() if isinstance(value, dict) else ():
         here = (*path, name)
         if child is None:
@@ -40,20 +40,20 @@ def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[Fiel
 
 
 def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
-    """The places outside `env` that try to read a secret, which would reach a shell unfilled."""
+    """Errors for references to secrets outside `env`, where they are not filled in."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
         here = (*path, name)
         if here == ("env",):
             continue
         if isinstance(child, str) and refers_to_secret(child):
-            msg = f"`{dotted(here)}` can't read a secret; give it to a variable in `env`, and use that variable here"
+            msg = f"`{dotted(here)}` can't contain a secret; set a variable in `env` to it, and use the variable here"
             yield at(source, here, msg)
         yield from secrets_elsewhere(source, child, here)
 
 
 def at(source: Source, path: Path, msg: str) -> FieldError:
-    """One error at a place of the source."""
+    """An error at a path of the source."""
     return {"loc": list(path), "line": source.line(path), "msg": msg}
 
 
@@ -79,29 +79,29 @@ def _message(item: ErrorDetails, path: Path, cause: object, model: type[Keys], s
     if cause is not None:
         return f"`{name}` should be {expects}: {cause}" if expects else f"`{name}`: {cause}"
     if isinstance(value, dict) and expects == "text":
-        return f"`{name}` should be text; put text that contains `: ` in quotes"
+        return f"`{name}` should be text; quote text that contains `: `"
     return f"`{name}` should be {expects}, not {_shown(value)}" if expects else f"`{name}`: {item['msg'].lower()}"
 
 
 def expected(found: FieldInfo) -> str:
-    """What a key should be: the words that complete "`key` should be …"."""
+    """The text that completes "`key` should be …"."""
     extra = found.json_schema_extra
     return str(extra["expects"]) if isinstance(extra, dict) else ""
 
 
 def _unknown_key(path: Path, model: type[Keys]) -> str:
-    """Names the key, and the nearest known one or all there are."""
+    """The message for an unknown key, with the nearest known key, or all keys."""
     *parent, key = path
     if (hint := REFUSED_KEYS.get(dotted(path))) is not None:
         return f"`{dotted(path)}` is not supported: {hint}"
     known = list((keys_at(model, tuple(parent)) or model).model_fields)
     near = difflib.get_close_matches(str(key).lower(), known, n=1)
-    hint = f"did you mean `{dotted((*parent, near[0]))}`?" if near else f"there is {', '.join(known)}"
+    hint = f"did you mean `{dotted((*parent, near[0]))}`?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key `{dotted(path)[:80]}`; {hint}"
 
 
 def keys_at(model: type[Keys], path: Path) -> type[Keys] | None:
-    """The model of the mapping at a path; None where there is no mapping with known keys."""
+    """The model of the mapping at a path; None if it is not a mapping with known keys."""
     found: type[Keys] | None = model
     for part in path:
         info = found.model_fields.get(str(part)) if found else None
@@ -115,14 +115,14 @@ def _field(model: type[Keys], path: Path) -> FieldInfo | None:
 
 
 def _keys_in(annotation: Any) -> type[Keys] | None:
-    """The mapping's model in an annotation such as `Annotated[RetryFields | None, …]`."""
+    """The model in an annotation such as `Annotated[RetryFields | None, …]`."""
     if isinstance(annotation, type) and issubclass(annotation, Keys):
         return annotation
     return next((found for part in get_args(annotation) if (found := _keys_in(part)) is not None), None)
 
 
 def _shown(value: Any) -> str:
-    """A value as the run file has it, short enough for a sentence."""
+    """A value in the run file's notation, shortened for a message."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

@@ -84,7 +84,7 @@ def test_bare_names_of_the_file_are_taken_from_here_and_their_values_stored_nowh
     assert "hf_secret" not in str(run.spec) + run.config_text + run.env_secret
     refused = cli("apply", "-f", "run.yaml", "--name", "two", "-d")
     assert refused.exit_code == 1
-    assert "takes HF_TOKEN from where the run is submitted" in refused.stderr
+    assert "copies HF_TOKEN from your shell" in refused.stderr
 
 
 def test_an_error_in_the_file_is_shown_as_a_compiler_would(cli: Cli) -> None:

@@ -39,7 +39,7 @@ def test_stored_settings_are_shown_in_that_notation(admin_client: Client) -> Non
     ("text", "says"),
     [
         ("max_duration: 8h\nbackend: [hosts]", "Line 2: unknown key `backend`; did you mean `backends`?"),
-        ("max_duration: [", "Line 1: this is no YAML, line 1, column 16"),
+        ("max_duration: [", "Line 1: invalid YAML in line 1, column 16"),
         ("just words", "Line 1: a mapping of keys to values is expected"),
         ("retry: {duration: soon}", "Line 1: `retry.duration` should be a duration"),
         ("a: " + "x" * 300_000, "a run file may have 256"),

@@ -50,7 +50,7 @@ def test_a_refusal_has_its_line() -> None:
     with pytest.raises(Invalid) as caught:
         parse_run_file("type: task\ncommands: [a]\nlabels:\n  disk: nvme\n  a b: c\n")
     assert caught.value.errors[0]["line"] == 3
-    assert "'a b' is no name of a label" in caught.value.detail
+    assert "'a b' is not a valid label name" in caught.value.detail
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_asked_for_reads_as_it_is_typed() -> None:
 
 def test_a_label_is_typed_with_an_equals_sign() -> None:
     assert read_pair("region = eu=1") == ("region", "eu=1")
-    with pytest.raises(ValueError, match="no label such as"):
+    with pytest.raises(ValueError, match="not a label such as"):
         read_pair("region")
 
 
