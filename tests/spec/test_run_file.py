@@ -260,9 +260,7 @@ def test_a_bare_name_takes_the_clients_value_and_is_masked() -> None:
     assert "hf_123" not in repr(read)
 
 
-@pytest.mark.parametrize(
-    ("client_env", "says"), [({}, "export it before `dstackweb apply`"), ({"T": "a\0b"}, "NUL")]
-)
+@pytest.mark.parametrize(("client_env", "says"), [({}, "export it before `dstackweb apply`"), ({"T": "a\0b"}, "NUL")])
 def test_a_bare_name_without_a_usable_value_is_refused(client_env: dict[str, str], says: str) -> None:
     error = error_of(HEAD + "env:\n- A=1\n- T", client_env=client_env)
     assert (error["loc"], error["line"]) == (["env", 1], 5)
