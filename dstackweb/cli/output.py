@@ -108,6 +108,15 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stre
         _print_columns(columns, cells, stream)
 
 
+ItemColumns = Mapping[Column, Callable[[dict[str, Any]], object]]
+"""The columns of a table of the API's items: what each shows of an item."""
+
+
+def show_items(columns: ItemColumns, items: Sequence[dict[str, Any]]) -> None:
+    """A table of items from the API."""
+    show_table(list(columns), [[value(item) for value in columns.values()] for item in items])
+
+
 def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
     """A table that fits the console's width: wide columns shrink first, then long words are folded."""
     console.print(rich_table(columns, cells))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.errors import CliError, Refused, UsageError
-from dstackweb.cli.output import Column, Json, age_text, clean, note, plural, show_json, show_table
+from dstackweb.cli.output import Column, ItemColumns, Json, age_text, clean, note, plural, show_items, show_json
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -86,12 +87,7 @@ def _list(api: Api, as_json: bool) -> None:
     if as_json:
         show_json(page)
         return
-    columns = [Column("NAME"), Column("WAIT", right=True), Column("PENDING", right=True), Column("PLACED", right=True)]
-    rows = [
-        (row["name"], row["submitted"], row["pending"], _placed(row), "; ".join(settings_text(row)))
-        for row in page["items"]
-    ]
-    show_table([*columns, Column("SETTINGS", wide=True)], rows)
+    show_items(QUEUE_COLUMNS, page["items"])
 
 
 def _placed(row: dict[str, Any]) -> int:
@@ -116,19 +112,33 @@ def _show(page: dict[str, Any]) -> None:
     if not page["items"]:
         note(f"No runs wait in {clean(page['name'])}.")
         return
-    columns = [Column("#", right=True), Column("NAME"), Column("PRIO", right=True), Column("USER")]
-    rows = [
-        (*(run[key] for key in ("position", "name", "priority", "user")), age_text(run["submitted_at"]), _why(run))
-        for run in page["items"]
-    ]
-    show_table([*columns, Column("WAITS", right=True), Column("WHY", wide=True)], rows)
+    show_items(RUN_COLUMNS, page["items"])
     if page["next"]:
-        note(f"Showing the first {len(rows)}; for more: --limit")
+        note(f"Showing the first {len(page['items'])}; for more: --limit")
 
 
 def _why(run: dict[str, Any]) -> str:
     why = str(run["reason_detail"] or run["reason"])
     return f"{why.rstrip('.')}; moved by {run['moved_by']} {age_text(run['moved_at'])} ago" if run["moved_by"] else why
+
+
+RUN_COLUMNS: ItemColumns = {
+    Column("#", right=True): itemgetter("position"),
+    Column("NAME"): itemgetter("name"),
+    Column("PRIO", right=True): itemgetter("priority"),
+    Column("USER"): itemgetter("user"),
+    Column("WAITS", right=True): lambda run: age_text(run["submitted_at"]),
+    Column("WHY", wide=True): _why,
+}
+"""Of waiting runs, the items of `GET …/queues/NAME`."""
+
+QUEUE_COLUMNS: ItemColumns = {
+    Column("NAME"): itemgetter("name"),
+    Column("WAIT", right=True): itemgetter("submitted"),
+    Column("PENDING", right=True): itemgetter("pending"),
+    Column("PLACED", right=True): _placed,
+    Column("SETTINGS", wide=True): lambda row: "; ".join(settings_text(row)),
+}
 
 
 def move(

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.errors import CliError, Refused
-from dstackweb.cli.output import Column, Json, RunName, age_text, clean, clock_text, note, show_json, show_table
+from dstackweb.cli.output import (
+    Column,
+    ItemColumns,
+    Json,
+    RunName,
+    age_text,
+    clean,
+    clock_text,
+    note,
+    show_items,
+    show_json,
+)
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
@@ -31,18 +43,9 @@ def ps(
     if not page["items"]:
         note("No runs. Submit one: dstackweb apply -f FILE" if everything else "No active runs. All runs: ps -a")
         return
-    columns = [Column("NAME"), Column("STATUS"), Column("PRIO", right=True), Column("USER"), Column("AGE", right=True)]
-    rows = [
-        (*(run[key] for key in ("name", "status", "priority", "user")), age_text(run["submitted_at"]), *_details(run))
-        for run in page["items"]
-    ]
-    show_table([*columns, Column("WHERE", wide=True), Column("MESSAGE", wide=True)], rows)
+    show_items(COLUMNS, page["items"])
     if page["next"]:
-        note(f"Showing the newest {len(rows)}; for more: --limit")
-
-
-def _details(run: dict[str, Any]) -> tuple[str, str]:
-    return run.get("where") or "", message_of(run)
+        note(f"Showing the newest {len(page['items'])}; for more: --limit")
 
 
 def priority(
@@ -95,6 +98,18 @@ def message_of(run: dict[str, Any]) -> str:
     if code and str(code) not in message:
         return f"{message}, exit code {code}" if message else f"exit code {code}"
     return message
+
+
+COLUMNS: ItemColumns = {
+    Column("NAME"): itemgetter("name"),
+    Column("STATUS"): itemgetter("status"),
+    Column("PRIO", right=True): itemgetter("priority"),
+    Column("USER"): itemgetter("user"),
+    Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
+    Column("WHERE", wide=True): itemgetter("where"),
+    Column("MESSAGE", wide=True): message_of,
+}
+"""Of runs, the items of `GET …/runs`."""
 
 
 def _timed_message(run: dict[str, Any]) -> str:
