@@ -7,7 +7,7 @@ from django.urls import include, path
 
 admin.site.site_header = admin.site.site_title = "dstackweb administration"
 
-handler500 = "dstackweb.web.common.error_pages.server_error"
+handler500 = "dstackweb.web.common.views.server_error"
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("dstackweb.api.urls")),

@@ -9,5 +9,5 @@ import "./js/selection.js";
 import "./js/reorder.js";
 import "./js/move-menu.js";
 import "./js/priorities.js";
-import "./js/heard.js";
+import "./js/announcements.js";
 import "./js/costs.js";

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from dstackweb.web.common.home import favicon, home
+from dstackweb.web.common.views import favicon, home
 
 project_pages = [
     path("", include("dstackweb.web.queue.urls")),

@@ -34,7 +34,7 @@ from dstackweb.web.accounts.forms import (
     TokenForm,
     attempt,
 )
-from dstackweb.web.common.pages import PageRequest, done, project_page, told
+from dstackweb.web.common.pages import PageRequest, done, error_response, project_page
 
 P = ParamSpec("P")
 MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -54,7 +54,7 @@ def account_page(
         try:
             response = view(page, *args, **kwargs)
         except DomainError as error:
-            response = told(page, error)
+            response = error_response(page, error)
         add_never_cache_headers(response)
         return response
 

@@ -27,7 +27,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import idle
 from dstackweb.web.cloud import budget, offer_rows
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page
-from dstackweb.web.runs.words import SAID_ALL
+from dstackweb.web.runs.details import SAID_ALL
 from dstackweb.wording import statuses
 
 POLL_S = 3

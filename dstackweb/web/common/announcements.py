@@ -1,4 +1,4 @@
-"""What happened to the reader's own runs since the page last asked: told to screen readers, and nothing else is."""
+"""Announcements for screen readers: what happened to the reader's own runs since the page last polled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.web.common.pages import PageRequest
 from dstackweb.wording import events as event_words
 
-HEADER = "DW-Heard"
+HEADER = "DW-Announced"
 AT_MOST = 5
 LOOK_BACK = 5000
-"""So many events are looked through at most: whoever comes back after a day is told the newest."""
+"""Events searched at most; after a long absence only the newest are announced."""
 KINDS = (
     *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
     "retry",
@@ -21,19 +21,19 @@ KINDS = (
 )
 
 
-class Heard(NamedTuple):
-    """`last` is the newest event there is; `lines` what the reader has not heard of yet."""
+class Announcements(NamedTuple):
+    """`last` is the newest event there is; `lines` those that the reader does not know yet."""
 
     last: int
     lines: list[str]
 
 
-def heard(request: PageRequest) -> Heard:
-    """What somebody else or the scheduler did to the reader's runs of this project, and what these are warned of."""
+def announcements(request: PageRequest) -> Announcements:
+    """What somebody else or the scheduler did to the reader's runs of this project, and their policy warnings."""
     last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     since = request.headers.get(HEADER, "")
     if not request.htmx or not since.isdigit() or int(since) >= last:
-        return Heard(last, [])
+        return Announcements(last, [])
     events = (
         RunEvent.objects.filter(pk__gt=max(int(since), last - LOOK_BACK), pk__lte=last, kind__in=KINDS)
         .filter(run__user=request.user, run__project=request.project)
@@ -43,4 +43,4 @@ def heard(request: PageRequest) -> Heard:
         .order_by("-pk")[:AT_MOST]
     )
     lines = [f"{event.run.name}: {event_words.told(event, event.run.spec.get('nodes', 1))}" for event in events]
-    return Heard(last, lines[::-1])
+    return Announcements(last, lines[::-1])

@@ -1,4 +1,4 @@
-"""What every page shares: who may see it, how a poll is answered, and how errors and results are told.
+"""What every page shares: who may see it, how a poll is answered, and how errors and results are shown.
 
 One URL serves the page and its fragment. A poll sends the version it shows (`HX-PTag`); the version is read before
 the data, so that a change in between is shown by the next poll and never missed.
@@ -36,6 +36,7 @@ class PageRequest(HttpRequest):
 
 
 View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
+NUMBER_MAX = 2**53
 Routed = Callable[..., HttpResponseBase]
 """A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
 
@@ -56,10 +57,10 @@ def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
                 page.project, page.role = project_for(page.user, project, at_least)
                 response = view(page, *args, **kwargs)
             except DomainError as error:
-                response = told(page, error)
+                response = error_response(page, error)
             except DataError:
                 # PostgreSQL holds no NUL character: nothing can have a name with one.
-                response = told(page, NotFound("nothing has such an address"))
+                response = error_response(page, NotFound("nothing has such an address"))
             patch_vary_headers(response, ["HX-Request"])
             patch_cache_control(response, no_store=True, private=True)
             return response
@@ -76,7 +77,7 @@ def _sign_in(request: PageRequest) -> HttpResponseBase:
     return redirect_to_login(request.get_full_path())
 
 
-def told(request: PageRequest, error: DomainError) -> HttpResponse:
+def error_response(request: PageRequest, error: DomainError) -> HttpResponse:
     """A domain error as a notice on the page it came from, or as a page of its own."""
     if request.htmx:
         return notice(HttpResponse(status=error.status), sentence(error.detail), "error")
@@ -132,3 +133,11 @@ def done(request: PageRequest, text: str, to: str) -> HttpResponse:
     if request.htmx:
         return HttpResponse(status=200, headers={"HX-Redirect": to})
     return redirect(to)
+
+
+def whole_number(text: str | None, least: int = 0) -> int:
+    """A whole number of a query string, no larger than databases can look for; anything else is the least."""
+    try:
+        return min(max(least, int(text or "")), NUMBER_MAX)
+    except ValueError:
+        return least

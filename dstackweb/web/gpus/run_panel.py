@@ -23,10 +23,10 @@ from dstackweb.gpus.samples.selectors import Columns
 from dstackweb.profiles import selectors as profiles
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.web.common.pages import whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus import chart as gpu_chart
-from dstackweb.web.runs import words as run_words
-from dstackweb.web.runs.rows import number
+from dstackweb.web.runs import details
 from dstackweb.wording import policy as policy_words
 
 KEEPS_SHOWN = 5
@@ -58,7 +58,7 @@ class Asked:
     @classmethod
     def of(cls, request: HttpRequest) -> Asked:
         """From the query string."""
-        node = number(request.GET["node"]) if "node" in request.GET else None
+        node = whole_number(request.GET["node"]) if "node" in request.GET else None
         return cls(request.GET.get("range", ""), node, request.GET.get("as") == "table")
 
     def query(self, **changed: Any) -> str:
@@ -257,7 +257,7 @@ class Panel:
 
 def source(provenance: dict[str, Any], run: Run) -> Source:
     """Where a policy comes from."""
-    text = run_words.origin(provenance)
+    text = details.origin(provenance)
     named = provenance.get("profile") if provenance.get("source") == "profile" else None
     profile = profiles.named(run.project, named) if named else None
     if profile is None:

@@ -13,10 +13,9 @@ from dstackweb.progress.states import TaskState
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
-from dstackweb.web.common.pages import PageRequest
+from dstackweb.web.common.pages import PageRequest, whole_number
 from dstackweb.web.progress.bars import DRAWN, Line
 from dstackweb.web.progress.live import POLL_S
-from dstackweb.web.runs import rows as lists
 from dstackweb.wording.progress import meaning, state
 
 ATTEMPTS = 8
@@ -37,7 +36,7 @@ class Place:
         """What an address is about. Raises NotFound where there is no such run."""
         if not run:
             return cls(request)
-        attempt = lists.number(request.GET.get("attempt")) or None
+        attempt = whole_number(request.GET.get("attempt")) or None
         return cls(request, selectors.find_run(request.project, run), run, attempt)
 
     def url(self, view: str = "", **query: str) -> str:

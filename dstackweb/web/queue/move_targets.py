@@ -13,25 +13,24 @@ from dstackweb.lib.errors import Invalid, NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue.reorder import Target
-from dstackweb.web.common.pages import PageRequest
-from dstackweb.web.runs import rows as lists
+from dstackweb.web.common.pages import PageRequest, whole_number
 
 AT_MOST = 500
 """Runs that one request may name; a page shows fewer."""
 
 
-def named(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
+def runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
     """The runs that a form names as `id.etag`, in its order, with the etags."""
     tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
     if not tokens:
         raise Invalid.at("run", msg=_("choose at least one run first"))
-    etags = {lists.number(key): etag for key, _dot, etag in tokens if etag}
-    return named_runs(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
+    etags = {whole_number(key): etag for key, _dot, etag in tokens if etag}
+    return runs_by_id(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
 
 
-def named_runs(queue: Queue, keys: Sequence[str]) -> list[Run]:
+def runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
     """The runs with these ids, in this order. Raises NotFound when none of them is in the queue's project."""
-    wanted = [lists.number(key) for key in keys]
+    wanted = [whole_number(key) for key in keys]
     found = Run.objects.select_related("queue", "project", "user").in_bulk(wanted)
     runs = [found[key] for key in wanted if key in found and found[key].project_id == queue.project_id]
     if not runs:
@@ -39,7 +38,7 @@ def named_runs(queue: Queue, keys: Sequence[str]) -> list[Run]:
     return runs
 
 
-def wanted(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> Target:
+def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> Target:
     """The place that a form asks for; `up` and `down` are told by the neighbours there are now."""
     verb = form.get("do", "")
     match verb:
@@ -63,7 +62,7 @@ def _anchor(form: QueryDict, queue: Queue) -> Run:
     waiting = selectors.in_order(queue).select_related("queue", "project", "user")
     name = form.get("name", "").removeprefix("#")
     if not name:
-        found = waiting.filter(pk=lists.number(form.get("anchor"))).first()
+        found = waiting.filter(pk=whole_number(form.get("anchor"))).first()
     else:
         found = waiting.filter(name=name).first()
         if found is None and name.isdigit() and 0 < int(name) <= queue.count.submitted:

@@ -11,15 +11,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from dstackweb.lib.errors import DomainError
+from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web.common.pages import PageRequest, Undo, notice, project_page, sentence
+from dstackweb.web.common.pages import PageRequest, Undo, notice, project_page, sentence, whole_number
 from dstackweb.web.queue import move_targets
 from dstackweb.web.queue.views import fragment, queue_called
-from dstackweb.web.runs import rows as lists
 from dstackweb.wording import moves as move_words
 
 
@@ -28,17 +27,18 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
     """What a move would do, by the same function that will do it; what forbids it is told instead."""
     found = queue_called(request, queue)
     try:
-        runs, _etags = move_targets.named(request.GET, found)
-        told = reorder.preview(runs, request.user, request.role, move_targets.wanted(request, request.GET, found, runs))
+        runs, _etags = move_targets.runs_from_form(request.GET, found)
+        target = move_targets.target_from_form(request, request.GET, found, runs)
+        effect = reorder.preview(runs, request.user, request.role, target)
     except DomainError as error:
         return JsonResponse({"text": sentence(error.detail), "refused": True, "places": {}, "priorities": {}})
     return JsonResponse(
         {
-            "text": move_words.would(told, request.user),
-            "places": {change.run.pk: change.position_after for change in (*told.changes, *told.slips)},
+            "text": move_words.would(effect, request.user),
+            "places": {change.run.pk: change.position_after for change in (*effect.changes, *effect.slips)},
             "priorities": {
                 change.run.pk: change.priority_after
-                for change in told.changes
+                for change in effect.changes
                 if change.priority_after != change.priority_before
             },
         }
@@ -51,10 +51,10 @@ def change(request: PageRequest, queue: str) -> HttpResponse:
     """Do one thing to the runs named. A refusal is answered with what changed and the list as it is."""
     found = queue_called(request, queue)
     try:
-        text, runs, undo = _do(request, found)
+        text, runs, undo = _apply(request, found)
     except DomainError as error:
-        return _told(request, found, sentence(error.detail), "error", status=error.status)
-    return _told(request, found, text, "success", moved=runs, undo=undo)
+        return _list_response(request, found, sentence(error.detail), "error", status=error.status)
+    return _list_response(request, found, text, "success", moved=runs, undo=undo)
 
 
 @require_POST
@@ -63,13 +63,15 @@ def undo(request: PageRequest, queue: str) -> HttpResponse:
     """Take a move back, while it can still be."""
     found = queue_called(request, queue)
     try:
-        moved = reorder.undo(lists.number(request.POST.get("move")), request.user, request.role)
+        moved = reorder.undo(whole_number(request.POST.get("move")), request.user, request.role)
     except DomainError as error:
-        return _told(request, found, sentence(error.detail), "error", status=error.status)
-    return _told(request, found, move_words.undone(moved), "success", moved=[change.run for change in moved.changes])
+        return _list_response(request, found, sentence(error.detail), "error", status=error.status)
+    return _list_response(
+        request, found, move_words.undone(moved), "success", moved=[change.run for change in moved.changes]
+    )
 
 
-def _told(
+def _list_response(
     request: PageRequest,
     queue: Queue,
     text: str,
@@ -94,22 +96,24 @@ def undo_of(queue: Queue, move: int | None) -> Undo | None:
     return {"url": url, "move": move, "seconds": reorder.UNDO_S}
 
 
-def _do(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | None]:
+def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | None]:
     """What was done, to which runs, and the number to undo it by."""
     form = request.POST
     for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
         if verb in form:  # a row's own button, on a page without scripts
-            runs = move_targets.named_runs(queue, [form[verb]])
+            runs = move_targets.runs_by_id(queue, [form[verb]])
             if verb == "stop":
                 return _stop(request, runs)
             return _prioritise(request, runs, runs[0].priority + step)
-    runs, etags = move_targets.named(form, queue)
+    runs, etags = move_targets.runs_from_form(form, queue)
     match form.get("do"):
         case "priority":
-            return _prioritise(request, runs, lists.priority(form.get("priority")), etags)
+            return _prioritise(request, runs, _priority(form.get("priority")), etags)
         case "stop":
             return _stop(request, runs)
-    moved = reorder.move(runs, request.user, request.role, move_targets.wanted(request, form, queue, runs), etags)
+    moved = reorder.move(
+        runs, request.user, request.role, move_targets.target_from_form(request, form, queue, runs), etags
+    )
     return move_words.done(moved), runs, moved.move_id
 
 
@@ -122,13 +126,21 @@ def _prioritise(
         text = ngettext("%(n)d run has priority %(p)d now", "%(n)d runs have priority %(p)d now", len(runs))
         return text % {"n": len(runs), "p": priority}, runs, moved.move_id
     return (
-        move_words.prioritised(runs[0].name, priority, before, selectors.position(_again(runs[0]))),
+        move_words.prioritised(runs[0].name, priority, before, selectors.position(_reread(runs[0]))),
         runs,
         moved.move_id,
     )
 
 
-def _again(run: Run) -> Run:
+def _priority(text: str | None) -> int:
+    """A priority that was typed. Raises Invalid for what is no whole number."""
+    try:
+        return int((text or "").strip())
+    except ValueError:
+        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {text!r}") from None
+
+
+def _reread(run: Run) -> Run:
     return Run.objects.select_related("queue", "project").get(pk=run.pk)
 
 
@@ -148,7 +160,7 @@ def set_priority(request: PageRequest, run: str) -> HttpResponse:
     """Change one run's priority on its own page, as its reader saw it."""
     found = selectors.find_run(request.project, run)
     etags = {found.pk: request.POST["etag"]} if request.POST.get("etag") else None
-    text, _runs, move = _prioritise(request, [found], lists.priority(request.POST.get("priority")), etags)
+    text, _runs, move = _prioritise(request, [found], _priority(request.POST.get("priority")), etags)
     if not request.htmx:
         messages.success(request, text)
         return HttpResponse(status=303, headers={"Location": reverse("web:run", args=[request.project.name, run])})

@@ -19,8 +19,8 @@ from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import tally_of
 from dstackweb.web.cloud import budget
-from dstackweb.web.common.announcements import heard
-from dstackweb.web.common.pages import PageRequest, polled, project_page, shown
+from dstackweb.web.common.announcements import announcements
+from dstackweb.web.common.pages import PageRequest, polled, project_page, shown, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.queue.limits import usage
 from dstackweb.web.runs import rows as lists
@@ -50,13 +50,13 @@ def queue_called(request: PageRequest, name: str) -> Queue:
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
     """The list as it is now, for the page that asked; whoever has no scripts is led back to it."""
     if not request.htmx:
-        page = lists.number(request.GET.get("page"), least=1)
+        page = whole_number(request.GET.get("page"), least=1)
         return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
     version = alerts.list_version(request.project)
     return shown(request, "queue/list.html", version, _context(request, queue.name, moved), status)
 
 
-def _counted(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
+def _counts(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
     """The counters of the queue asked for, and of all the project's queues by name; each with its queue."""
     counts = QueueCount.objects.select_related("queue")
     every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
@@ -68,9 +68,9 @@ def _counted(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCou
 
 
 def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> dict[str, Any]:
-    page = lists.number(request.GET.get("page"), least=1)
-    told = heard(request)  # before the list: what happens in between is told by the next poll
-    counts, of_all = _counted(request, name)
+    page = whole_number(request.GET.get("page"), least=1)
+    news = announcements(request)  # before the list, so that the next poll has what happens in between
+    counts, of_all = _counts(request, name)
     queue = counts.queue
     rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     if not rows and page > 1:  # the queue got shorter than the page that was being looked at
@@ -91,14 +91,14 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "first_shown": (page - 1) * PER_PAGE + 1,
         "last_shown": (page - 1) * PER_PAGE + len(rows),
         "first": next((row for row in head if row.reason != "impossible"), None),
-        "placed": _short(queue, counts, *PLACED),
-        "pending": _short(queue, counts, RunStatus.PENDING),
+        "placed": _newest_cells(queue, counts, *PLACED),
+        "pending": _newest_cells(queue, counts, RunStatus.PENDING),
         "gpus_held": placed.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
         "month": budget.month(request.project, now) if request.project.monthly_budget is not None else None,
         "now": now,
         "limits": [limit for limit in usage(queue, request.user, placed) if limit.most is not None],
-        "heard": told,
+        "announcements": news,
         "runs_url": reverse("web:runs", args=[request.project.name]),
         "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
         "may_pause": allows(request.role, "manager"),
@@ -109,7 +109,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
     }
 
 
-def _short(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:
+def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:
     """The newest runs in these statuses; what the counters say isn't there is not looked for."""
     there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)

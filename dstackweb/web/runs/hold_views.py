@@ -89,7 +89,7 @@ def hold_page(request: PageRequest) -> HttpResponse:
     if request.method != "POST":
         return _form_page(request, HoldForm(request, initial=_initial(request)))
     form = HoldForm(request, request.POST)
-    run = attempt(form, lambda: _named(lambda: _hold(request, form.cleaned_data)))
+    run = attempt(form, lambda: _with_form_errors(lambda: _hold(request, form.cleaned_data)))
     if not isinstance(run, Run):
         return _form_page(request, form, run or "", status=422)
     return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
@@ -106,7 +106,7 @@ def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
     return holds.hold(request.project, request.user, request.role, wanted)
 
 
-def _named(act: Callable[[], Run | str]) -> Run | str:
+def _with_form_errors(act: Callable[[], Run | str]) -> Run | str:
     """Errors of a run file beside the field of the form that they come from."""
     fields = {"for": "duration", "max_duration": "duration"}
     try:
@@ -129,17 +129,17 @@ def _initial(request: PageRequest) -> dict[str, Any]:
         return initial
     run = selectors.find_run(request.project, request.GET["from"])
     resources = EffectiveSpec.model_validate(run.spec).requirements.as_resources()
-    asked = {key: text for key, text in resources.items() if _asked(run, f"resources.{key}")}
+    asked = {key: text for key, text in resources.items() if _was_asked_for(run, f"resources.{key}")}
     own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **asked}
     length = next((text for text in TIMES if holds.parse_time(text) == run.spec["max_duration_s"]), initial["duration"])
     return {**initial, **own, "duration": length}
 
 
-def _asked(run: Run, key: str) -> bool:
+def _was_asked_for(run: Run, key: str) -> bool:
     return bool(run.provenance.get(key, {}).get("source") == "hold")
 
 
-class Model(NamedTuple):
+class GpuModelCount(NamedTuple):
     """How many GPUs of a model there are on hosts that are online, and how many nobody uses."""
 
     name: str
@@ -147,7 +147,7 @@ class Model(NamedTuple):
     total: int
 
 
-def gpu_models() -> list[Model]:
+def gpu_models() -> list[GpuModelCount]:
     """The models that could be held, by name."""
     total: Counter[str] = Counter()
     free: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def gpu_models() -> list[Model]:
         if host.online and not host.draining:
             total.update(gpu.name for gpu in host.gpus)
             free.update(gpu.name for gpu in host.gpus if gpu.free)
-    return [Model(name, free[name], count) for name, count in sorted(total.items())]
+    return [GpuModelCount(name, free[name], count) for name, count in sorted(total.items())]
 
 
 @require_POST
@@ -172,7 +172,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
 
 
 @dataclass(frozen=True)
-class Round:
+class Recurrence:
     """When a run with a schedule comes round: `at`, as which run (`following`) and after which (`previous`)."""
 
     crons: str
@@ -182,7 +182,7 @@ class Round:
     over: bool
 
     @classmethod
-    def of(cls, run: Run) -> Round | None:
+    def of(cls, run: Run) -> Recurrence | None:
         """None for a run without a schedule."""
         if not (crons := (run.spec.get("schedule") or {}).get("cron")):
             return None
@@ -202,4 +202,4 @@ def _waits_for_its_time(run: Run) -> bool:
 
 def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
     """What the page of a run shows of all this."""
-    return {"way_in": holds.way_in(run, jobs), "round": Round.of(run), "more_times": times(MORE)}
+    return {"way_in": holds.way_in(run, jobs), "recurrence": Recurrence.of(run), "more_times": times(MORE)}

@@ -7,14 +7,14 @@ from django.shortcuts import render
 
 from dstackweb.profiles import selectors as profiles
 from dstackweb.web.common.pages import PageRequest, project_page
-from dstackweb.web.runs import words as run_words
+from dstackweb.web.runs import details
 
 
 @project_page()
 def profiles_page(request: PageRequest) -> HttpResponse:
     """The profiles that runs of this project can name, and which one they get without naming any."""
     found = [
-        {"profile": profile, "settings": run_words.profile_settings(profile.settings)}
+        {"profile": profile, "settings": details.profile_settings(profile.settings)}
         for profile in profiles.visible(request.project)
     ]
     context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}

@@ -11,7 +11,6 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
-from dstackweb.lib.errors import Invalid
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.rows import QueuePageRow, RunPageRow
@@ -22,28 +21,10 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.templatetags.dstackweb_tags import moments
 from dstackweb.wording import statuses, units, waiting
 
-NUMBER_MAX = 2**53
-
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
     """Whether the controls of a run are of use to this reader; the services decide again."""
     return allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)
-
-
-def number(text: str | None, least: int = 0) -> int:
-    """A whole number of a query string, no larger than databases can look for; anything else is the least."""
-    try:
-        return min(max(least, int(text or "")), NUMBER_MAX)
-    except ValueError:
-        return least
-
-
-def priority(text: str | None) -> int:
-    """A priority that was typed. Raises Invalid for what is no whole number."""
-    try:
-        return int((text or "").strip())
-    except ValueError:
-        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {text!r}") from None
 
 
 def needs(spec: dict[str, Any]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -16,8 +19,7 @@ from dstackweb.runs import archives, selectors, services
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.passes.plan import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
-from dstackweb.web.runs import examples
-from dstackweb.web.runs import words as run_words
+from dstackweb.web.runs import details
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import waiting
 
@@ -25,11 +27,32 @@ GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
 
 
+@dataclass(frozen=True)
+class Example:
+    """A run file that works as it is. `about` is its first comment line."""
+
+    name: str
+    about: str
+    text: str
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    """All of them by name, read once: they come with the program."""
+    files = sorted((settings.BASE_DIR / "examples").glob("*.y*ml"), key=lambda file: (file.stem != "hello", file.stem))
+    return tuple(_read(file.stem, file.read_text()) for file in files)
+
+
+def _read(stem: str, text: str) -> Example:
+    first = text.partition("\n")[0]
+    return Example(stem, first.lstrip("# ").strip() if first.startswith("#") else "", text)
+
+
 @project_page("member")
 def submit_page(request: PageRequest) -> HttpResponseBase:
     """The form; posting it submits. `from` fills it with another run's file and archive."""
     if request.method != "POST":
-        return render(request, "runs/submit.html", _form(request, *_again(request)))
+        return render(request, "runs/submit.html", _form(request, *_from_earlier_run(request)))
     archive = None
     try:
         archive = _attached(request)
@@ -73,7 +96,7 @@ def _attached(request: PageRequest) -> Archive | None:
     return archives.store(request.project, upload.chunks())[0]
 
 
-def _again(request: PageRequest) -> tuple[str, Archive | None, str]:
+def _from_earlier_run(request: PageRequest) -> tuple[str, Archive | None, str]:
     """The run file and archive of the run that `from` names, and its name."""
     if "from" not in request.GET:
         return "", None, ""
@@ -86,7 +109,7 @@ def _form(request: PageRequest, config: str, archive: Archive | None = None, ori
         "config": config,
         "archive": archive,
         "origin": origin,
-        "examples": examples.shipped(),
+        "examples": examples(),
         "limit": archives.limit_bytes(),
     }
 
@@ -131,5 +154,5 @@ def _plan(planned: Plan) -> dict[str, Any]:
             for offer in planned.offers
         ],
         "nodes": effective.spec.nodes,
-        "settings": run_words.settings_of(effective.spec, effective.provenance),
+        "settings": details.settings_of(effective.spec, effective.provenance),
     }

@@ -15,14 +15,13 @@ from dstackweb.runs import logs, placement_summary, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page
+from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts, run_panel
 from dstackweb.web.progress import scope as progress_place
 from dstackweb.web.progress.cards import Card, card_of
-from dstackweb.web.runs import hold_views
+from dstackweb.web.runs import details, hold_views
 from dstackweb.web.runs import rows as lists
-from dstackweb.web.runs import words as run_words
-from dstackweb.web.runs.why_views import standing
+from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import statuses, waiting
 
 PER_PAGE = 50
@@ -45,7 +44,7 @@ def runs_page(request: PageRequest) -> HttpResponse:
 def _list(request: PageRequest) -> dict[str, Any]:
     chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
     mine = request.GET.get("mine") == "yes"
-    before = lists.number(request.GET.get("before")) or None
+    before = whole_number(request.GET.get("before")) or None
     found, following = rows.newest_rows(
         request.project,
         statuses=SHOWN.get(chosen, ()),
@@ -81,7 +80,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
     if found.status in WAITING:
         version += f".{selectors.list_version(request.project)}"
     elif found.status == RunStatus.PROVISIONING:
-        version += f".{run_words.starting(found)}"
+        version += f".{details.starting(found)}"
     card = card_of(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"
@@ -91,7 +90,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
 def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
     reason, data = selectors.why(run)
-    stands, now = standing(run), timezone.now()
+    stands, now = place_in_queue(run), timezone.now()
     may_change = lists.may_change(run, request.user, request.role)
     panel = run_panel.Panel(run, jobs, run_panel.Asked.of(request), now) if run_panel.wanted(run) else None
     return {
@@ -101,20 +100,20 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "states": progress_place.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
-        "jobs": [run_words.JobLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
+        "jobs": [details.NodeLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
-        "steps": run_words.steps(run, jobs),
-        "verdict": run_words.verdict(run, jobs),
+        "steps": details.steps(run, jobs),
+        "end_notice": details.end_notice(run, jobs),
         "place": placement_summary.place([job for job in jobs if job.attempt == run.attempt]),
         "why": waiting.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
-        "events": run_words.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
+        "events": details.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
         "more_events": len(events) > SHOWN_AT_ONCE,
         "shown_at_once": SHOWN_AT_ONCE,
-        "settings": run_words.settings(run),
-        "cost": run_words.cost(run, jobs),
+        "settings": details.settings(run),
+        "cost": details.cost(run, jobs),
         "now": now,
         "over": run.status in ENDED,
         "waits": run.status in WAITING,
@@ -130,9 +129,9 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
 def log(request: PageRequest, run: str) -> HttpResponseBase:
     """Raw bytes of one job's log from `offset`, or its last `tail` lines; with `download` all of it as a file."""
     found = selectors.find_run(request.project, run)
-    node, attempt = lists.number(request.GET.get("node")), lists.number(request.GET.get("attempt")) or None
-    tail = lists.number(request.GET["tail"]) if "tail" in request.GET else None
-    offset = lists.number(request.GET.get("offset"))
+    node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
+    tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
+    offset = whole_number(request.GET.get("offset"))
     part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
     if "download" in request.GET and part.job and logs.path(part.job.pk).exists():
         name = f"{found.name}-{part.attempt}-{node}.log"

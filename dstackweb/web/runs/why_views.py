@@ -34,7 +34,7 @@ FRESH_S = 10
 
 
 @dataclass(frozen=True)
-class Cell:
+class StripCell:
     """A piece of the strip: `ahead`, `me` or `behind`; units of STRIP."""
 
     kind: str
@@ -43,7 +43,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlaceInQueue:
     """Where a waiting run stands among `total`, and the factors of that."""
 
     factors: Factors
@@ -61,23 +61,23 @@ class Standing:
         return round(self.factors.aged_points, 1)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[StripCell]:
         """The queue as a strip, its front at the left."""
         total = max(self.total, self.position)
         width = max(STRIP // total, LEAST)
         x = min((self.position - 1) * STRIP // total, STRIP - width)
         if total > CELLS:
-            return [Cell("ahead", 0, x), Cell("behind", x, STRIP - x), Cell("me", x, width)]
+            return [StripCell("ahead", 0, x), StripCell("behind", x, STRIP - x), StripCell("me", x, width)]
         kinds = ["ahead"] * (self.position - 1) + ["me"] + ["behind"] * (total - self.position)
-        return [Cell(kind, n * STRIP // total, width - GAP) for n, kind in enumerate(kinds)]
+        return [StripCell(kind, n * STRIP // total, width - GAP) for n, kind in enumerate(kinds)]
 
 
-def standing(run: Run) -> Standing | None:
+def place_in_queue(run: Run) -> PlaceInQueue | None:
     """Where a run stands; None when it isn't in the queue's order."""
     if run.status != RunStatus.SUBMITTED:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
-    return Standing(factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
+    return PlaceInQueue(factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class TriedLine:
     """One host or offer in words, with what is free there where it is a host."""
 
     tried: Tried
-    told: statuses.Label
+    label: statuses.Label
     host: HostView | None
 
     @property
@@ -105,7 +105,7 @@ def why_page(request: PageRequest, run: str) -> HttpResponse:
 def _why(request: PageRequest, run: Run) -> dict[str, Any]:
     decision = decide_now(run)
     hosts = {host.name: host for host in host_views()}
-    stands = standing(run)
+    stands = place_in_queue(run)
     return {
         "run": run,
         "needs": lists.needs(run.spec),

@@ -298,11 +298,11 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     assert event
     assert act(placed_job(run).pk, timezone.now()) == Act.NOTICE
     for path, shown in first.items():
-        headers = {**HTMX, "HX-PTag": shown["HX-PTag"], "DW-Heard": event[1]}
+        headers = {**HTMX, "HX-PTag": shown["HX-PTag"], "DW-Announced": event[1]}
         poll = client.get(f"/p/main/{path}", headers=headers).content.decode()
         assert 'id="idle-gpus" hx-swap-oob' in poll
         assert re.search(r"idler: GPU 1 below 50 % for 5\d min, stops in", plain(poll)), path
-    assert re.search(r'id="heard".*idler: GPU 1 has been below 50 % since', poll, re.S)
+    assert re.search(r'id="announcements".*idler: GPU 1 has been below 50 % since', poll, re.S)
     assert "has been below 50 % since" in plain(page_of(client, run))  # its timeline
 
 

@@ -247,8 +247,8 @@ def test_a_poll_tells_of_the_readers_own_runs_what_they_have_not_heard(
     services.stop(five["c"], mia, "manager")
     services.stop(five["b"], mia, "manager")
     services.stop(five["e"], ann, "member")
-    poll = client.get("/p/main/queue/", headers={**HTMX, "DW-Heard": heard}).content.decode()
-    told = poll.partition('id="heard"')[2].partition("</div>")[0]
+    poll = client.get("/p/main/queue/", headers={**HTMX, "DW-Announced": heard}).content.decode()
+    told = poll.partition('id="announcements"')[2].partition("</div>")[0]
     assert "c: terminated" in told
     assert "b:" not in told  # somebody else's
     assert "e:" not in told  # one's own act was told by its notice

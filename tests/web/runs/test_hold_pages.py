@@ -1,4 +1,4 @@
-"""Holding GPUs on the pages: the form, the way in, more time; and when a run comes round again."""
+"""Holding GPUs on the pages: the form, the way in, more time; and when a run recurs."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_hold_that_ended_says_how_and_can_be_asked_for_again(project: Project,
     assert 'value="8GB"' in form
 
 
-def test_a_scheduled_run_says_when_it_comes_round(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     first = make_run(project, ann, "nightly", schedule={"cron": "0 2 * * *"})
     client = as_user(ann)
@@ -156,7 +156,7 @@ def test_a_scheduled_run_says_when_it_comes_round(project: Project, ann: User, a
     attempts.requeue_due(timezone.now())
     place_all()
     job = start(placed_job(first))
-    assert "once more after it has ended" in page(client, "runs/nightly/")
+    assert "Its next run is created when this one ends" in page(client, "runs/nightly/")
     attempts.ended(job.pk, "done_by_runner", exit_code=0)
     assert "Next at" in page(client, "runs/nightly/")
     recurrence.make_due(timezone.now())

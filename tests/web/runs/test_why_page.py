@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.web.runs.why_views import CELLS, STRIP, Standing, standing
+from dstackweb.web.runs.why_views import CELLS, STRIP, PlaceInQueue, place_in_queue
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -95,10 +95,10 @@ def test_neighbours_are_those_right_ahead_and_right_behind(project: Project, ann
 
 def test_the_strip_shows_the_place_in_short_and_long_queues(project: Project, ann: User) -> None:
     run = make_run(project, ann)
-    alone = standing(run)
+    alone = place_in_queue(run)
     assert alone is not None
     assert [cell.kind for cell in alone.cells] == ["me"]
-    long = Standing(alone.factors, CELLS * 2000, None)
+    long = PlaceInQueue(alone.factors, CELLS * 2000, None)
     ahead, behind, me = long.cells
     assert (ahead.width, me.x) == (0, 0)
     assert behind.x + behind.width == STRIP

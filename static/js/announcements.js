@@ -2,6 +2,6 @@
 // place that screen readers speak of. The list itself is never read out.
 document.addEventListener("htmx:config:request", (event) => {
   const { ctx } = event.detail;
-  const heard = document.getElementById("heard");
-  if (heard && ctx.sourceElement.hasAttribute("data-poll")) ctx.request.headers["DW-Heard"] = heard.dataset.event;
+  const announcements = document.getElementById("announcements");
+  if (announcements && ctx.sourceElement.hasAttribute("data-poll")) ctx.request.headers["DW-Announced"] = announcements.dataset.event;
 });

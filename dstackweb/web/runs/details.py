@@ -52,7 +52,7 @@ def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
     return units.duration((end - start).total_seconds()) if start and end else ""
 
 
-class Verdict(NamedTuple):
+class EndNotice(NamedTuple):
     """How a run ended: a title, a sentence of ours, and the message of what ended it as it came."""
 
     title: str
@@ -61,14 +61,14 @@ class Verdict(NamedTuple):
     status: str
 
 
-def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
+def end_notice(run: Run, jobs: Sequence[Job]) -> EndNotice | None:
     """Why it ended, or why it is being tried again; None for a run that is fine."""
     if run.status == RunStatus.PENDING and run.attempt > 1:
         nowhere = statuses.termination(Reason.OUT_OF_CAPACITY)
         if run.status_message.startswith(nowhere):
             last = run.status_message.removeprefix(nowhere).strip()
-            return Verdict(nowhere, _("It will be tried again, with its place in the queue kept."), last, run.status)
-        return Verdict(_("It will be tried again"), "", run.status_message, run.status)
+            return EndNotice(nowhere, _("It will be tried again, with its place in the queue kept."), last, run.status)
+        return EndNotice(_("It will be tried again"), "", run.status_message, run.status)
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
     bad = [job for job in jobs if job.attempt == run.attempt and job.status == JobStatus.FAILED]
@@ -76,7 +76,7 @@ def verdict(run: Run, jobs: Sequence[Job]) -> Verdict | None:
     if run.termination_reason == Reason.JOB_FAILED and bad:
         title = statuses.termination(bad[0].termination_reason)
     text = statuses.exited(run.exit_code) if run.exit_code else ""
-    return Verdict(title, text, event_words.beyond(title, run.status_message), run.status)
+    return EndNotice(title, text, event_words.beyond(title, run.status_message), run.status)
 
 
 class Cost(NamedTuple):
@@ -96,7 +96,7 @@ def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
 
 
 @dataclass(frozen=True)
-class JobLine:
+class NodeLine:
     """One node of one attempt."""
 
     job: Job
@@ -106,7 +106,7 @@ class JobLine:
     machine: str
 
     @classmethod
-    def of(cls, job: Job) -> JobLine:
+    def of(cls, job: Job) -> NodeLine:
         """The row with its words."""
         why = _why(job) if job.status in ("failed", "terminated") else ""
         if job.status == JobStatus.PROVISIONING:

@@ -1,10 +1,14 @@
-"""The start page: a member lands on a queue."""
+"""Pages of no room: the start page, the icon, and what a fault of the server is answered with."""
 
 from __future__ import annotations
 
+import sys
+
 from django.contrib.auth.decorators import login_required
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.template.loader import render_to_string
 from django.templatetags.static import static
 
 from dstackweb.accounts.access import visible_projects
@@ -22,3 +26,12 @@ def home(request: HttpRequest) -> HttpResponse:
 def favicon(request: HttpRequest) -> HttpResponse:
     """What browsers ask for on pages that name no icon, such as the admin's."""
     return redirect(static("favicon.svg"), permanent=False)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500; 503 where the database did not answer, which is nobody's fault here and over soon."""
+    away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
+    response = HttpResponse(render_to_string("500.html", {"away": away}), status=503 if away else 500)
+    if away:
+        response["Retry-After"] = "5"
+    return response
