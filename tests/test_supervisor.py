@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dstackweb.scheduler.processes import supervisor as supervisor_module
-from dstackweb.scheduler.processes.supervisor import RoleLog
+from dstackweb.scheduler.processes.supervisor import ProcessLog
 from tests.support import REPO, eventually
 
 START = """
@@ -85,7 +85,7 @@ def ended(processes: list[psutil.Process]) -> bool:
 def test_a_role_that_ends_is_named_with_its_last_words_and_started_again(supervise: Supervise, tmp_path: Path) -> None:
     console = supervise("print('no such disk'); raise SystemExit(3)", SLEEP)
 
-    console.wait_for(r"role0 ended with exit code 3 \(no such disk\); starting it again in [\d.]+ s, log: .*role0\.log")
+    console.wait_for(r"role0 ended with exit code 3 \(no such disk\); restarting in [\d.]+ s \(log: .*role0\.log\)")
     eventually(lambda: (tmp_path / "logs" / "role0.log").read_text().count("no such disk") >= 2)
 
 
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_ends_a_role_that_does_not_listen(supervise: Supervise) 
 
 def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "LOG_LIMIT", 10)
-    log = RoleLog(tmp_path, "web")
+    log = ProcessLog(tmp_path, "web")
 
     log.write(b"a first line\n")
     log.write(b"more\n")
@@ -157,7 +157,7 @@ def test_a_taken_port_is_told_in_one_line(deployment: dict[str, str]) -> None:
         console = up(deployment)
 
         assert console.process.wait(30) == 1
-    assert re.fullmatch(r"dstackweb: port \d+ of 127\.0\.0\.1 is taken: .* set DSTACKWEB_PORT\n", console.text)
+    assert re.fullmatch(r"dstackweb: port \d+ of 127\.0\.0\.1 is in use\. .* set DSTACKWEB_PORT\n", console.text)
 
 
 def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -170,7 +170,7 @@ def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(new_deploy
     asked = login_link(new_deployment)
 
     assert asked.returncode == 1
-    assert re.fullmatch(r"dstackweb: \S+ has no database to use yet: start the server with make run\n", asked.stderr)
+    assert re.fullmatch(r"dstackweb: no database in \S+ yet\. Start the server with `make run`\n", asked.stderr)
 
 
 def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
@@ -178,13 +178,13 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
 ) -> None:
     console = up(deployment)
     address = f"http://127.0.0.1:{deployment['DSTACKWEB_PORT']}"
-    console.wait_for(rf"ready after .*{address}/", deadline=60)
+    console.wait_for(rf"ready at {address}/", deadline=60)
     console.wait_for(r"Sign in    admin / \S{12,}")
     below = descendants(console.process)
 
     second = Console([sys.executable, "manage.py", "up"], tmp_path, deployment)
     assert second.process.wait(30) == 1
-    assert re.match(rf"dstackweb: it runs already at {address}, with the data in", second.text)
+    assert re.match(rf"dstackweb: already running at {address} with data in", second.text)
     # `make login` in another terminal doesn't know of a port that was given to `make run` alone.
     link = login_link({**deployment, "DSTACKWEB_PORT": "8000"}).stdout
     assert link.startswith(f"{address}/login/")
@@ -192,11 +192,11 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
     assert console.end(signal.SIGINT, deadline=60) == 0
     assert ended(below)
     assert "Traceback" not in console.text
-    assert console.text.endswith("stopped; runs that were running go on\n")
+    assert console.text.endswith("stopped. Running jobs continue\n")
 
     again = up(deployment)
-    again.wait_for("ready after", deadline=60)
-    assert "Sign in    as admin, or with the link" in again.text
+    again.wait_for("ready at", deadline=60)
+    assert "Sign in    as admin; `make login` prints a sign-in link" in again.text
     assert again.end(signal.SIGTERM, deadline=60) == 0
 
 
@@ -204,7 +204,7 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
     deployment: dict[str, str],
 ) -> None:
     console = up(deployment)
-    console.wait_for("ready after", deadline=60)
+    console.wait_for("ready at", deadline=60)
     [cluster] = [child for child in psutil.Process(console.process.pid).children() if "qcluster" in child.cmdline()]
     workers = cluster.children(recursive=True)
     assert len(workers) >= 4
@@ -212,7 +212,7 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
         cluster.kill()
 
         eventually(lambda: ended(workers))
-        console.wait_for("workers was killed by SIGKILL; starting it again")
+        console.wait_for("workers was killed by SIGKILL; restarting")
         eventually(
             lambda: len([child for child in descendants(console.process) if "qcluster" in child.cmdline()]) >= 5, 15
         )
@@ -224,7 +224,7 @@ def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deploy
     """A runner is started as this sleeper is: by a worker, as a program, in a session of its own."""
     home = Path(deployment["DSTACKWEB_HOME"])
     console = up(deployment)
-    console.wait_for("ready after", deadline=60)
+    console.wait_for("ready at", deadline=60)
     detach = f"setsid sleep 321 </dev/null >/dev/null 2>&1 & echo $! > {home}/sleeper"
     enqueue = f"from django_q.tasks import async_task; async_task('subprocess.call', ['sh', '-c', {detach!r}])"
     subprocess.run([sys.executable, "manage.py", "shell", "-c", enqueue], cwd=REPO, env=deployment, check=True)

@@ -37,7 +37,7 @@ from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples.latest import held_back, newest
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
+from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
 
 router = Router(tags=["hosts"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 422: ErrorOut}
@@ -71,7 +71,7 @@ class HostToken(HttpBearer):
 @router.get("", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
 def hosts(request: HttpRequest) -> HostsOut:
     """CPUs, memory and GPUs with holder and last sample. Runs of projects that the caller can't see stay nameless."""
-    return HostsOut(items=_hosts(listed(), _seen(caller(request))))
+    return HostsOut(items=_hosts(list_hosts(), _seen(caller(request))))
 
 
 @router.post(
@@ -151,7 +151,7 @@ def _admin(request: HttpRequest) -> User:
 
 
 def _one(name: str, who: User) -> HostOut:
-    found = listed(name)
+    found = list_hosts(name)
     if not found:
         raise NotFound(f"no host is called {name}")
     return _hosts(found, _seen(who))[0]
@@ -161,13 +161,13 @@ def _seen(who: User) -> set[int]:
     return {project.pk for project in visible_projects(who)}
 
 
-def _hosts(found: Sequence[Listed], seen: set[int]) -> list[HostOut]:
+def _hosts(found: Sequence[HostSummary], seen: set[int]) -> list[HostOut]:
     series = newest([gpu for one in found for gpu, _run in one.gpus])
     looks = HostSampling.objects.in_bulk([one.host.pk for one in found])
     return [_host(one, seen, series, looks.get(one.host.pk)) for one in found]
 
 
-def _host(found: Listed, seen: set[int], series: Mapping[str, GpuSeries], look: HostSampling | None) -> HostOut:
+def _host(found: HostSummary, seen: set[int], series: Mapping[str, GpuSeries], look: HostSampling | None) -> HostOut:
     def name_of(run: Run) -> str:
         return run.name if run.project_id in seen else "a run of another project"
 
@@ -194,7 +194,7 @@ def _sample(series: GpuSeries | None) -> GpuSampleOut | None:
     return GpuSampleOut(at=to_moment(series.last_ms), held_back=held_back(series.throttle), **seen)
 
 
-def _reserved(kept: Kept, name: str) -> ReservedOut:
+def _reserved(kept: ReservedCapacity, name: str) -> ReservedOut:
     return ReservedOut(run=name, cpus=kept.cpus, memory_mib=kept.memory_mib, gpus=sorted(kept.gpus))
 
 

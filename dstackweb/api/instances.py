@@ -66,4 +66,4 @@ def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, An
     if getattr(request, "auth", None) != instance_id:
         raise Forbidden("this token is for another instance")
     at = body.interruption.at if body.interruption else None
-    return agents.next_step(instance_id, agents.Report(body.job, body.left, at, body.error))
+    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error))

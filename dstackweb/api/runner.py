@@ -129,7 +129,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    gpu_poll.act_on(intake.of_job(job, body.taken(now)), now)
+    gpu_poll.apply_policies(intake.of_job(job, body.taken(now)), now)
     return {}
 
 

@@ -14,8 +14,8 @@ class SchedulerConfig(AppConfig):
         from dstackweb.scheduler.processes import tasks
 
         wakeups.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
-        wakeups.jobs_due.connect(tasks.enqueue_looks, dispatch_uid="scheduler.look")
-        wakeups.cloud_jobs_due.connect(tasks.enqueue_cloud_looks, dispatch_uid="scheduler.cloud_look")
+        wakeups.jobs_due.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.look")
+        wakeups.cloud_jobs_due.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_look")
         wakeups.tasks_over.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
         sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
         sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")

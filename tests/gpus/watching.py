@@ -52,7 +52,7 @@ def look_at(host: Host, load: Load, ms: int) -> Sequence[Act]:
     seen = [(gpu, load(gpu.uuid, ms)) for gpu in Gpu.objects.filter(host=host).order_by("index")]
     readings = tuple(reading(gpu.uuid, used) for gpu, used in seen if used is not None)
     worth = intake.of_host(host, Look(readings=readings), START_MS + ms)
-    return [utilization.act(job_id, to_moment(START_MS + ms)) for job_id in worth]
+    return [utilization.apply_policy(job_id, to_moment(START_MS + ms)) for job_id in worth]
 
 
 def stopped(run: Run) -> Run:

@@ -1,7 +1,7 @@
-"""What agents of cloud machines say, and what they are told to do.
+"""Calls of the agents on cloud instances, and the orders they get in return.
 
-An agent joins once, with the token of its machine's user data, and asks again and again with the token it gets for
-that. Each call may be repeated, doubled or lost; what a machine is to do is told from rows alone.
+An agent joins once with the token in its user data, and polls with the token it gets back. Any call may be repeated,
+doubled or lost: orders follow from rows alone.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_token, read_id, sign_id
 
 JOIN_SALT, AGENT_SALT = "dstackweb.join", "dstackweb.agent"
-FIRST_LOOK_S = 1.0
-"""How often an agent without a job asks, so that none waits long for its machine."""
+IDLE_POLL_S = 1.0
+"""How often an agent without a job polls."""
 ALONE_MARGIN_S = 60.0
-NOTICE = dt.timedelta(days=1)
-"""Clouds give minutes. What a machine says of itself must not be a time that no page can show."""
+MAX_NOTICE = dt.timedelta(days=1)
+"""Clouds give notices of minutes. Reported times further away are clamped to this."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What an agent tells with each call: the job whose runner lives there, and whether processes of one are left
-    without a runner, or its end untold; when the cloud takes the machine back; why the last job's runner did not
-    start."""
+class AgentReport:
+    """What an agent reports with each call.
+
+    `job`: the job whose runner is alive. `left`: processes or an unreported end of a job are left without a runner.
+    `interruption_at`: when the cloud takes the instance back. `error`: why the last runner did not start.
+    """
 
     job: UUID | None = None
     left: bool = False
@@ -47,16 +49,16 @@ class Report:
 
 
 def join_token(instance: UUID) -> tuple[str, str]:
-    """The one-time token for an instance's user data, and the digest to keep of it (`Instance.join_digest`).
+    """The one-time token for an instance's user data, and its digest (`Instance.join_digest`).
 
-    Always the same for an instance: a cloud that is asked a second time must be asked for the same.
+    The same each time: a repeated launch request must be identical.
     """
     token = signing.Signer(salt=JOIN_SALT).signature(str(instance))
     return token, digest(token)
 
 
 def agent_token(instance: UUID) -> str:
-    """The bearer token of the agent that joined."""
+    """The bearer token of an agent that has joined."""
     return sign_id(instance, AGENT_SALT)
 
 
@@ -66,10 +68,10 @@ def instance_of_token(token: str) -> UUID | None:
 
 
 def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], address: str) -> str:
-    """A machine is up: its agent gets a token of its own. Once; who came with the same nonce may come again.
+    """Register an agent once, and return its token. The same nonce may repeat the call.
 
-    `gpus` are NVML's UUIDs. Raises Forbidden for another token, Conflict when it was used by another or the machine is
-    to end, TooEarly while the cloud's answer to its launch has not been written down.
+    `gpus` are NVML UUIDs. Raises Forbidden for a wrong token, Conflict when another agent has used it or the instance
+    is ending, TooEarly while the cloud's answer to the launch is not stored yet.
     """
     instance = Instance.objects.filter(pk=instance_id).first()
     if instance is None or not instance.join_digest or digest(token) != instance.join_digest:
@@ -96,17 +98,17 @@ def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], addr
     return agent_token(instance_id)
 
 
-def next_step(instance_id: UUID, report: Report) -> dict[str, Any]:
-    """What a machine is to do: `{"do": "run", "job", "orders"}`, `{"do": "wait", "again_s"}` or `{"do": "off"}`.
+def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
+    """The next order: `{"do": "run", "job", "orders"}`, `{"do": "wait", "again_s"}` or `{"do": "off"}`.
 
-    With `alone_s`: for how many seconds the machine stays up without an answer. An interruption is
-    written down; what follows for the job is the watcher's. Raises NotFound.
+    `alone_s`: how many seconds the instance stays up without an answer. An interruption is only stored here; the
+    watcher acts on it. Raises NotFound.
     """
     now = timezone.now()
     Instance.objects.filter(pk=instance_id).update(beat=F("beat") + 1, seen_at=now, silent_s=0)
     if report.interruption_at is not None:
         there = Instance.objects.filter(pk=instance_id, interrupted_at=None, status=InstanceStatus.RUNNING)
-        there.update(interrupted_at=min(max(report.interruption_at, now - NOTICE), now + NOTICE))
+        there.update(interrupted_at=min(max(report.interruption_at, now - MAX_NOTICE), now + MAX_NOTICE))
     instance = Instance.objects.filter(pk=instance_id).first()
     if instance is None:
         raise NotFound("no such instance")
@@ -116,17 +118,17 @@ def next_step(instance_id: UUID, report: Report) -> dict[str, Any]:
     job = next((job for job in served if job.pk == instance.holder), None)
     step = None
     if job is not None and job.pk != report.job:
-        step = _bring_forward(job, instance, report)
+        step = _start_order(job, instance, report)
     if step is None:
         often = settings.DSTACKWEB_HEARTBEAT_S
-        step = {"do": "wait", "again_s": min(FIRST_LOOK_S, often) if report.job is None else often}
+        step = {"do": "wait", "again_s": min(IDLE_POLL_S, often) if report.job is None else often}
     return step | {"alone_s": _alone_s(instance, now)}
 
 
-def _bring_forward(job: Job, instance: Instance, report: Report) -> dict[str, Any] | None:
-    """Have the machine start the job's runner, which decides itself what is left to do; None where it has to wait."""
+def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str, Any] | None:
+    """The order to start the job's runner, which decides itself what is left to do; None to wait."""
     if report.error:
-        # For the message of the deadline that may follow.
+        # Shown if the start deadline passes.
         Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=report.error)
     if len(instance.gpus) < instance.gpu_count:
         _end_without_gpus(job, instance)
@@ -152,7 +154,7 @@ def _bring_forward(job: Job, instance: Instance, report: Report) -> dict[str, An
 
 
 def _end_without_gpus(job: Job, instance: Instance) -> None:
-    """What was paid for can't be used: the job fails, and nobody gets the machine after it."""
+    """GPUs are missing: the job fails and the instance ends."""
     message = (
         f"{instance.instance_type} shows {len(instance.gpus)} of its {instance.gpu_count} GPUs to nvidia-smi: its "
         "image needs NVIDIA's driver"
@@ -165,6 +167,6 @@ def _end_without_gpus(job: Job, instance: Instance) -> None:
 
 
 def _alone_s(instance: Instance, now: dt.datetime) -> float:
-    """How long the machine may go without an answer: as long as it is kept idle, or nobody counts it as lost."""
+    """How long the instance may go without an answer: while it is kept idle, or until it counts as lost."""
     kept_s = (instance.idle_until - now).total_seconds() if instance.idle_until else 0.0
     return max(kept_s, settings.DSTACKWEB_LOST_AFTER_S) + ALONE_MARGIN_S

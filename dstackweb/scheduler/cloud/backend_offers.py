@@ -21,11 +21,11 @@ from dstackweb.spec.requirements import Requirements
 log = logging.getLogger(__name__)
 
 PAID_KINDS = frozenset({BackendKind.AWS.value})
-"""Kinds that cost money: used only where a run names the backend."""
+"""Kinds that cost money: used only by runs that name the backend."""
 
 
 class Market:
-    """The enabled backends, and what they have answered. Call `ask` outside any transaction."""
+    """Offers of the enabled backends, each asked once for the same needs. Call `ask` outside transactions."""
 
     def __init__(self) -> None:
         others = Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS)
@@ -34,9 +34,9 @@ class Market:
         self._failed: dict[str, str] = {}
 
     def ask(self, spec: EffectiveSpec) -> Asked:
-        """The offers of the backends that the run names; where it names none, of those that cost nothing.
+        """Offers of the backends that the run names; without names, of all that cost nothing.
 
-        A backend that can't be asked stops nobody: it is left out, with the code of why, until the next pass.
+        A backend that fails is left out until the next pass, with the code of why.
         """
         if spec.backends is None:
             names = [name for name, backend in self.backends.items() if backend.kind not in PAID_KINDS]
@@ -67,7 +67,7 @@ class Market:
         except UnknownKind:
             self._failed[name] = "not_served"
         except Exception as error:
-            log.warning("backend %s can't be asked for offers: %s: %s", name, type(error).__name__, error)
+            log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)
             self._failed[name] = "failed"
 
 

@@ -1,4 +1,4 @@
-"""How many of a machine's workers may ask clouds at the same time: a cloud that hangs keeps no pass from its turn."""
+"""Limits how many of a machine's workers call clouds at once, so that a hanging cloud never blocks a pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from django.conf import settings
 
 
 @contextlib.contextmanager
-def cloud_turn() -> Iterator[bool]:
-    """Whether this worker may ask clouds now. Where not, it leaves that to the next tick: all is found from rows.
+def cloud_slot() -> Iterator[bool]:
+    """Whether this worker may call clouds now; if not, the next tick does the work.
 
-    Where passes are the same cluster's work, one worker is left for them. A worker that dies leaves its turn.
+    The kernel releases a dead worker's slot.
     """
     folder = settings.DSTACKWEB_HOME / "locks"
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as held:
-        for number in range(turns()):
+        for number in range(slot_count()):
             lock = held.enter_context(open(folder / f"cloud-{number}", "w"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,7 +29,7 @@ def cloud_turn() -> Iterator[bool]:
         yield False
 
 
-def turns() -> int:
-    """How many of them: all of a cluster of their own, else all but one."""
+def slot_count() -> int:
+    """All workers of a cluster of its own; all but one where the cluster also runs passes."""
     shared = settings.DSTACKWEB_CLUSTERS["cloud"] == settings.DSTACKWEB_CLUSTERS["control"]
     return max(1, settings.DSTACKWEB_CLUSTER_WORKERS - shared)

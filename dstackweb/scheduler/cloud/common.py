@@ -1,4 +1,4 @@
-"""What all work on clouds' machines shares: which deployment they are of, and rows as decisions see them."""
+"""Shared by all work on cloud instances: the deployment's tag, and rows as decisions see them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
-from dstackweb.scheduler.cloud.lifecycle import Row, Rules, Served
+from dstackweb.scheduler.cloud.lifecycle import Deadlines, InstanceJob, InstanceView
 
-LEFT = dt.timedelta(days=1)
-"""For so long machines are looked for where none should be any more: at a deleted backend, in a region given up."""
+SEARCHED_FOR = dt.timedelta(days=1)
+"""How long to search deleted backends and regions no longer used for left instances."""
 
 
 def deployment() -> str:
-    """What tags this deployment's machines: of its secret key, so that no other's are ever touched."""
+    """The tag of this deployment's instances, derived from its secret key: no other deployment's are ever touched."""
     return salted_hmac("dstackweb.deployment", "id").hexdigest()[:20]
 
 
-def rules() -> Rules:
-    """The settings that decide."""
-    return Rules(
+def deadlines() -> Deadlines:
+    """The deadlines from the settings."""
+    return Deadlines(
         start_s=settings.DSTACKWEB_CLOUD_START_DEADLINE_S,
         claim_s=settings.DSTACKWEB_START_DEADLINE_S,
         lost_after_s=settings.DSTACKWEB_LOST_AFTER_S,
     )
 
 
-def row_of(instance: Instance) -> Row:
-    """A row, read with its backend, as decisions see it."""
-    return Row(
+def instance_view(instance: Instance) -> InstanceView:
+    """A row (read with its backend) as decisions see it."""
+    return InstanceView(
         status=InstanceStatus(instance.status),
         cloud_id=instance.cloud_id,
         ready=instance.ready_at is not None,
@@ -49,18 +49,18 @@ def row_of(instance: Instance) -> Row:
     )
 
 
-def served_by(instances: Iterable[Instance]) -> dict[UUID, Job]:
-    """The job of each instance that has one, by the instance."""
+def jobs_by_instance(instances: Iterable[Instance]) -> dict[UUID, Job]:
+    """The job of each instance that has one, by instance id."""
     holders = {instance.holder: instance.pk for instance in instances if instance.holder is not None}
     jobs = Job.objects.select_related("run", "backend").filter(pk__in=holders)
     return {holders[job.pk]: job for job in jobs}
 
 
-def view_of(job: Job | None) -> Served | None:
+def instance_job(job: Job | None) -> InstanceJob | None:
     """An active job as decisions see it; None for one that has ended."""
     if job is None or job.status not in JOB_ACTIVE:
         return None
-    return Served(
+    return InstanceJob(
         status=JobStatus(job.status),
         claimed=bool(job.claim_nonce),
         silent_s=job.silent_s,
@@ -70,29 +70,29 @@ def view_of(job: Job | None) -> Served | None:
     )
 
 
-def on_clouds() -> Q:
-    """Jobs that clouds' machines are for."""
+def on_cloud_backends() -> Q:
+    """Condition: jobs placed on cloud backends."""
     return Q(host=None, backend__kind__in=cloud_kinds())
 
 
 def has_work() -> bool:
-    """Whether there is a job on its way to a machine, or a machine."""
+    """Whether any instance exists, or any active job needs one."""
     there = Instance.objects.exclude(status=InstanceStatus.GONE)
-    return there.exists() or Job.objects.filter(on_clouds(), status__in=JOB_ACTIVE).exists()
+    return there.exists() or Job.objects.filter(on_cloud_backends(), status__in=JOB_ACTIVE).exists()
 
 
-def has_clouds() -> bool:
-    """Whether a backend is, or was lately, set up that starts machines."""
-    return clouds(timezone.now()).exists()
+def has_cloud_backends() -> bool:
+    """Whether a cloud backend is set up, or was until recently."""
+    return cloud_backends(timezone.now()).exists()
 
 
-def clouds(now: dt.datetime) -> QuerySet[Backend]:
-    """Backends at whose clouds machines may be, those among them that were deleted lately."""
-    present = Q(deleted_at=None) | Q(deleted_at__gt=now - LEFT)
+def cloud_backends(now: dt.datetime) -> QuerySet[Backend]:
+    """Cloud backends that may have instances, recently deleted ones included."""
+    present = Q(deleted_at=None) | Q(deleted_at__gt=now - SEARCHED_FOR)
     return Backend.with_deleted.filter(present, kind__in=cloud_kinds())
 
 
-def regions_left(backend: Backend, now: dt.datetime) -> set[str]:
-    """Where a backend has had machines lately, whatever it is configured for now."""
-    lately = Instance.objects.filter(backend=backend, ended_at__gt=now - LEFT)
+def recent_regions(backend: Backend, now: dt.datetime) -> set[str]:
+    """Regions where a backend had instances recently, whatever its configuration says now."""
+    lately = Instance.objects.filter(backend=backend, ended_at__gt=now - SEARCHED_FOR)
     return set(lately.order_by().values_list("region", flat=True).distinct())

@@ -1,4 +1,4 @@
-"""Machines of clouds that are kept for the next run of the same project: as offers, and taken by one."""
+"""Idle cloud instances, kept for the next run of the same project: listed as offers, taken, ended early."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Instance, InstanceStatus
 
 SILENT_S = 60.0
-"""Whose agent has not called for so long may not be there any more."""
+"""An instance silent for longer is not offered: it may be gone."""
 SPARE_S = 15.0
-"""A machine whose time is over so soon is left alone: it may be gone before its agent asks."""
+"""An instance with less idle time left is not offered: it may end before its agent polls."""
 
 
 def reader(now: dt.datetime) -> Callable[[int], Sequence[Offer]]:
-    """The idle machines of a project as offers: read once, when first asked for."""
+    """A function that returns a project's idle instances as offers. Rows are read once, on the first call."""
     read: dict[int, list[Offer]] | None = None
 
     def of_project(project_id: int) -> Sequence[Offer]:
@@ -31,7 +31,7 @@ def reader(now: dt.datetime) -> Callable[[int], Sequence[Offer]]:
 
 def _by_project(now: dt.datetime) -> dict[int, list[Offer]]:
     found: defaultdict[int, list[Offer]] = defaultdict(list)
-    # Said in words of the index on those there are: SQLite would walk through all there ever were.
+    # `exclude(GONE)` matches a partial index: without it SQLite scans all instances there ever were.
     there = Instance.objects.select_related("backend").exclude(status=InstanceStatus.GONE)
     kept = there.filter(
         status=InstanceStatus.RUNNING,
@@ -66,7 +66,7 @@ def _offer(instance: Instance) -> Offer:
 
 
 def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> bool:
-    """Give an idle machine to a job of its project; False where it is no longer idle. Call inside a transaction."""
+    """Give an idle instance to a job of its project; False when it is no longer idle. Call inside a transaction."""
     idle = Instance.objects.filter(
         pk=instance_id,
         project=project_id,
@@ -79,6 +79,6 @@ def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> 
 
 
 def end(instance_id: UUID) -> bool:
-    """Have an idle machine end before its time. False, with nothing changed, where it serves a job or ends already."""
+    """End an idle instance early. Returns False, changing nothing, when it has a job or is ending already."""
     idle = Instance.objects.filter(pk=instance_id, status=InstanceStatus.RUNNING, holder=None)
     return bool(idle.update(status=InstanceStatus.STOPPING, why="stopped", idle_until=None, status_s=0))

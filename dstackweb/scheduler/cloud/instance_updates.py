@@ -1,6 +1,6 @@
-"""A machine's row follows the cloud: what it told is written, it ends, and its job goes on, waits again or ends.
+"""Updates instance rows from the cloud's answers, ends instances, and moves their jobs on.
 
-Each function may be repeated, doubled or killed: all is guarded by what was read.
+Any function may be repeated, doubled or killed: each write is guarded by what was read.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dstackweb.runs.states import JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
-from dstackweb.scheduler.cloud.lifecycle import After, after, end_reason, next_offer
-from dstackweb.scheduler.cloud.provisioning import machine_for, on_offer
+from dstackweb.scheduler.cloud.lifecycle import JobFollowUp, follow_up, job_end_reason, next_offer
+from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.placement import offers
 from dstackweb.spec.effective import EffectiveSpec
 
 QUOTAS = "quotas"
 
 
-class _MovedOn(Exception):
-    """The machine is no longer as it was read."""
+class _InstanceChanged(Exception):
+    """The instance's row is no longer as it was read."""
 
 
-def land(instance: Instance, machine: Machine) -> None:
-    """Write what the cloud tells of a machine that is there.
+def record_found(instance: Instance, machine: Machine) -> None:
+    """Store what the cloud reports about an existing instance.
 
-    Where its row has been given up meanwhile, the machine has to end.
+    If its row was given up meanwhile, the instance is set to end.
     """
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
@@ -48,14 +48,14 @@ def land(instance: Instance, machine: Machine) -> None:
         )
     if instance.status == InstanceStatus.REQUESTED:
         with transaction.atomic():
-            _start(instance, machine)
+            _record_started(instance, machine)
     for name in ("zone", "address"):
         if getattr(machine, name) and not getattr(instance, name):
             mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
 
 
-def _start(instance: Instance, machine: Machine) -> None:
-    """Its row goes on, once, at the price of the zone that it got; and its run is told so."""
+def _record_started(instance: Instance, machine: Machine) -> None:
+    """Move the row to STARTING once, with the price of its zone, and record that on the run."""
     job = Job.objects.filter(pk=instance.holder).first() if instance.holder else None
     run = lock_run(job.run_id) if job is not None else None
     instance.price = Decimal(instance.zone_prices.get(machine.zone, instance.price))
@@ -64,12 +64,12 @@ def _start(instance: Instance, machine: Machine) -> None:
     )
     if landed and job is not None and run is not None:
         Job.objects.filter(pk=job.pk).update(price=instance.price)
-        data = {**_offer_of(instance), "cloud_id": machine.cloud_id}
+        data = {**_offer_data(instance), "cloud_id": machine.cloud_id}
         record(run, "machine_started", data, node=job.node, attempt=job.attempt)
 
 
-def _offer_of(instance: Instance) -> dict[str, Any]:
-    """What a machine was had for, as events have it."""
+def _offer_data(instance: Instance) -> dict[str, Any]:
+    """The instance's offer as event data."""
     return {
         "backend": instance.backend.name,
         "region": instance.region,
@@ -79,28 +79,28 @@ def _offer_of(instance: Instance) -> dict[str, Any]:
     }
 
 
-def close(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> bool:
-    """Have a machine end (STOPPING), or note that it has (GONE), and do what follows for its job.
+def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> bool:
+    """Set an instance to end (STOPPING) or record that it has ended (GONE), and do what follows for its job.
 
-    Returns False, having changed nothing of the machine, when it is no longer as it was read.
+    Returns False, leaving the row unchanged, when it is no longer as it was read.
     """
-    job = cloud.served_by([instance]).get(instance.pk)
-    served = cloud.view_of(job)
-    becomes = after(cloud.row_of(instance), served, why)
+    job = cloud.jobs_by_instance([instance]).get(instance.pk)
+    served = cloud.instance_job(job)
+    becomes = follow_up(cloud.instance_view(instance), served, why)
     fields: dict[str, Any] = {"why": instance.why or why, "error": text or instance.error, "holder": None}
     try:
-        if job is None or becomes is After.NOTHING:
+        if job is None or becomes is JobFollowUp.NOTHING:
             return _write(instance, status, fields)
-        if becomes is After.END and status == InstanceStatus.STOPPING:
-            # Its processes may live until the cloud confirms the end.
+        if becomes is JobFollowUp.END and status == InstanceStatus.STOPPING:
+            # Its processes may run until the cloud confirms the end.
             return _write(instance, status, fields | {"holder": instance.holder})
-        if becomes is After.END:
-            ended(job.pk, end_reason(why), message=text)
+        if becomes is JobFollowUp.END:
+            ended(job.pk, job_end_reason(why), message=text)
             return _write(instance, status, fields)
-        offer = _other_offer(job) if becomes is After.OTHER_OFFER else None
+        offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
         with transaction.atomic():
-            _go_on(job, instance, offer, why, text, lambda: _write(instance, status, fields))
-    except _MovedOn:
+            _reassign_job(job, instance, offer, why, text, lambda: _write(instance, status, fields))
+    except _InstanceChanged:
         return False
     return True
 
@@ -118,51 +118,53 @@ def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -
     return bool(same.update(status=status, status_s=0, **fields, **more))
 
 
-def _go_on(job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], bool]) -> None:
-    """Give a job that nothing was executed of another offer; without one its run waits again."""
+def _reassign_job(
+    job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], bool]
+) -> None:
+    """Give a job that was never executed another offer; without one its run waits again."""
     run = lock_run(job.run_id)
     fresh = Job.objects.select_related("backend").get(pk=job.pk)
     if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
-        raise _MovedOn
-    data = {**_offer_of(instance), "code": why, "text": text}
+        raise _InstanceChanged
+    data = {**_offer_data(instance), "code": why, "text": text}
     record(run, "offer_failed", data, node=fresh.node, attempt=fresh.attempt)
     if offer is None:
         ended(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
         if not give_up():
-            raise _MovedOn
+            raise _InstanceChanged
         return
-    on_offer(fresh, offer, Backend.objects.get(name=offer.backend))
-    # The machine that is given up goes first: it still names the job.
+    assign_offer(fresh, offer, Backend.objects.get(name=offer.backend))
+    # Before the new row: the old one still refers to the job.
     if not give_up():
-        raise _MovedOn
-    made = machine_for(fresh, offer)
+        raise _InstanceChanged
+    made = new_instance(fresh, offer)
     if made is not None:
         made.save(force_insert=True)
     Job.objects.filter(pk=fresh.pk).update(
         instance=made,
         status_s=0,
         message="",
-        **{name: getattr(fresh, name) for name in _PLACE},
+        **{name: getattr(fresh, name) for name in _OFFER_FIELDS},
     )
 
 
-_PLACE = ("backend", "region", "instance_type", "price", "is_spot", "cpus", "memory_mib")
+_OFFER_FIELDS = ("backend", "region", "instance_type", "price", "is_spot", "cpus", "memory_mib")
 
 
 def _other_offer(job: Job) -> Offer | None:
-    """The next cheapest that the run may take, within the project's budget; several nodes stay in their region."""
+    """The next cheapest acceptable offer within the budget; the nodes of a run stay in one region."""
     run = Run.objects.select_related("project").get(pk=job.run_id)
     spec = EffectiveSpec.model_validate(run.spec)
     budget = project_budget(run.project_id, timezone.now())
     if budget is not None and budget.is_spent:
         return None
     place = (job.backend.name, job.region) if spec.nodes > 1 else None
-    tried = _tried(job) | {(job.backend.name, job.region, job.instance_type, job.is_spot, "")}
+    tried = _refused_offers(job) | {(job.backend.name, job.region, job.instance_type, job.is_spot, "")}
     return next_offer(spec, Market().ask(spec), tried, place)
 
 
-def _tried(job: Job) -> set[offers.Key]:
-    """What this attempt was refused."""
+def _refused_offers(job: Job) -> set[offers.Key]:
+    """The offers that this attempt was refused."""
     events = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind="offer_failed")
     return {
         (data["backend"], data["region"], data["instance_type"], data["spot"], "")
@@ -170,6 +172,6 @@ def _tried(job: Job) -> set[offers.Key]:
     }
 
 
-def quotas_changed(backend: Backend, region: str) -> None:
-    """Have the quotas of a region asked for anew: a machine was started there, or refused for want of quota."""
+def refresh_quotas(backend: Backend, region: str) -> None:
+    """Request fresh quotas of a region, after a launch there or a refusal for lack of quota."""
     sources.want_anew(backend, SourceKey(QUOTAS, region))

@@ -1,6 +1,6 @@
-"""What follows for a cloud's machine, and for the job that it serves, from rows and from what the cloud tells: pure.
+"""What follows for a cloud instance and its job, from rows and from the cloud's answer. Decides only, does no I/O.
 
-Times in a status and of silence are the watcher's; unknown never ends anything.
+Times in a status and of silence are counted by the watcher. What is unknown never ends anything.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.offers import Asked, Key
 from dstackweb.spec.effective import EffectiveSpec
 
-MOST_TRIES = 25
-"""Offers that one attempt of a run is refused before it waits again."""
+MAX_TRIES = 25
+"""After so many refused offers in one attempt, a run waits again."""
 GIVE_UP_S = 600.0
-"""So long a cloud may not be asked for a machine, before its run waits again."""
+"""A run waits again when its cloud has been unreachable this long."""
 MISSING_S = 60.0
-"""A cloud may leave out for a while what it has just started; and what has called within this is there, whatever the
-cloud says: it may be another account that answers since a backend's credentials were changed."""
+"""An instance counts as gone only when missing from the cloud's answer and silent for this long. Clouds list new
+instances late, and after a change of credentials another account may answer."""
 ORPHANED = dt.timedelta(minutes=10)
-STOP_MARGIN_S, STOP_MOST_S = 60.0, 600.0
-"""How long after its grace a job may take to end: while its runner is silent, and at all."""
-LEAVE_S = 10
-"""What is left of an interruption's notice for telling how the job has ended."""
-BROKEN = frozenset(
+STOP_MARGIN_S, STOP_MAX_S = 60.0, 600.0
+"""How long a job may take to end beyond its grace: while its runner is silent, and at most."""
+REPORT_S = 10
+"""The part of an interruption's notice that is left for reporting how the job ended."""
+NOT_REUSABLE = frozenset(
     {
         Reason.INSTANCE_UNREACHABLE.value, Reason.INTERRUPTED.value, Reason.EXECUTOR_ERROR.value,
         Reason.CREATING_CONTAINER_ERROR.value, Reason.NO_CAPACITY.value, Reason.OUT_OF_CAPACITY.value,
     }
 )  # fmt: skip
-"""A machine whose job ended like this serves no other."""
+"""An instance whose job ended for one of these takes no other job."""
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Settings, seconds: from launch to a machine's first call; to a job's claim on it; of silence."""
+class Deadlines:
+    """Settings, seconds: from launch to the agent's first call; from there to a job's claim; of silence."""
 
     start_s: float
     claim_s: float
@@ -48,8 +48,8 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Served:
-    """The job that a machine serves. `spare_s`: its run's `stop_duration`."""
+class InstanceJob:
+    """The job on an instance. `spare_s`: its run's `stop_duration`."""
 
     status: JobStatus
     claimed: bool = False
@@ -60,13 +60,13 @@ class Served:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing of it can have been executed."""
+        """Whether none of its commands can have been executed."""
         return self.status == JobStatus.PROVISIONING and not self.claimed
 
 
 @dataclass(frozen=True)
-class Row:
-    """A machine as its row tells. `ready`: its agent has called."""
+class InstanceView:
+    """An instance's row. `ready`: its agent has called."""
 
     status: InstanceStatus
     cloud_id: str = ""
@@ -76,11 +76,11 @@ class Row:
     idle_until: dt.datetime | None = None
     interrupted_at: dt.datetime | None = None
     wanted: bool = True
-    """Its backend is there and takes new runs."""
+    """Its backend exists and is enabled."""
 
 
-def overdue(row: Row, job: Served | None, now: dt.datetime, rules: Rules) -> str | None:
-    """The code of why a machine is to end that nobody has ended yet; None while it may stay."""
+def reason_to_end(row: InstanceView, job: InstanceJob | None, now: dt.datetime, rules: Deadlines) -> str | None:
+    """Why an instance that is not ending yet must end, as a code; None while it may stay."""
     match row.status:
         case InstanceStatus.REQUESTED:
             return "unreachable" if row.status_s > GIVE_UP_S else None
@@ -91,7 +91,7 @@ def overdue(row: Row, job: Served | None, now: dt.datetime, rules: Rules) -> str
     return None
 
 
-def _unused(row: Row, now: dt.datetime, rules: Rules) -> str | None:
+def _unused(row: InstanceView, now: dt.datetime, rules: Deadlines) -> str | None:
     if row.interrupted_at is not None:
         return "interrupted"
     if row.silent_s > rules.lost_after_s:
@@ -99,92 +99,93 @@ def _unused(row: Row, now: dt.datetime, rules: Rules) -> str | None:
     return "idle" if row.idle_until is None or row.idle_until <= now or not row.wanted else None
 
 
-def _stuck(row: Row, job: Served, rules: Rules) -> str | None:
+def _stuck(row: InstanceView, job: InstanceJob, rules: Deadlines) -> str | None:
     if job.is_untouched:
         if row.interrupted_at is not None:
             return "interrupted"
         return "not_started" if min(row.status_s, job.status_s) > rules.claim_s else None
     if job.status == JobStatus.TERMINATING:
         late_s = job.status_s - job.stop_grace_s
-        if late_s > STOP_MOST_S or min(late_s, job.silent_s) > STOP_MARGIN_S:
+        if late_s > STOP_MAX_S or min(late_s, job.silent_s) > STOP_MARGIN_S:
             return "overdue"
     lost_s = rules.lost_after_s + job.spare_s + STOP_MARGIN_S
     return "silent" if min(row.silent_s, job.silent_s) > lost_s else None
 
 
-class After(Enum):
-    """What becomes of the job that a machine served which ends."""
+class JobFollowUp(Enum):
+    """What happens to the job of an instance that ends."""
 
     NOTHING = auto()
     OTHER_OFFER = auto()
-    """It may have another machine: nobody was ever told of it."""
+    """It gets another offer: no agent was ever told of it."""
     WAIT_AGAIN = auto()
-    """Nothing of it was executed, and nothing may be any more: its run waits for another attempt."""
+    """None of it was executed, and none may be from now on: its run waits for another attempt."""
     END = auto()
-    """It has ended, once the machine is confirmed gone."""
+    """It ends once the instance is confirmed gone."""
 
 
-def after(row: Row, job: Served | None, why: str) -> After:
-    """What becomes of the job of a machine that ends, or has ended, for `why`."""
+def follow_up(row: InstanceView, job: InstanceJob | None, why: str) -> JobFollowUp:
+    """What happens to the job of an instance that ends, or has ended, for `why`."""
     if job is None or job.status not in JOB_ACTIVE:
-        return After.NOTHING
+        return JobFollowUp.NOTHING
     if not job.is_untouched:
-        return After.END
-    return After.WAIT_AGAIN if row.ready or why == "unreachable" else After.OTHER_OFFER
+        return JobFollowUp.END
+    return JobFollowUp.WAIT_AGAIN if row.ready or why == "unreachable" else JobFollowUp.OTHER_OFFER
 
 
-def end_reason(why: str) -> Reason:
-    """Why a job has ended whose machine went for `why` while it may have been executing."""
+def job_end_reason(why: str) -> Reason:
+    """The reason of a job that may have been executing when its instance ended for `why`."""
     return Reason.INTERRUPTED if why == "interrupted" else Reason.INSTANCE_UNREACHABLE
 
 
-def kept_s(row: Row, reason: str, idle_duration_s: int | None) -> int:
-    """For how many seconds a machine is kept for another run, whose job has just ended for `reason`; 0: not at all."""
+def idle_time_s(row: InstanceView, reason: str, idle_duration_s: int | None) -> int:
+    """How many seconds to keep an instance for another run, once its job has ended for `reason`; 0: end it."""
     useful = row.status == InstanceStatus.RUNNING and row.interrupted_at is None and row.wanted
-    return idle_duration_s or 0 if useful and reason not in BROKEN else 0
+    return idle_duration_s or 0 if useful and reason not in NOT_REUSABLE else 0
 
 
 def grace_s(stop_duration_s: int, interrupted_at: dt.datetime, now: dt.datetime) -> int:
-    """How long a job may take to stop on a machine that the cloud takes back then."""
-    return max(0, min(stop_duration_s, int((interrupted_at - now).total_seconds()) - LEAVE_S))
+    """Seconds that a job may take to stop before the cloud takes its instance back at `interrupted_at`."""
+    return max(0, min(stop_duration_s, int((interrupted_at - now).total_seconds()) - REPORT_S))
 
 
-class Told(Enum):
-    """What a cloud's answer says of a row."""
+class CloudState(Enum):
+    """What a cloud's answer says about a row."""
 
     NOTHING = auto()
     THERE = auto()
     ENDING = auto()
-    """It ends, though nobody here wanted it to; or it is stopped, and has to be ended."""
+    """It is ending or stopped although its row says otherwise; a stopped one must be terminated."""
     ALIVE = auto()
-    """It was to end and doesn't: the cloud has to be told."""
+    """It should be ending and is not: the cloud must be asked to terminate it."""
     GONE = auto()
 
 
-def told(row: Row, machine: Machine | None) -> Told:
-    """What a cloud's answer for the row's region says of it; `machine` None: it isn't in the answer."""
+def cloud_state(row: InstanceView, machine: Machine | None) -> CloudState:
+    """Compare a row with its cloud's answer for the region; `machine` is None where the answer has none."""
     if row.status == InstanceStatus.GONE:
-        return Told.NOTHING
+        return CloudState.NOTHING
     ends = row.status == InstanceStatus.STOPPING
     if machine is None:
         asked_for = bool(row.cloud_id) or ends
-        return Told.GONE if asked_for and min(row.status_s, row.silent_s) > MISSING_S else Told.NOTHING
+        return CloudState.GONE if asked_for and min(row.status_s, row.silent_s) > MISSING_S else CloudState.NOTHING
     match machine.state:
         case MachineState.GONE:
-            return Told.GONE
+            return CloudState.GONE
         case MachineState.ENDING:
-            return Told.NOTHING if ends else Told.ENDING
+            return CloudState.NOTHING if ends else CloudState.ENDING
         case MachineState.STOPPED:
-            return Told.ALIVE if ends else Told.ENDING
-    return Told.ALIVE if ends else Told.THERE
+            return CloudState.ALIVE if ends else CloudState.ENDING
+    return CloudState.ALIVE if ends else CloudState.THERE
 
 
-def orphans(
+def find_orphans(
     machines: Iterable[Machine], known: Mapping[str, tuple[InstanceStatus, str]], now: dt.datetime
 ) -> list[Machine]:
-    """Machines of this deployment that no row wants. `known` has for each instance its status and the cloud's ID.
+    """Instances of this deployment at the cloud that no row wants. `known`: status and cloud ID by row id.
 
-    A second machine of an instance is one as well. Younger ones may have been started this moment.
+    A second one for the same row is an orphan too. Instances younger than ORPHANED are left alone: their row may not be
+    written yet.
     """
     ours = {cloud_id for status, cloud_id in known.values() if status != InstanceStatus.GONE}
     return [
@@ -204,8 +205,8 @@ def _is_orphan(machine: Machine, row: tuple[InstanceStatus, str] | None) -> bool
     return bool(row[1]) and row[1] != machine.cloud_id
 
 
-def match(machines: Sequence[Machine], instance: str, cloud_id: str) -> Machine | None:
-    """The machine of a row: the one whose ID it knows, else one with its tag, living ones first."""
+def find_instance(machines: Sequence[Machine], instance: str, cloud_id: str) -> Machine | None:
+    """The cloud's instance for a row: by cloud ID, else by tag, running ones first."""
     if cloud_id:
         return next((machine for machine in machines if machine.cloud_id == cloud_id), None)
     tagged = [machine for machine in machines if machine.instance == instance]
@@ -216,8 +217,8 @@ def match(machines: Sequence[Machine], instance: str, cloud_id: str) -> Machine 
 def next_offer(
     spec: EffectiveSpec, asked: Asked, tried: Collection[Key], place: tuple[str, str] | None
 ) -> Offer | None:
-    """The cheapest offer that was not tried yet and is to be had; `place`: the backend and region it must be in."""
-    if len(tried) >= MOST_TRIES:
+    """The cheapest available offer not tried yet; `place`: the backend and region it must be in."""
+    if len(tried) >= MAX_TRIES:
         return None
     for offer in offers.wanted(spec, asked):
         if offers.key(offer) in tried or not offers.room(offer, {}, 1):

@@ -1,4 +1,4 @@
-"""A job placed on an offer of another backend than hosts: what its row says, and that of the machine it is to get."""
+"""The rows of a job placed on a backend's offer: the job's own, and its new instance's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.models import Job
 
 
-def on_offer(job: Job, offer: Offer, backend: Backend) -> None:
-    """The whole of what is offered is the job's."""
+def assign_offer(job: Job, offer: Offer, backend: Backend) -> None:
+    """Write the offer into the job, unsaved. The job gets the whole instance."""
     job.backend, job.region, job.instance_type = backend, offer.region, offer.instance_type
     job.price, job.is_spot = offer.price, offer.spot
     job.cpus, job.memory_mib = offer.cpus, offer.memory_mib
 
 
-def machine_for(job: Job, offer: Offer) -> Instance | None:
-    """The row, not saved yet, of the machine that a cloud is to be asked for; None where the backend is no cloud, or
-    the machine is there already. The job names it from now on."""
+def new_instance(job: Job, offer: Offer) -> Instance | None:
+    """The job's new instance, unsaved; None for an idle one, or for a backend without instances."""
     if "instance" in offer.detail or job.backend.kind not in cloud_kinds():
         return None
     made = Instance(
@@ -44,7 +43,7 @@ def machine_for(job: Job, offer: Offer) -> Instance | None:
 
 
 def _zone_prices(offer: Offer, max_price: float | None) -> dict[str, str]:
-    """Of an offer whose price depends on the zone, those zones that the run may have."""
+    """The zones within the run's `max_price`, with their prices, where an offer's price depends on the zone."""
     prices: dict[str, str] = offer.detail.get("zone_prices", {}) if offer.spot else {}
     return {
         zone: price for zone, price in prices.items() if max_price is None or Decimal(price) <= Decimal(str(max_price))

@@ -1,6 +1,6 @@
-"""Starting a job's machine at a cloud: the row first, then the cloud, then what it answered (docs/design.md#execution).
+"""Starts the instance of a job: its row is written first, then the cloud is called, then the answer is stored.
 
-Killed anywhere, or done twice, it comes to the same: the cloud knows an order again by its instance.
+Safe to kill or repeat anywhere: the cloud recognizes a repeated order by the instance's id.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud import instance_updates as cloud_rows
-from dstackweb.scheduler.cloud.lifecycle import MOST_TRIES
+from dstackweb.scheduler.cloud.lifecycle import MAX_TRIES
 from dstackweb.wording import offers as offer_words
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-"""How long one process may ask for a machine, before another asks for the same one."""
+"""After this another process may repeat the order."""
 WORK_S = 20.0
-"""How long one task goes from offer to offer; far below django-q's timeout. The next tick goes on."""
+"""How long one task tries offers, far below django-q's timeout. The next tick continues."""
 
 
-def start(job_id: UUID) -> None:
-    """Have a job's machine started: at the next offer where the cloud refuses one, until there is none left."""
+def start_instance(job_id: UUID) -> None:
+    """Start a job's instance, going to the next offer after each refusal until none is left."""
     began = time.monotonic()
-    for _ in range(MOST_TRIES + 1):
-        if not _try(job_id) or time.monotonic() - began > WORK_S:
+    for _ in range(MAX_TRIES + 1):
+        if not _try_offer(job_id) or time.monotonic() - began > WORK_S:
             return
 
 
-def _try(job_id: UUID) -> bool:
-    """One try at one offer; whether another may follow at once."""
-    instance = _ordered(job_id)
+def _try_offer(job_id: UUID) -> bool:
+    """Try one offer; returns whether to try the next at once."""
+    instance = _requested_instance(job_id)
     if instance is None:
         return False
     name, holder = f"launch:{instance.pk}", uuid.uuid4().hex
@@ -59,9 +59,11 @@ def _try(job_id: UUID) -> bool:
         leases.release(name, holder)
 
 
-def _ordered(job_id: UUID) -> Instance | None:
-    """The row of the machine that a job still waits for; None where nothing is to be asked."""
-    job = Job.objects.filter(cloud.on_clouds(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").first()
+def _requested_instance(job_id: UUID) -> Instance | None:
+    """The requested instance that a job still waits for; None when there is nothing to order."""
+    job = Job.objects.filter(
+        cloud.on_cloud_backends(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce=""
+    ).first()
     if job is None or job.instance_id is None:
         return None
     asked = Instance.objects.select_related("backend", "project")
@@ -69,11 +71,11 @@ def _ordered(job_id: UUID) -> Instance | None:
 
 
 def _launch(instance: Instance) -> bool:
-    """Ask the cloud; whether the job has another offer now."""
+    """Call the cloud; returns whether the job has another offer now."""
     if instance.backend.deleted_at is not None:
-        # It may have been asked already, and the answer lost.
+        # The order may have been sent, and its answer lost.
         asked = instance.join_digest != ""
-        cloud_rows.close(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, "deleted")
+        cloud_rows.end_instance(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, "deleted")
         return True
     token, digest = agents.join_token(instance.pk)
     Instance.objects.filter(pk=instance.pk).update(join_digest=digest)
@@ -82,16 +84,16 @@ def _launch(instance: Instance) -> bool:
     except LaunchFailed as refused:
         log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
         if refused.code == "quota":
-            cloud_rows.quotas_changed(instance.backend, instance.region)
-        cloud_rows.close(instance, InstanceStatus.GONE, refused.code, refused.text)
+            cloud_rows.refresh_quotas(instance.backend, instance.region)
+        cloud_rows.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
         return True
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
-        log.warning("%s can't be asked for a machine, trying again: %s", instance.backend, error)
+        log.warning("%s: cannot start an instance, will retry: %s", instance.backend, error)
         told = offer_words.failure({"code": error.code, **error.data}) if isinstance(error, SourceFailed) else ""
-        _remember(instance, told or str(error))
+        _store_error(instance, told or str(error))
         return False
-    cloud_rows.land(instance, machine)
-    cloud_rows.quotas_changed(instance.backend, instance.region)
+    cloud_rows.record_found(instance, machine)
+    cloud_rows.refresh_quotas(instance.backend, instance.region)
     return False
 
 
@@ -116,7 +118,7 @@ def _order(instance: Instance, join_token: str) -> MachineOrder:
     )
 
 
-def _remember(instance: Instance, why: str) -> None:
-    """Keep why the cloud could not be asked: people see it at the job, which goes on being tried."""
+def _store_error(instance: Instance, why: str) -> None:
+    """Show why the cloud could not be called on the instance and the job; the order is retried."""
     Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED).update(error=why)
     Job.objects.filter(instance=instance, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)

@@ -1,6 +1,6 @@
-"""Watching clouds' machines: what clouds tell of them, deadlines, silence, interruptions, and what is left over.
+"""Watches cloud instances: the clouds' answers, deadlines, silence, interruptions, orphans.
 
-Found from rows each time; the clouds are asked outside any transaction, a region at a time, and seldom.
+All work is found from rows. Clouds are called outside transactions, one region at a time.
 """
 
 from __future__ import annotations
@@ -30,59 +30,67 @@ from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud import instance_updates as cloud_rows
 from dstackweb.scheduler.cloud import start as cloud_start
-from dstackweb.scheduler.cloud.lifecycle import Told, grace_s, kept_s, match, orphans, overdue, told
+from dstackweb.scheduler.cloud.lifecycle import (
+    CloudState,
+    cloud_state,
+    find_instance,
+    find_orphans,
+    grace_s,
+    idle_time_s,
+    reason_to_end,
+)
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 30.0
+POLL_EVERY_S = 30.0
 SETTLE_EVERY_S = 8.0
-"""How often a region is asked where a machine is to end."""
-TOLD_S = 5.0
-"""By so much less than it has left, a job that is stopping already is told anew."""
+"""How often to poll a region with an ending instance."""
+GRACE_STEP_S = 5.0
+"""A stopping job gets a new grace only if it is shorter by more than this."""
 WORK_S = 15.0
-"""What one tick doesn't come to within this the next one does: starting machines, and looking at those there are."""
+"""Time for starting instances, and again for polling regions, in one tick. The next tick does the rest."""
 
 
-def look_over() -> None:
-    """One look at all jobs and machines of clouds."""
-    give_back(_there().exclude(holder=None))
-    _each(_interrupted())
-    _each(_overdue())
-    waiting = Job.objects.filter(cloud.on_clouds(), status=JobStatus.PROVISIONING, claim_nonce="")
+def poll_all() -> None:
+    """Advance all cloud jobs and instances once."""
+    release_instances(_present_instances().exclude(holder=None))
+    _run_all(_interruptions_due())
+    _run_all(_ends_due())
+    waiting = Job.objects.filter(cloud.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
     requested = waiting.filter(instance__status=InstanceStatus.REQUESTED).order_by("placed_at", "pk")
-    _each((partial(cloud_start.start, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
-    # With a time of its own: however long starting takes, what is to end ends.
-    _each((partial(look, backend, region) for backend, region in _regions_in_turn()), WORK_S)
+    _run_all((partial(cloud_start.start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
+    # With its own time: instances end however long starting others takes.
+    _run_all((partial(poll_region, backend, region) for backend, region in _regions_due()), WORK_S)
 
 
-def look_at_jobs(job_ids: Sequence[str]) -> None:
-    """Bring a few jobs forward at once: those that wait get machines started, those that ended give theirs back."""
-    give_back(_there().filter(holder__in=job_ids))
-    _each(partial(cloud_start.start, UUID(job_id)) for job_id in job_ids)
+def poll_jobs(job_ids: Sequence[str]) -> None:
+    """Advance a few jobs at once: start instances for waiting ones, release those of ended ones."""
+    release_instances(_present_instances().filter(holder__in=job_ids))
+    _run_all(partial(cloud_start.start_instance, UUID(job_id)) for job_id in job_ids)
 
 
-def reap() -> None:
-    """Look at every region that a cloud is, or was lately, used in: machines may be left where no row is.
+def end_orphans() -> None:
+    """Poll every region that a cloud backend uses, or used recently: instances without rows may be left there.
 
-    In any order, so that what one tick doesn't come to is the next one's.
+    In random order, so that later ticks reach the regions that this one has no time for.
     """
     now = timezone.now()
     places: list[tuple[Backend, str]] = []
-    _each([partial(_add_places, places, backend, now) for backend in cloud.clouds(now)])
+    _run_all([partial(_add_regions, places, backend, now) for backend in cloud.cloud_backends(now)])
     random.shuffle(places)
-    _each((partial(look, backend, region) for backend, region in places), 2 * WORK_S)
+    _run_all((partial(poll_region, backend, region) for backend, region in places), 2 * WORK_S)
 
 
-def _add_places(places: list[tuple[Backend, str]], backend: Backend, now: dt.datetime) -> None:
-    places += [(backend, region) for region in cloud.regions_left(backend, now)]
+def _add_regions(places: list[tuple[Backend, str]], backend: Backend, now: dt.datetime) -> None:
+    places += [(backend, region) for region in cloud.recent_regions(backend, now)]
     configured = registry.cloud(backend).regions()
     places += [(backend, region) for region in configured if (backend, region) not in places]
 
 
-def _each(acts: Iterable[Callable[[], object]], within_s: float | None = None) -> None:
-    """Do all of them, also when one can't be done now: a cloud that can't be asked says nothing of any other.
+def _run_all(acts: Iterable[Callable[[], object]], within_s: float | None = None) -> None:
+    """Run all of them, even when one fails. An unreachable cloud is logged; any other error is raised at the end.
 
-    Whatever else goes wrong is raised when all are done. `within_s`: none begins later.
+    `within_s`: none begins later than that.
     """
     began = time.monotonic()
     failed: Exception | None = None
@@ -94,64 +102,64 @@ def _each(acts: Iterable[Callable[[], object]], within_s: float | None = None) -
         except DatabaseError:
             raise
         except (SourceFailed, DomainError, registry.UnknownKind) as error:
-            log.warning("a cloud can't be asked now, and nothing is concluded from that: %s", error)
+            log.warning("cloud unreachable, instances unchanged: %s", error)
         except Exception as error:
-            log.exception("going on without %s", act)
+            log.exception("failed, continuing: %s", act)
             failed = error
     if failed is not None:
         raise failed
 
 
-def look(backend: Backend, region: str) -> None:
-    """Ask a cloud what machines there are in a region, and follow it. Raises SourceFailed: then nothing is known."""
+def poll_region(backend: Backend, region: str) -> None:
+    """Compare a region's rows with the cloud, and act on differences. Raises SourceFailed, having changed nothing."""
     code = registry.cloud(backend)
     machines = code.machines(region, cloud.deployment())
-    # Read after the answer: a row is there before its machine.
-    rows = list(_there().filter(backend=backend, region=region))
-    ending = {row.cloud_id for row in rows if _follow(row, match(machines, str(row.pk), row.cloud_id))}
+    # Read after the answer: a row exists before its instance.
+    rows = list(_present_instances().filter(backend=backend, region=region))
+    ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
     known = Instance.objects.filter(pk__in=[pk for machine in machines if (pk := _uuid(machine.instance))])
     told_of = known.values_list("pk", "status", "cloud_id")
     wanted = {str(row.pk): (InstanceStatus(row.status), row.cloud_id) for row in rows}
     wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in told_of}
-    for machine in orphans(machines, wanted, timezone.now()):
-        log.warning("%s %s: machine %s is nobody's, and is ended", backend, region, machine.cloud_id)
+    for machine in find_orphans(machines, wanted, timezone.now()):
+        log.warning("%s %s: terminating orphan instance %s", backend, region, machine.cloud_id)
         ending.add(machine.cloud_id)
     if ending - {""}:
         code.terminate(region, sorted(ending - {""}))
 
 
-def _follow(instance: Instance, machine: Machine | None) -> bool:
-    """Do with a row what its cloud says; whether the cloud has to be told to end the machine."""
+def _update_row(instance: Instance, machine: Machine | None) -> bool:
+    """Update a row from the cloud's answer; returns whether the instance must be terminated."""
     interrupted = instance.interrupted_at is not None or instance.why == "interrupted"
     why = "interrupted" if interrupted else (machine.why if machine else "") or "cloud"
     text = machine.text if machine else ""
-    match told(cloud.row_of(instance), machine):
-        case Told.THERE | Told.ALIVE as there:
+    match cloud_state(cloud.instance_view(instance), machine):
+        case CloudState.THERE | CloudState.ALIVE as there:
             assert machine is not None
-            cloud_rows.land(instance, machine)
+            cloud_rows.record_found(instance, machine)
             instance.cloud_id = machine.cloud_id
-            return there is Told.ALIVE
-        case Told.ENDING:
+            return there is CloudState.ALIVE
+        case CloudState.ENDING:
             assert machine is not None
-            cloud_rows.land(instance, machine)
+            cloud_rows.record_found(instance, machine)
             instance.refresh_from_db()
-            cloud_rows.close(instance, InstanceStatus.STOPPING, why, text)
+            cloud_rows.end_instance(instance, InstanceStatus.STOPPING, why, text)
             return True
-        case Told.GONE:
-            cloud_rows.close(instance, InstanceStatus.GONE, why, text)
+        case CloudState.GONE:
+            cloud_rows.end_instance(instance, InstanceStatus.GONE, why, text)
     return False
 
 
-def give_back(instances: Iterable[Instance]) -> None:
-    """Jobs that have ended leave their machines: kept for the next run of the project, or to be ended."""
+def release_instances(instances: Iterable[Instance]) -> None:
+    """Take ended jobs off their instances, which are kept idle for the project or set to end."""
     rows = list(instances)
-    jobs = cloud.served_by(rows)
+    jobs = cloud.jobs_by_instance(rows)
     for instance in rows:
         job = jobs.get(instance.pk)
         if job is not None and job.status in JOB_ACTIVE:
             continue
         idle_s = job.run.spec.get("idle_duration_s") if job else None
-        kept = kept_s(cloud.row_of(instance), job.termination_reason if job else "", idle_s)
+        kept = idle_time_s(cloud.instance_view(instance), job.termination_reason if job else "", idle_s)
         same = Instance.objects.filter(pk=instance.pk, holder=instance.holder, status=instance.status)
         now = timezone.now()
         if kept:
@@ -164,27 +172,27 @@ def give_back(instances: Iterable[Instance]) -> None:
             same.update(holder=None, status=InstanceStatus.STOPPING, why="finished", status_s=0)
 
 
-def _overdue() -> Iterator[Callable[[], object]]:
-    rows = list(_there().exclude(status=InstanceStatus.STOPPING))
-    jobs = cloud.served_by(rows)
-    now, rules = timezone.now(), cloud.rules()
+def _ends_due() -> Iterator[Callable[[], object]]:
+    rows = list(_present_instances().exclude(status=InstanceStatus.STOPPING))
+    jobs = cloud.jobs_by_instance(rows)
+    now, rules = timezone.now(), cloud.deadlines()
     for instance in rows:
-        why = overdue(cloud.row_of(instance), cloud.view_of(jobs.get(instance.pk)), now, rules)
+        why = reason_to_end(cloud.instance_view(instance), cloud.instance_job(jobs.get(instance.pk)), now, rules)
         if why is not None:
-            log.info("%s %s is to end: %s", instance.backend, instance, why)
-            yield partial(cloud_rows.close, instance, InstanceStatus.STOPPING, why)
+            log.info("%s %s: ending, reason %s", instance.backend, instance, why)
+            yield partial(cloud_rows.end_instance, instance, InstanceStatus.STOPPING, why)
 
 
-def _interrupted() -> Iterator[Callable[[], object]]:
-    """Jobs on machines that their cloud takes back soon are told to stop, in time to keep what they have."""
-    rows = _there().filter(status=InstanceStatus.RUNNING, interrupted_at__isnull=False).exclude(holder=None)
+def _interruptions_due() -> Iterator[Callable[[], object]]:
+    """Stop jobs on instances that their cloud is about to take back."""
+    rows = _present_instances().filter(status=InstanceStatus.RUNNING, interrupted_at__isnull=False).exclude(holder=None)
     by_id = {row.pk: row for row in rows}
-    for instance_id, job in cloud.served_by(by_id.values()).items():
+    for instance_id, job in cloud.jobs_by_instance(by_id.values()).items():
         if job.status in JOB_ACTIVE and job.claim_nonce:
-            yield partial(_tell, job, by_id[instance_id])
+            yield partial(_stop_interrupted, job, by_id[instance_id])
 
 
-def _tell(job: Job, instance: Instance) -> None:
+def _stop_interrupted(job: Job, instance: Instance) -> None:
     now = timezone.now()
     assert instance.interrupted_at is not None
     with transaction.atomic():
@@ -197,22 +205,22 @@ def _tell(job: Job, instance: Instance) -> None:
         if fresh.status != JobStatus.TERMINATING:
             record(run, "spot_interruption", {"at": instance.interrupted_at.isoformat()}, node=job.node)
             move_job(fresh, JobStatus.TERMINATING, now=now, stop_reason=Reason.INTERRUPTED, stop_grace_s=grace)
-        elif fresh.stop_grace_s is None or grace + TOLD_S < fresh.stop_grace_s - fresh.status_s:
+        elif fresh.stop_grace_s is None or grace + GRACE_STEP_S < fresh.stop_grace_s - fresh.status_s:
             Job.objects.filter(pk=fresh.pk).update(stop_grace_s=grace, status_s=0)
 
 
-def _there() -> QuerySet[Instance]:
+def _present_instances() -> QuerySet[Instance]:
     return Instance.objects.select_related("backend").exclude(status=InstanceStatus.GONE)
 
 
-def _regions_in_turn() -> Iterator[tuple[Backend, str]]:
-    """Where there are machines, and it is this process's to ask now: by a lease that nobody gives back."""
+def _regions_due() -> Iterator[tuple[Backend, str]]:
+    """Backends and regions with instances that this process may poll now, by a lease that just expires."""
     settling: dict[tuple[Backend, str], bool] = {}
-    for row in _there().order_by("created_at", "pk"):
+    for row in _present_instances().order_by("created_at", "pk"):
         place = (row.backend, row.region)
         settling[place] = settling.get(place, False) or row.status == InstanceStatus.STOPPING
     for (backend, region), is_settling in settling.items():
-        word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("look", LOOK_EVERY_S)
+        word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("look", POLL_EVERY_S)
         if leases.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):
             yield backend, region
 

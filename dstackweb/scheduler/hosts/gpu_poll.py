@@ -1,4 +1,4 @@
-"""The look at a host's GPUs, on it: what they do is kept, and runs that don't use them are dealt with."""
+"""Samples this host's GPUs, and applies utilization policies to the jobs on them."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ log = logging.getLogger(__name__)
 
 
 def sample_host(name: str) -> None:
-    """One sample of each GPU of this machine, and what its jobs' policies want then."""
+    """Store a sample of each GPU of this machine, and apply its jobs' policies."""
     host = Host.joined.filter(name=name).first()
     if host is None:
         return
-    with _alone(host) as mine:
+    with _sampling_lock(host) as mine:
         if not mine:
             return
-        # What it sees may be as old as the look: a GPU that a job got meanwhile was not yet the job's.
+        # Dated before reading: a GPU that a job gets meanwhile was not the job's yet.
         began = timezone.now()
-        look = nvml.read()
-        act_on(intake.of_host(host, look, to_ms(began)), timezone.now())
+        apply_policies(intake.of_host(host, nvml.read(), to_ms(began)), timezone.now())
 
 
-def act_on(job_ids: Iterable[UUID], now: dt.datetime) -> None:
-    """Do what the jobs' policies want after a sample. One that fails holds up neither the others nor the sample."""
+def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:
+    """Apply the jobs' policies after a sample. One that fails stops neither the others nor the sample."""
     for job_id in job_ids:
         try:
-            utilization.act(job_id, now)
+            utilization.apply_policy(job_id, now)
         except Exception:
-            log.exception("what its policy wants of job %s waits for the next sample", job_id)
+            log.exception("job %s: policy not applied, will retry with the next sample", job_id)
 
 
 @contextlib.contextmanager
-def _alone(host: Host) -> Iterator[bool]:
-    """Whether no other worker of the machine samples: one that hangs in a broken driver keeps no others with it.
+def _sampling_lock(host: Host) -> Iterator[bool]:
+    """Whether this worker may sample. Only one does at a time: a broken driver can hang only that one.
 
-    A worker that dies lets go.
+    The kernel releases a dead worker's lock.
     """
     folder = settings.DSTACKWEB_HOME / "locks"
     folder.mkdir(exist_ok=True)

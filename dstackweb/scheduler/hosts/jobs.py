@@ -1,7 +1,7 @@
-"""The work on the machine where jobs run: each has its runner, a stopped one ends, and every end is told.
+"""Jobs on their own host: start or revive runners, stop them, report ends.
 
-Called by the host's own cluster. One step, safe to repeat at any moment: the runner decides from its own files
-whether to start, to salvage or to do nothing, and the API lets only one runner claim a job.
+Called by the host's own workers. Safe to repeat: the runner decides from its own files whether to start, to salvage
+or to do nothing, and the API lets only one runner claim a job.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KILL_MARGIN_S = 15.0
 """How long a stopping job's runner may take beyond its grace before its host kills it."""
 
 
-def look_at_job(job_id: str) -> None:
-    """Bring one job of this machine forward: start or revive its runner, or make it stop."""
+def check_job(job_id: str) -> None:
+    """Advance one job of this host: start or revive its runner, or stop it."""
     job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
     if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
         return
     backend, handle = hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
     overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
     if overdue and not backend.stop(handle, grace_s=None):
-        log.warning("%s: its processes don't die yet; looking again", job)
+        log.warning("%s: processes still alive after kill, will retry", job)
         return
     presence = backend.observe(handle)
     if presence == Presence.ALIVE:
@@ -46,27 +46,27 @@ def look_at_job(job_id: str) -> None:
     try:
         backend.start(launch_spec(job), _offer(job))
     except StartFailed as error:
-        log.error("%s does not start yet, looking again: %s", job, error)
-        _remember(job, str(error))
+        log.error("%s: cannot start, will retry: %s", job, error)
+        _store_error(job, str(error))
     except Exception as error:
-        log.exception("%s does not start yet, looking again", job)
-        _remember(job, f"{type(error).__name__}: {error}")
+        log.exception("%s: cannot start, will retry", job)
+        _store_error(job, f"{type(error).__name__}: {error}")
 
 
-def look_over_host(host: str) -> None:
-    """Look at every active job of a machine that may need it. A healthy running job costs one flock."""
+def check_host(host: str) -> None:
+    """Check every active job of a host. A healthy running job costs one flock."""
     for job in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE):
         if job.status == JobStatus.TERMINATING or not local.runner_alive(job.pk):
-            look_at_job(str(job.pk))
+            check_job(str(job.pk))
 
 
-def _remember(job: Job, why: str) -> None:
-    """Keep why a job did not start, for the message of the deadline that may follow."""
+def _store_error(job: Job, why: str) -> None:
+    """Store why a job did not start: shown if the start deadline passes."""
     Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
 
 
 def launch_spec(job: Job) -> LaunchSpec:
-    """All that a backend learns of a job."""
+    """What a backend needs to start a job."""
     return LaunchSpec(
         job_id=str(job.pk),
         run_name=job.run.name,
@@ -83,7 +83,7 @@ def launch_spec(job: Job) -> LaunchSpec:
 
 
 def _offer(job: Job) -> Offer:
-    """The offer that the job was placed on."""
+    """The job's placement as an offer."""
     assert job.host is not None
     return Offer(
         backend=job.backend.name,

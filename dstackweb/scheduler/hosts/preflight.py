@@ -1,4 +1,4 @@
-"""What a machine needs to be a host, looked at before it becomes one: each thing that is missing is one clear line."""
+"""Checks before this machine starts as a host. Each failed check is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ HELLO_S = 5.0
 
 
 class NotReady(Exception):
-    """Why this machine can't be a host yet, and what to do, in one line."""
+    """Why this machine cannot be a host yet and what to do, in one line."""
 
 
-def hold_home(home: Path) -> IO[str]:
-    """Take the home for this host; the returned file holds it until it is closed. Raises NotReady."""
+def lock_home(home: Path) -> IO[str]:
+    """Lock the home directory for this host until the returned file is closed. Raises NotReady."""
     lock = open(home / LOCK, "a")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise NotReady(f"a host runs already with the data in {home}: for a second one set DSTACKWEB_HOME") from None
+        raise NotReady(f"another host uses {home}. Set DSTACKWEB_HOME to run a second one") from None
     return lock
 
 
-class Away(NotReady):
-    """The API doesn't answer now; it may later."""
+class ApiUnreachable(NotReady):
+    """The API does not answer now; it may later."""
 
 
 def check(name: str) -> None:
-    """Raise NotReady unless this machine can be the host `name`. An API that is away is no hindrance: it comes back."""
+    """Raise NotReady unless this machine can be the host `name`. An unreachable API is no obstacle: it comes back."""
     _check_database()
     _check_redis()
-    with contextlib.suppress(Away):
-        _say_hello(name)
+    with contextlib.suppress(ApiUnreachable):
+        _check_api(name)
 
 
-def api_trouble(name: str) -> str:
-    """What keeps runners here from using the API, in one line; empty where nothing does."""
+def api_error(name: str) -> str:
+    """Why runners here cannot use the API, in one line; empty when they can."""
     try:
-        _say_hello(name)
+        _check_api(name)
     except NotReady as trouble:
         return str(trouble)
     return ""
@@ -60,19 +60,19 @@ def _check_database() -> None:
     where = "DATABASE_URL"
     if not settings.DATABASE_URL:
         raise NotReady(
-            f"{where} is missing: a host works on the deployment's own PostgreSQL. "
-            "`dstackweb host join`, with the command that the hosts page prints, gets it and all else"
+            f"{where} is not set: a host needs the deployment's PostgreSQL. Run the `dstackweb host join` command from "
+            "the hosts page, which sets it"
         )
     try:
         connection.ensure_connection()
         behind = MigrationExecutor(connection).migration_plan(MigrationExecutor(connection).loader.graph.leaf_nodes())
     except DatabaseError as error:
         first = str(error).strip().splitlines()[0]
-        raise NotReady(f"the database of {where} can't be used: {first}") from error
+        raise NotReady(f"cannot use the database in {where}: {first}") from error
     if behind:
         raise NotReady(
-            f"the database of {where} is not this version's: it lacks {behind[0][0]}. "
-            "Start the server with this version first, and see that it uses the same database"
+            f"the database in {where} lacks migration {behind[0][0]}. Upgrade and start the server first, and "
+            "check that it uses the same database"
         )
 
 
@@ -82,15 +82,15 @@ def _check_redis() -> None:
     try:
         redis.from_url(settings.Q_CLUSTER["redis"]).ping()
     except redis.RedisError as error:
-        raise NotReady(f"the Redis of REDIS_URL can't be used: {error}") from error
+        raise NotReady(f"cannot use Redis at REDIS_URL: {error}") from error
 
 
-def _say_hello(name: str) -> None:
+def _check_api(name: str) -> None:
     url = settings.DSTACKWEB_API_URL
     if is_exposed(url) and not settings.DSTACKWEB_INSECURE_HTTP:
         raise NotReady(
-            f"{url} is not encrypted, and runners send no token there: set DSTACKWEB_PUBLIC_URL to the server's "
-            "https:// address, or DSTACKWEB_INSECURE_HTTP=1 on a network that you trust"
+            f"{url} is not encrypted, so runners send no token there. Set DSTACKWEB_PUBLIC_URL to the server's "
+            "https:// address, or DSTACKWEB_INSECURE_HTTP=1 on a trusted network"
         )
     token = host_token(name)
     try:
@@ -98,10 +98,10 @@ def _say_hello(name: str) -> None:
         told = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         why = str(error) or type(error).__name__
-        raise Away(
-            f"the API at {url}, which jobs need, can't be used: {why}; is DSTACKWEB_PUBLIC_URL right?"
+        raise ApiUnreachable(
+            f"cannot reach the API at {url}: {why}. Jobs need it; check DSTACKWEB_PUBLIC_URL"
         ) from error
     if answer.status_code == 403:
-        raise NotReady(f"the server at {url} has another DSTACKWEB_SECRET_KEY than this machine; they must be the same")
+        raise NotReady(f"the server at {url} has a different DSTACKWEB_SECRET_KEY. Set the same key on this machine")
     if not answer.is_success or not isinstance(told, dict) or told.get("host") != name:
-        raise Away(f"{url} doesn't answer as dstackweb does; is DSTACKWEB_PUBLIC_URL right?")
+        raise ApiUnreachable(f"{url} is not a dstackweb server. Check DSTACKWEB_PUBLIC_URL")

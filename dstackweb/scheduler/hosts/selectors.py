@@ -1,4 +1,4 @@
-"""The team's machines as people see them: what each has, who holds it, and for whom it is kept."""
+"""The team's hosts as people see them: what each has, which runs hold it, and what is reserved."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dstackweb.scheduler.models import Reservation
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a host keeps for a run that waits. `gpus` are UUIDs."""
+class ReservedCapacity:
+    """What is reserved on a host for a waiting run. `gpus` are UUIDs."""
 
     run: Run
     cpus: int
@@ -26,54 +26,56 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """One host: its GPUs by index with the run that holds each, its active jobs, what it keeps, its newest events."""
+class HostSummary:
+    """One host: its GPUs by index, each with the run that holds it, its active jobs, reservation and newest events."""
 
     host: Host
     online: bool
     gpus: Sequence[tuple[Gpu, Run | None]]
     jobs: int
-    kept: Kept | None
+    kept: ReservedCapacity | None
     events: Sequence[HostEvent] = ()
 
     @property
     def gpus_total(self) -> int:
-        """GPUs that are there now."""
+        """GPUs present now."""
         return sum(gpu.present for gpu, _run in self.gpus)
 
     @property
     def gpus_used(self) -> int:
-        """Of these, those that a job holds or somebody uses outside dstackweb."""
+        """Present GPUs that a job holds, or that are used outside dstackweb."""
         return sum(gpu.present and (run is not None or gpu.stranger is not None) for gpu, run in self.gpus)
 
 
-def listed(name: str = "", *, events: int = 0) -> list[Listed]:
-    """Every host that has not left (or the one called `name`), by name, with so many of its newest events; few queries
-    however many there are."""
+def list_hosts(name: str = "", *, events: int = 0) -> list[HostSummary]:
+    """All hosts that have not left, by name, or the one called `name`; each with its `events` newest events.
+
+    The number of queries does not depend on the number of hosts.
+    """
     jobs = dict(Job.objects.filter(status__in=JOB_ACTIVE).values_list("host").annotate(Count("pk")).order_by())
-    kept, found = _kept(), hosts_with_holders(name)
-    newest = _newest([host for host, _gpus in found], events) if events else {}
+    kept, found = _reserved_by_host(), hosts_with_holders(name)
+    newest = _newest_events([host for host, _gpus in found], events) if events else {}
     return [
-        Listed(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk), newest.get(host.pk, ()))
+        HostSummary(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk), newest.get(host.pk, ()))
         for host, gpus in found
     ]
 
 
-def _newest(hosts: Sequence[Host], events: int) -> dict[int, list[HostEvent]]:
+def _newest_events(hosts: Sequence[Host], events: int) -> dict[int, list[HostEvent]]:
     recent = HostEvent.objects.select_related("actor")[:events]
     prefetch_related_objects(hosts, Prefetch("events", queryset=recent, to_attr="newest"))
     return {host.pk: getattr(host, "newest", []) for host in hosts}
 
 
-def _kept() -> dict[int, Kept]:
-    """By host; a run that has several nodes on one host has their sum kept."""
+def _reserved_by_host() -> dict[int, ReservedCapacity]:
+    """What is reserved, by host id; several nodes on one host are added up."""
     reservation = Reservation.objects.select_related("run__project").first()
-    found: dict[int, Kept] = {}
+    found: dict[int, ReservedCapacity] = {}
     if reservation is None:
         return found
     for node in reservation.nodes:
-        before = found.get(node["host_id"], Kept(reservation.run, 0, 0, frozenset()))
-        found[node["host_id"]] = Kept(
+        before = found.get(node["host_id"], ReservedCapacity(reservation.run, 0, 0, frozenset()))
+        found[node["host_id"]] = ReservedCapacity(
             reservation.run,
             before.cpus + node["cpus"],
             before.memory_mib + node["memory_mib"],

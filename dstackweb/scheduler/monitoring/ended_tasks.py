@@ -1,4 +1,4 @@
-"""Tasks of attempts that are over are settled, also where an end was not marked when it came."""
+"""Settles the tasks of ended attempts, also where an end was not recorded when it happened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dstackweb.runs.prefix_counters import to_ms
 from dstackweb.runs.states import ENDED
 
 WORK_S = 20.0
-"""How long one task goes from scope to scope; far below django-q's timeout. The next turn goes on."""
+"""How long one task settles scopes, far below django-q's timeout. The next one continues."""
 
 
 def has_work() -> bool:
@@ -23,16 +23,16 @@ def has_work() -> bool:
 
 
 def settle(now: dt.datetime) -> None:
-    """Settle what is due, the longest ended first."""
-    mark_missed(now)
+    """Settle scopes that are due, those that ended first going first."""
+    end_missed_scopes(now)
     began = time.monotonic()
     for scope_id in finalize.due():
         while time.monotonic() - began < WORK_S and not finalize.settle(scope_id):
             pass
 
 
-def mark_missed(now: dt.datetime) -> None:
-    """End scopes of attempts that were over when somebody reported their first tasks: nobody will end them later."""
+def end_missed_scopes(now: dt.datetime) -> None:
+    """End scopes of attempts that were over when their first tasks were reported: nothing else would end them."""
     open_scopes = list(Scope.objects.filter(ended_ms=None, run_id__gt=0).values_list("run_id", "attempt"))
     going_on = Run.objects.filter(pk__in={run_id for run_id, _ in open_scopes}).exclude(status__in=ENDED)
     current = dict(going_on.values_list("pk", "attempt"))

@@ -1,4 +1,4 @@
-"""What the watcher sees of hosts: one falls silent, comes back, or may leave now that it holds nothing."""
+"""Watches hosts: records when they go offline and come back, and removes those that have left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
 
 
-def note_presence() -> None:
-    """Tell once when a host went offline, and once when it is back: placement itself looks at the silence alone."""
+def record_presence() -> None:
+    """Record once that a host went offline, and once that it is back. Placement reads the silence itself."""
     joined = Host.joined.exclude(seen_at=None)
     limit = settings.DSTACKWEB_HOST_SILENT_S
     for host in joined.filter(offline_since=None, silent_s__gte=limit):
@@ -27,10 +27,10 @@ def note_presence() -> None:
                 HostEvent.objects.create(host=host, kind="online")
 
 
-def finish_leaving() -> None:
-    """Those that are to leave, and that no job holds anything of, have left: no list has them, nor periodic work."""
+def remove_left_hosts() -> None:
+    """Mark leaving hosts without jobs as left: they disappear from lists and have no periodic work."""
     for host in Host.joined.filter(leaving=True):
-        # Nothing new comes to it: a claim needs a host that isn't drained, and an undrained one no longer leaves.
+        # No new job can claim it: a leaving host is drained, and undraining it cancels its leaving.
         if Job.objects.filter(host=host, status__in=JOB_ACTIVE).exists():
             continue
         if Allocation.objects.filter(host=host).exists():

@@ -1,8 +1,8 @@
-"""Watching what was placed: silence, deadlines, retries whose time has come (docs/design.md, rule 9).
+"""Watches placed runs: silence, start deadlines, due retries, next occurrences of schedules.
 
-Silence and time in a status are summed up in the watcher's own monotonic time, between two looks of one machine and at
-most `MAX_STEP` intervals of it at once: an hour of downtime or a jump of the clock declares nothing lost. Where several
-machines look in turn, no second counts twice.
+Silence and time in a status are added up in monotonic time between two checks of one machine, at most `MAX_STEP`
+intervals at once: downtime or a clock change declares nothing lost. Where several machines check in turn, no second
+counts twice.
 """
 
 from __future__ import annotations
@@ -34,55 +34,55 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 MAX_STEP = 3.0
-"""Intervals that one look may add at most."""
+"""The most intervals that one check may add."""
 FORGET_S = 24 * 3600.0
-"""A machine that has not looked while so much was counted is new when it comes back."""
+"""A machine that has not checked while this much was counted starts anew when it comes back."""
 LOST_MARGIN_S = 60.0
-"""On top of `lost_after` and `stop_duration`: by then a runner without contact has stopped its child."""
+"""On top of `lost_after` and `stop_duration`: by then a runner without contact has stopped its commands."""
 
 
 def boot_id() -> str:
-    """Tells one boot of this machine from another; monotonic times compare within one only."""
+    """An id of this machine's boot: monotonic times compare only within one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
 
 
-def elapsed_since_last_look(monotonic_s: float, boot: str) -> float:
-    """Seconds that count since this machine's last look, which this call makes the present one."""
+def elapsed_since_last_check(monotonic_s: float, boot: str) -> float:
+    """Seconds to count since this machine's last check; this call becomes its last check."""
     Watch.objects.get_or_create(pk=1)
     with transaction.atomic():
-        Watch.objects.filter(pk=1).update(counted_s=F("counted_s"))  # one look after the other
+        Watch.objects.filter(pk=1).update(counted_s=F("counted_s"))  # locks the row: one check at a time
         row = Watch.objects.get(pk=1)
         last_s, counted_then_s = row.looks.get(boot, (None, 0.0))
-        step = counted(last_s, monotonic_s, row.counted_s - counted_then_s, settings.DSTACKWEB_WATCH_EVERY_S)
+        step = countable_s(last_s, monotonic_s, row.counted_s - counted_then_s, settings.DSTACKWEB_WATCH_EVERY_S)
         row.counted_s += step
         row.looks[boot] = [max(monotonic_s, last_s or 0.0), row.counted_s]
-        row.looks = {boot: look for boot, look in row.looks.items() if row.counted_s - look[1] < FORGET_S}
+        row.looks = {boot: seen for boot, seen in row.looks.items() if row.counted_s - seen[1] < FORGET_S}
         row.save()
     return step
 
 
-def counted(last_s: float | None, now_s: float, by_others_s: float, every_s: float) -> float:
-    """How much of the time since a machine's last look counts: none across a boot (`last_s` None), never more than
-    MAX_STEP intervals, and nothing that the looks of other machines have counted meanwhile."""
+def countable_s(last_s: float | None, now_s: float, by_others_s: float, every_s: float) -> float:
+    """Seconds to count since a machine's last check: none across a boot (`last_s` None), at most MAX_STEP intervals,
+    less what other machines have counted meanwhile."""
     if last_s is None:
         return 0.0
     return max(0.0, min(now_s - last_s, MAX_STEP * every_s) - by_others_s)
 
 
 def watch() -> None:
-    """One look at everything that is placed or waits for its time."""
-    step = elapsed_since_last_look(time.monotonic(), boot_id())
+    """Check once everything that is placed or waits for its time."""
+    step = elapsed_since_last_check(time.monotonic(), boot_id())
     _add_silence(step)
-    runs = (_make_occurrences, _requeue, _end_what_never_started, _end_what_is_lost, _settle_leftovers)
-    parts = (*runs, host_watch.note_presence, host_watch.finish_leaving)
-    _each(parts, lambda part: part())
+    runs = (_create_occurrences, _requeue, _end_unstarted, _end_lost_jobs, _settle_leftovers)
+    parts = (*runs, host_watch.record_presence, host_watch.remove_left_hosts)
+    _for_each(parts, lambda part: part())
 
 
-def _each(items: Iterable[T], act: Callable[[T], object]) -> None:
-    """Act on every item also when one of them can't be: the last such error is raised when all others are done."""
+def _for_each(items: Iterable[T], act: Callable[[T], object]) -> None:
+    """Act on every item even when one fails; the last error is raised at the end."""
     failed: Exception | None = None
     for item in items:
         try:
@@ -90,40 +90,40 @@ def _each(items: Iterable[T], act: Callable[[T], object]) -> None:
         except DatabaseError:
             raise
         except Exception as error:
-            log.exception("the watcher goes on without %s", item)
+            log.exception("check failed, continuing: %s", item)
             failed = error
     if failed is not None:
         raise failed
 
 
 def _add_silence(step: float) -> None:
-    """A handful of statements, however many hosts, machines of clouds and jobs there are."""
+    """Add `step` seconds of silence to what has sent no heartbeat. A fixed number of statements."""
     active = Job.objects.filter(status__in=JOB_ACTIVE)
     there = Instance.objects.exclude(status=InstanceStatus.GONE)
     with transaction.atomic():
-        _idle(active.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
-        _idle(Host.objects.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
+        _unlocked(active.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
+        _unlocked(Host.objects.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
     with transaction.atomic():
-        _idle(there.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
+        _unlocked(there.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
     if step:
         with transaction.atomic():
-            _idle(active).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
+            _unlocked(active).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
         with transaction.atomic():
-            _idle(Host.objects.all()).update(silent_s=F("silent_s") + step)
+            _unlocked(Host.objects.all()).update(silent_s=F("silent_s") + step)
         with transaction.atomic():
-            _idle(there).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
+            _unlocked(there).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
 
 
-def _idle(rows: QuerySet[M]) -> QuerySet[M]:
-    """Those that nobody is writing at this moment: who waited for one while holding others would make deadlocks.
+def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:
+    """The rows that no other transaction has locked: waiting for one while holding others could deadlock.
 
-    What is being written is not silent, and the next look counts it again.
+    A row being written is not silent; the next check counts it.
     """
     free = rows.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
     return rows.model._default_manager.filter(pk__in=free)
 
 
-def _make_occurrences() -> None:
+def _create_occurrences() -> None:
     make_due(timezone.now())
 
 
@@ -131,21 +131,21 @@ def _requeue() -> None:
     requeue_due(timezone.now())
 
 
-def _end_what_never_started() -> None:
-    """A start deadline fails the attempt: what no runner claimed ends here, what one did is told to stop.
+def _end_unstarted() -> None:
+    """Fail attempts that miss the start deadline: unclaimed jobs end here, claimed ones are told to stop.
 
-    Machines of clouds have deadlines of their own (`cloud_verdict`), until each node of the attempt has its runner.
+    Cloud instances have their own deadlines (`cloud.lifecycle`) until each node of the attempt has its runner.
     """
     deadline_s = settings.DSTACKWEB_START_DEADLINE_S
     late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
     of_clouds = Q(host=None, backend__kind__in=cloud_kinds())
-    _each(late.exclude(of_clouds), _end_late)
+    _for_each(late.exclude(of_clouds), _end_late_job)
     coming = Q(claim_nonce="") | Q(status_s__lte=deadline_s) | Q(instance__status_s__lte=deadline_s)
     others = Job.objects.filter(coming, run=OuterRef("run"), attempt=OuterRef("attempt"), status__in=JOB_ACTIVE)
-    _each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late)
+    _for_each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late_job)
 
 
-def _end_late(late: Job) -> None:
+def _end_late_job(late: Job) -> None:
     message = f"it did not start within {settings.DSTACKWEB_START_DEADLINE_S:.0f} s"
     with transaction.atomic():
         run = lock_run(late.run_id)
@@ -159,7 +159,7 @@ def _end_late(late: Job) -> None:
         if not job.claim_nonce:
             ended(job.pk, Reason.NO_CAPACITY, message=message)
             return
-        # It waits at the barrier for nodes that never came: its runner ends it when it asks next.
+        # Its runner waits for nodes that never came, and ends the job when it polls next.
         move_job(
             job,
             JobStatus.TERMINATING,
@@ -170,20 +170,20 @@ def _end_late(late: Job) -> None:
         )
 
 
-def _end_what_is_lost() -> None:
-    """A job on a host that is silent for so long that its runner must have stopped it (runs with `retry` only).
+def _end_lost_jobs() -> None:
+    """End jobs whose host has been silent so long that their runner must have stopped them, for runs with `retry`.
 
-    Without `retry` nothing is assumed: the run stays as it is until the host answers or a person decides.
+    Without `retry` the run stays as it is until the host answers or a person decides.
     """
     silent = Job.objects.select_related("run", "host").filter(
         status__in=JOB_ACTIVE,
         silent_s__gt=settings.DSTACKWEB_LOST_AFTER_S,
         host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S,
     )
-    _each(silent, _end_lost)
+    _for_each(silent, _end_lost_job)
 
 
-def _end_lost(job: Job) -> None:
+def _end_lost_job(job: Job) -> None:
     spec = EffectiveSpec.model_validate(job.run.spec)
     if not spec.retry or job.silent_s <= settings.DSTACKWEB_LOST_AFTER_S + spec.stop_duration_s + LOST_MARGIN_S:
         return
@@ -192,10 +192,10 @@ def _end_lost(job: Job) -> None:
 
 
 def _settle_leftovers() -> None:
-    """Placed runs none of whose jobs is active: a step between two processes was lost."""
+    """Settle placed runs without an active job: the process that should have done it was killed."""
     active = Job.objects.filter(status__in=JOB_ACTIVE)
     left = Run.objects.filter(status__in=PLACED).exclude(jobs__in=active).values_list("pk", flat=True)
-    _each(left, _settle)
+    _for_each(left, _settle)
 
 
 def _settle(run_id: int) -> None:

@@ -1,7 +1,7 @@
-"""What is done about a job that leaves its GPUs unused: people are told, and then its run is stopped.
+"""Applies utilization policies to jobs that leave their GPUs unused: a notice first, then a stop.
 
-What a sample showed is only a hint to look: everything is read and judged again here, behind the run's row, and a stop
-needs the stored samples to say so too. So each step may be lost, doubled or killed: the next sample brings it back.
+A sample is only a trigger: everything is read and judged again with the run's row locked, and a stop needs the stored
+samples as well. Any step may be lost, doubled or killed: the next sample repeats it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dstackweb.wording import policy as policy_words
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 50
-"""So many of a queue's first runs are searched for one that wants GPUs."""
+RUNS_SEARCHED = 50
+"""How many of a queue's first runs are searched for one that needs GPUs."""
 
 
 @dataclass(frozen=True)
-class _Node:
-    """A running job that is held to a policy, with what was seen of its GPUs."""
+class _BoundJob:
+    """A running job bound to a policy, with its GPU series."""
 
     job: Job
     bound: JobPolicy
@@ -49,41 +49,41 @@ class _Node:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """By its stretches; unknown where its policy has no minimum."""
+        """The verdict on its stretches of low use; unknown without a minimum."""
         if self.bound.min_gpu_utilization is None:
             return UNKNOWN
         gpus = binding.stretches(self.job.gpus, self.series)
         return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
 
 
-def act(job_id: UUID, now: dt.datetime) -> Act:
-    """Do what is due about a job at `now`, and say what that was. A job that is no more is none to act on."""
+def apply_policy(job_id: UUID, now: dt.datetime) -> Act:
+    """Do what a job's policy asks for at `now`; returns what was done: nothing for a job that is not running."""
     job = Job.objects.select_related("run__project").filter(pk=job_id, status=JobStatus.RUNNING).first()
     if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
         return Act.NOTHING
-    # Most looks find nothing to do: they take no lock and wake no page.
-    nodes = _nodes([job], now)
+    # Mostly nothing is due: then no row is locked and no page is woken.
+    nodes = _bound_jobs([job], now)
     if not any(_is_outdated(node) or _due(node, job.run, now) != Act.NOTHING for node in nodes):
         return Act.NOTHING
     with transaction.atomic():
-        done = _act(lock_run(job.run_id), job_id, now)
+        done = _apply_locked(lock_run(job.run_id), job_id, now)
     if done != Act.NOTHING:
         bound = nodes[0].bound
         log.info(
-            "%s of %s: %s by its policy of %s %% over %s s",
+            "%s of %s: %s, policy %s %% over %s s",
             job, job.run.project, done.value, bound.min_gpu_utilization, bound.time_window_s,
         )  # fmt: skip
     return done
 
 
-def _act(run: Run, job_id: UUID, now: dt.datetime) -> Act:
-    """The same, behind the run's row."""
+def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> Act:
+    """The same with the run's row locked."""
     if run.status != RunStatus.RUNNING:
         return Act.NOTHING
     jobs = list(Job.objects.filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE).order_by("node"))
     for job in jobs:
         job.run = run
-    nodes = _nodes([job for job in jobs if job.status == JobStatus.RUNNING], now, lock=True)
+    nodes = _bound_jobs([job for job in jobs if job.status == JobStatus.RUNNING], now, lock=True)
     mine = next((node for node in nodes if node.job.pk == job_id), None)
     if mine is None:
         return Act.NOTHING
@@ -97,12 +97,12 @@ def _act(run: Run, job_id: UUID, now: dt.datetime) -> Act:
         case Act.STOP:
             return _stop(run, mine, jobs, now)
         case Act.WOULD_STOP:
-            return _tell(run, mine, nodes, jobs, now)
+            return _report_would_stop(run, mine, nodes, jobs, now)
     return found
 
 
-def _nodes(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) -> list[_Node]:
-    """Those of the jobs that are bound to a policy, be it that of having none."""
+def _bound_jobs(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) -> list[_BoundJob]:
+    """The jobs that are bound to a policy, including the policy of having none."""
     ids = [job.pk for job in jobs]
     series: defaultdict[UUID | None, list[GpuSeries]] = defaultdict(list)
     rows = GpuSeries.objects.filter(job__in=ids).order_by("pk")
@@ -110,16 +110,16 @@ def _nodes(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) -> list
         series[one.job_id].append(one)
     policies = {bound.job_id: bound for bound in JobPolicy.objects.filter(job__in=ids)}
     return [
-        _Node(job, bound, series[job.pk], to_ms(now)) for job in jobs if (bound := policies.get(job.pk)) is not None
+        _BoundJob(job, bound, series[job.pk], to_ms(now)) for job in jobs if (bound := policies.get(job.pk)) is not None
     ]
 
 
-def _is_outdated(node: _Node) -> bool:
-    """Whether the job is held to something else than its run's policy says."""
+def _is_outdated(node: _BoundJob) -> bool:
+    """Whether the job is bound to a policy other than its run's."""
     return not binding.is_bound_to(node.bound, node.job, binding.policy_of(node.job.run))
 
 
-def _due(node: _Node, run: Run, now: dt.datetime) -> Act:
+def _due(node: _BoundJob, run: Run, now: dt.datetime) -> Act:
     until = exemptions.kept_until(run.pk)
     case = Case(
         window_ms=node.bound.time_window_s * 1000,
@@ -131,8 +131,8 @@ def _due(node: _Node, run: Run, now: dt.datetime) -> Act:
     return due(case, node.verdict, node.now_ms)
 
 
-def _notice(run: Run, node: _Node, nodes: Sequence[_Node], now: dt.datetime) -> Act:
-    """Tell people once of a low stretch of the run, whichever of its nodes it began on."""
+def _notice(run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], now: dt.datetime) -> Act:
+    """Record a notice, once per low stretch of the run, whichever node it began on."""
     JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=node.verdict.low_since_ms)
     if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return Act.NOTHING
@@ -141,48 +141,49 @@ def _notice(run: Run, node: _Node, nodes: Sequence[_Node], now: dt.datetime) -> 
         node.verdict, node.bound.time_window_s * 1000, to_ms(until) if until else None, node.now_ms
     ).stops_ms
     stops_at = to_moment(stops_ms).isoformat() if stops_ms is not None else None
-    told = {**_told(run, node, node.verdict), "stops_at": stops_at}
-    record(run, "utilization_notice", told, node=node.job.node, attempt=node.job.attempt, at=now)
+    data = {**_event_data(run, node, node.verdict), "stops_at": stops_at}
+    record(run, "utilization_notice", data, node=node.job.node, attempt=node.job.attempt, at=now)
     touch(run.queue_id)
     return Act.NOTICE
 
 
-def _tell(run: Run, node: _Node, nodes: Sequence[_Node], jobs: Sequence[Job], now: dt.datetime) -> Act:
-    """Note that the run would have been stopped, once for a low stretch of it. Where its policy notifies, people are
-    told of it by that."""
-    verdict = _sure(node)
+def _report_would_stop(
+    run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], jobs: Sequence[Job], now: dt.datetime
+) -> Act:
+    """Record that the run would have been stopped, once per low stretch. With action `notify` this is the notice."""
+    verdict = _confirmed_verdict(node)
     if verdict is None:
         return Act.NOTHING
     low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
-    told_of = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
-    JobPolicy.objects.filter(pk=node.job.pk).update(**told_of)
+    stamps = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
+    JobPolicy.objects.filter(pk=node.job.pk).update(**stamps)
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return Act.NOTHING
-    told = _told(run, node, verdict) | {"notifies": notifies}
-    record(run, "utilization_would_stop", told, node=node.job.node, attempt=node.job.attempt, at=now)
-    _enter(run, node, verdict, jobs, now, observed=True)
+    data = _event_data(run, node, verdict) | {"notifies": notifies}
+    record(run, "utilization_would_stop", data, node=node.job.node, attempt=node.job.attempt, at=now)
+    _add_to_ledger(run, node, verdict, jobs, now, observed=True)
     touch(run.queue_id)
     return Act.WOULD_STOP
 
 
-def _stop(run: Run, node: _Node, jobs: Sequence[Job], now: dt.datetime) -> Act:
+def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> Act:
     """Stop the run, all of its nodes, with an entry in the ledger."""
-    verdict = _sure(node)
+    verdict = _confirmed_verdict(node)
     if verdict is None:
         return Act.NOTHING
-    told = _told(run, node, verdict)
+    data = _event_data(run, node, verdict)
     with translation.override("en"):
-        message = policy_words.was_low(told) + "."
-    if first := _first_in_line(run):
-        told["next"] = first
+        message = policy_words.was_low(data) + "."
+    if first := _first_waiting_for_gpus(run):
+        data["next"] = first
     JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)
-    _enter(run, node, verdict, jobs, now, observed=False)
+    _add_to_ledger(run, node, verdict, jobs, now, observed=False)
     move_run(
         run,
         RunStatus.TERMINATING,
         now=now,
         event="utilization_stop",
-        data={"reason": Reason.UTILIZATION_POLICY, **told},
+        data={"reason": Reason.UTILIZATION_POLICY, **data},
         stop_reason=Reason.UTILIZATION_POLICY,
         status_message=message,
     )
@@ -191,14 +192,14 @@ def _stop(run: Run, node: _Node, jobs: Sequence[Job], now: dt.datetime) -> Act:
     return Act.STOP
 
 
-def _sure(node: _Node) -> Verdict | None:
-    """The verdict by the stored samples, when it is to stop by them too."""
+def _confirmed_verdict(node: _BoundJob) -> Verdict | None:
+    """The verdict by the stored samples if they say stop too, else None."""
     verdict = binding.confirmed(node.bound, node.job.gpus, node.series, node.now_ms)
     return verdict if verdict.kind == Kind.STOP else None
 
 
-def _told(run: Run, node: _Node, verdict: Verdict) -> dict[str, Any]:
-    """What events say of a low stretch."""
+def _event_data(run: Run, node: _BoundJob, verdict: Verdict) -> dict[str, Any]:
+    """The data of events about a low stretch."""
     assert verdict.low_since_ms is not None
     return {
         "gpu": index_of(node.job, node.series, verdict),
@@ -211,10 +212,10 @@ def _told(run: Run, node: _Node, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _enter(
-    run: Run, node: _Node, verdict: Verdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
+def _add_to_ledger(
+    run: Run, node: _BoundJob, verdict: Verdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
 ) -> PolicyStop:
-    """An entry in the ledger: what the run held, and until when it could have."""
+    """Add a stop to the ledger: what the run held, and until when it could have."""
     assert verdict.low_since_ms is not None
     assert node.bound.min_gpu_utilization is not None
     began = min(job.started_at for job in jobs if job.started_at is not None)
@@ -238,9 +239,9 @@ def _enter(
     )
 
 
-def _first_in_line(run: Run) -> str:
-    """The first run of the same queue that waits for GPUs; empty where none does."""
-    for name, wants in in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:LOOKED_AT]:
+def _first_waiting_for_gpus(run: Run) -> str:
+    """The name of the queue's first run that waits for GPUs; empty without one."""
+    for name, wants in in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:RUNS_SEARCHED]:
         if wants:
             return str(name)
     return ""

@@ -21,7 +21,7 @@ from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import MovedOn, move_runs
 from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.cloud.provisioning import machine_for, on_offer
+from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.passes import reservations
 from dstackweb.scheduler.passes.claim import keep
 from dstackweb.scheduler.passes.reservations import Change
@@ -132,8 +132,8 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
             ]
         else:
             for job, offer in zip(made, one.where.offers, strict=True):
-                on_offer(job, offer, backends[offer.backend])
-                if (machine := machine_for(job, offer)) is not None:
+                assign_offer(job, offer, backends[offer.backend])
+                if (machine := new_instance(job, offer)) is not None:
                     machines.append(machine)
                 elif "instance" in offer.detail:
                     reused.append((UUID(offer.detail["instance"]), job))

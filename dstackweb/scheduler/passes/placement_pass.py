@@ -65,7 +65,7 @@ def _run_one(generation: int) -> int:
     finally:
         pass_claim.give_back(generation, (time.monotonic() - began) * 1000, done)
     if done:
-        reclaimed.note_next(timezone.now())
+        reclaimed.record_next_runs(timezone.now())
     return done
 
 

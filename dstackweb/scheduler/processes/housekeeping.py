@@ -1,4 +1,4 @@
-"""Removing what nobody will look at again, in small steps."""
+"""Removes data that is no longer needed, in small steps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LOST_TASK_AGE = dt.timedelta(days=1)
 HOST_EVENTS_AGE = dt.timedelta(days=90)
 INVITES_AGE = dt.timedelta(days=7)
 MOVES_AGE = dt.timedelta(hours=1)
-"""Long after a move can be taken back: till then it tells who moved a run along."""
+"""Long after a move can be undone: until then it shows who moved a run."""
 
 
 def keep_house() -> None:
-    """Verdicts of shapes nobody waits with, old moves, history and GPUs' averages, old tasks of runs, what has expired,
-    work nobody took, secrets that nothing needs."""
+    """Prune wait reasons of shapes no run waits with, old moves, history, GPU averages and tasks, expired rows, lost
+    work, and unused secrets."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
-    # The shape "" stands for the whole queue.
+    # The shape "" is the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
     Verdict.objects.filter(~Exists(waiting), shape="").delete()
     finalize.prune(to_ms(timezone.now()))
@@ -44,8 +44,8 @@ def keep_house() -> None:
     Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()
     HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
     HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
-    # As long as their clouds are asked what is left there.
-    services.forget_secrets(timezone.now() - cloud.LEFT)
+    # Kept while their clouds are searched for left instances.
+    services.forget_secrets(timezone.now() - cloud.SEARCHED_FOR)
     SessionStore.clear_expired()
     counts.prune(timezone.now())
     Lease.objects.filter(expires_at__lt=timezone.now() - LOST_TASK_AGE).delete()
@@ -53,7 +53,7 @@ def keep_house() -> None:
 
 
 def tidy_host(host: str) -> None:
-    """What ended jobs left on this machine: their runners' files, and after a while the runs' directories."""
+    """Remove what ended jobs left on this machine: runner files, and later the runs' directories."""
     active = {str(pk) for pk in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE).values_list("pk", flat=True)}
     local.prune(active)
     here = Host.objects.filter(name=host).exclude(runs_dir="").first()
@@ -62,6 +62,6 @@ def tidy_host(host: str) -> None:
 
 
 def _ended(uids: Sequence[str]) -> set[str]:
-    """Those runs that have ended. One that isn't known here is another deployment's, and stays."""
+    """The ended runs among these. An unknown one belongs to another deployment, and stays."""
     ended = Run.objects.filter(uid__in=uids, status__in=ENDED).values_list("uid", flat=True)
     return {str(uid) for uid in ended}

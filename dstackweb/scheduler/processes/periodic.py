@@ -1,6 +1,6 @@
-"""Which work is due every so often, and who enqueues it: data, and one guarded UPDATE.
+"""Periodic work as data, and its enqueueing by one guarded UPDATE.
 
-A tick that waited longer than one interval is worthless and does nothing; none is enqueued while one is outstanding.
+A tick older than one interval does nothing; none is enqueued while one is outstanding.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from dstackweb.scheduler.monitoring import ended_tasks
 log = logging.getLogger(__name__)
 
 OUTSTANDING_S = 10.0
-"""A tick that hasn't ended by then was lost with its worker or broker, or is slow; the next one may go. Short, since
-this is how long a killed worker can hold up everything, and a second tick beside a slow one does no harm."""
+"""A tick that has not ended by then counts as lost, and the next may start. Short, because a killed worker delays
+everything by this long, and a second tick beside a slow one does no harm."""
 
 
 @dataclass(frozen=True)
 class Periodic:
-    """`task` is the dotted path that `cluster`'s workers call every `every_s` seconds, with `args`, as long as `when`
-    says that there is anything to do."""
+    """Every `every_s` seconds, `cluster` calls the dotted path `task` with `args`, if `when` returns true."""
 
     name: str
     task: str
@@ -46,7 +45,7 @@ class Periodic:
 
 
 def control_jobs() -> list[Periodic]:
-    """Work of the deployment, whichever machine's ticker wins it."""
+    """Work of the deployment, enqueued by whichever ticker is first."""
     control = settings.DSTACKWEB_CLUSTERS["control"]
     tasks = "dstackweb.scheduler.processes.tasks"
     return [
@@ -60,13 +59,13 @@ def control_jobs() -> list[Periodic]:
             settings.DSTACKWEB_CLUSTERS["cloud"],
             when=sources.has_sourced_backends,
         ),
-        Periodic("cloud", f"{tasks}.look_over_clouds", 5.0, settings.DSTACKWEB_CLUSTERS["cloud"], when=cloud.has_work),
+        Periodic("cloud", f"{tasks}.poll_clouds", 5.0, settings.DSTACKWEB_CLUSTERS["cloud"], when=cloud.has_work),
         Periodic(
             "cloud-orphans",
-            f"{tasks}.reap_machines",
+            f"{tasks}.end_orphan_instances",
             300.0,
             settings.DSTACKWEB_CLUSTERS["cloud"],
-            when=cloud.has_clouds,
+            when=cloud.has_cloud_backends,
         ),
         Periodic("budgets", f"{tasks}.mark_budgets", 30.0, control, when=spend.has_budgets),
         Periodic("gpu-averages", f"{tasks}.average_gpu_samples", 60.0, control, when=averages.has_samples),
@@ -76,11 +75,11 @@ def control_jobs() -> list[Periodic]:
 
 
 def host_jobs(host: str, cluster: str) -> list[Periodic]:
-    """Work of one machine, enqueued by its own ticker for its own cluster."""
+    """Work of one host, enqueued by its own ticker for its own cluster."""
     tasks = "dstackweb.scheduler.processes.tasks"
     check, sample, tidy = PeriodicJob.host_names(host)
     return [
-        Periodic(check, f"{tasks}.look_over_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
+        Periodic(check, f"{tasks}.check_host", settings.DSTACKWEB_WATCH_EVERY_S, cluster, (host,)),
         Periodic(sample, f"{tasks}.sample_gpus", settings.DSTACKWEB_SAMPLE_EVERY_S, cluster, (host,)),
         Periodic(tidy, f"{tasks}.tidy_host", 600.0, cluster, (host,)),
     ]
@@ -98,7 +97,7 @@ def _broker(cluster: str) -> Broker:
 
 
 def ensure_rows(jobs: list[Periodic]) -> None:
-    """Make the rows that are missing."""
+    """Create missing rows."""
     PeriodicJob.objects.bulk_create([PeriodicJob(name=job.name) for job in jobs], ignore_conflicts=True)
 
 
@@ -137,14 +136,14 @@ def _enqueue(job: Periodic, guard: Q, now: dt.datetime) -> bool:
 
 
 def bring_forward(name: str, seconds: float) -> None:
-    """Have a job's next turn in so many seconds, where this one had to be left out."""
+    """Make a job due again in `seconds`."""
     PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
 
 
 def run_tick(name: str, work: Callable[[], object], enqueued_at: float, every_s: float) -> None:
-    """Do a tick's work unless it is too old, and say that it is no longer outstanding.
+    """Do a tick's work unless it is too old, and mark it as no longer outstanding.
 
-    The error of the work is kept on the row, where the health page shows it, and raised on.
+    An error is stored on the row, for the health page, and raised again.
     """
     started = timezone.now()
     if started.timestamp() - enqueued_at > max(every_s, OUTSTANDING_S):

@@ -1,4 +1,4 @@
-"""What `manage.py up` checks and prepares before it starts anything, and the roles that it then starts."""
+"""What `manage.py up` checks and prepares, and the processes that it then starts."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from dstackweb.backends.models import Host
 from dstackweb.lib.errors import DomainError
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
-from dstackweb.scheduler.processes.supervisor import Role
+from dstackweb.scheduler.processes.supervisor import ProcessSpec
 
 LOCK = "up.lock"
-"""Held by the server that uses a home; it has the server's address."""
+"""Locked by the server that uses a home directory; holds its address."""
 
 
 class CannotStart(Exception):
-    """Why the server doesn't start, and what to do, in one line."""
+    """Why the server cannot start and what to do, in one line."""
 
 
-def hold_home(home: Path, address: str) -> IO[str]:
-    """Take the home for this server at `address`; the returned file holds it until this process ends.
+def lock_home(home: Path, address: str) -> IO[str]:
+    """Lock the home directory for this server at `address` until this process ends.
 
-    Raises CannotStart where another server has it.
+    Raises CannotStart when another server uses it.
     """
     lock = open(home / LOCK, "a+")  # noqa: SIM115
     try:
@@ -49,8 +49,7 @@ def hold_home(home: Path, address: str) -> IO[str]:
         there = address_of(home)
         where = f" at {there}" if there else ""
         raise CannotStart(
-            f"it runs already{where}, with the data in {home}: "
-            "for a second server set DSTACKWEB_HOME and DSTACKWEB_PORT"
+            f"already running{where} with data in {home}. Set DSTACKWEB_HOME and DSTACKWEB_PORT to run a second server"
         ) from None
     lock.truncate(0)
     lock.write(address)
@@ -59,7 +58,7 @@ def hold_home(home: Path, address: str) -> IO[str]:
 
 
 def address_of(home: Path) -> str:
-    """Where the server that was last started in this home answers, or did; empty where none was."""
+    """The address of the server last started in this home; empty if none was."""
     try:
         return (home / LOCK).read_text()
     except OSError:
@@ -67,7 +66,7 @@ def address_of(home: Path) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise CannotStart unless this process could listen there."""
+    """Raise CannotStart unless this process can listen there."""
     where = f"port {port} of {host}"
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -78,14 +77,14 @@ def check_port(host: str, port: int) -> None:
             probe.listen(1)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CannotStart(f"{where} is taken: stop what listens there, or set DSTACKWEB_PORT") from None
+            raise CannotStart(f"{where} is in use. Stop the process that uses it, or set DSTACKWEB_PORT") from None
         if error.errno == errno.EACCES:
-            raise CannotStart(f"{where} may not be used by this user: set DSTACKWEB_PORT to 1024 or above") from None
-        raise CannotStart(f"this machine can't listen on DSTACKWEB_HOST={host}: {error.strerror}") from None
+            raise CannotStart(f"{where} needs root. Set DSTACKWEB_PORT to 1024 or above") from None
+        raise CannotStart(f"cannot listen on DSTACKWEB_HOST={host}: {error.strerror}") from None
 
 
 def prepare() -> Bootstrap:
-    """Bring the database up to date, make the first admin, and have old offers asked for. Raises CannotStart."""
+    """Migrate the database, create the first admin, and request fresh offers. Raises CannotStart."""
     try:
         if "redis" in settings.Q_CLUSTER:
             redis.from_url(settings.Q_CLUSTER["redis"]).ping()
@@ -96,9 +95,9 @@ def prepare() -> Bootstrap:
         sources.preload(timezone.now())
         return made
     except DatabaseError as error:
-        raise CannotStart(f"the database can't be used: {str(error).strip().splitlines()[0]}") from error
+        raise CannotStart(f"cannot use the database: {str(error).strip().splitlines()[0]}") from error
     except redis.RedisError as error:
-        raise CannotStart(f"the Redis of REDIS_URL can't be used: {error}") from error
+        raise CannotStart(f"cannot use Redis at REDIS_URL: {error}") from error
     except DomainError as error:
         raise CannotStart(error.detail) from error
     finally:
@@ -106,9 +105,9 @@ def prepare() -> Bootstrap:
 
 
 def collect_static() -> Path:
-    """Static files under names that hold their hash, collected again only when one has changed.
+    """Collect static files under hashed names, only when one has changed. Returns their folder.
 
-    Earlier ones stay, for pages that were loaded before.
+    Older files stay, for pages loaded before.
     """
     root = Path(settings.STATIC_ROOT or settings.DSTACKWEB_HOME / "static")
     stamp, now = root / ".collected", _static_fingerprint()
@@ -119,7 +118,7 @@ def collect_static() -> Path:
             env={**os.environ, "DSTACKWEB_STATIC_ROOT": str(root)}, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
-            raise CannotStart(f"static files can't be collected: {done.stderr.strip().splitlines()[-1]}")
+            raise CannotStart(f"cannot collect static files: {done.stderr.strip().splitlines()[-1]}")
         stamp.write_text(now)
     return root
 
@@ -137,27 +136,29 @@ def _manage(*argv: str) -> list[str]:
     return [sys.executable, str(settings.BASE_DIR / "manage.py"), *argv]
 
 
-def roles(static_root: Path) -> list[Role]:
-    """Everything one machine needs: web, a cluster for each name in use, the ticker, and this machine as a host."""
+def server_processes(static_root: Path) -> list[ProcessSpec]:
+    """The processes of a server on one machine: web, a cluster per name in use, ticker, and this machine as a host."""
     began = timezone.now()
 
-    def beats(_pid: int) -> bool:
+    def host_is_alive(_pid: int) -> bool:
         return Host.objects.filter(name=settings.DSTACKWEB_HOST_NAME, seen_at__gte=began).exists()
 
     gunicorn = ["-m", "gunicorn", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
     return [
-        Role("web", [sys.executable, *gunicorn], {"DSTACKWEB_STATIC_ROOT": str(static_root)}, ready=_web_answers),
+        ProcessSpec(
+            "web", [sys.executable, *gunicorn], {"DSTACKWEB_STATIC_ROOT": str(static_root)}, ready=_web_answers
+        ),
         *(
-            Role(
+            ProcessSpec(
                 "workers" if name == "dstackweb" else name,
                 _manage("qcluster"),
                 {"Q_CLUSTER_NAME": name},
-                _cluster_beats,
+                _cluster_is_alive,
             )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
-        Role("ticker", _manage("ticker")),
-        Role("host", _manage("host", "--embedded"), ready=beats),
+        ProcessSpec("ticker", _manage("ticker")),
+        ProcessSpec("host", _manage("host", "--embedded"), ready=host_is_alive),
     ]
 
 
@@ -173,5 +174,5 @@ def _web_answers(_pid: int) -> bool:
         connection.close()
 
 
-def _cluster_beats(pid: int) -> bool:
+def _cluster_is_alive(pid: int) -> bool:
     return any(stat.pid == pid and stat.workers for stat in Stat.get_all())

@@ -1,7 +1,7 @@
-"""Keeps a set of processes running: starts them, starts them again when they end, ends them all together.
+"""Keeps a set of processes running: starts them, restarts them when they end, stops them all together.
 
-Roles are data. Each is a program of its own that dies with the supervisor (`lib.process`), so kill -9 leaves nothing
-behind. Their output goes to one log file each; errors also go to the console, with the role's name.
+Each process dies with the supervisor (`lib.process`), so kill -9 leaves nothing behind. Each writes to its own log
+file; errors also go to the console with the process's name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dstackweb.lib.process import PARENT_VARIABLE
 
 LOG_LIMIT = 10 * 1024 * 1024
 STOP_S = 15.0
-"""How long roles may take to end the work at hand; every step of it is safe to cut off."""
+"""How long processes may take to finish their work; every step is safe to cut off."""
 STEADY_S = 60.0
-"""A role that lived this long starts again with a short back-off."""
+"""A process that lived this long restarts with a short back-off."""
 SLOW_START_S = 30.0
 TICK_S = 0.1
 
@@ -33,8 +33,8 @@ _ERROR = re.compile(rb" (ERROR|CRITICAL) |\[(ERROR|CRITICAL)\]")
 
 
 @dataclass(frozen=True)
-class Role:
-    """One process to keep running. `ready(pid)` says whether it answers; without it, living is enough."""
+class ProcessSpec:
+    """A process to keep running. `ready(pid)`: whether it answers; without it, being alive is enough."""
 
     name: str
     argv: Sequence[str]
@@ -42,18 +42,18 @@ class Role:
     ready: Callable[[int], bool] | None = None
 
 
-class RoleLog:
-    """A role's log file, moved to `<name>.log.1` when it passes 10 MB."""
+class ProcessLog:
+    """A process's log file, moved to `<name>.log.1` at 10 MB."""
 
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = folder / f"{role}.log"
+        self.path = folder / f"{name}.log"
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
         if self.path.exists() and self.path.stat().st_size > LOG_LIMIT:
             self.path.replace(self.path.with_suffix(".log.1"))
-        # Unbuffered: what was said last before a crash is the part that matters.
+        # Unbuffered: the last lines before a crash matter most.
         return open(self.path, "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
@@ -63,26 +63,26 @@ class RoleLog:
             self._file = self._open()
 
 
-class Child:
-    """A role's process, across its restarts."""
+class SupervisedProcess:
+    """A process across its restarts."""
 
-    def __init__(self, role: Role, log: RoleLog, cwd: Path) -> None:
-        self.role, self.log, self.cwd = role, log, cwd
+    def __init__(self, spec: ProcessSpec, log: ProcessLog, cwd: Path) -> None:
+        self.spec, self.log, self.cwd = spec, log, cwd
         self.process: subprocess.Popen[bytes] | None = None
         self.is_ready = False
         self.failures = 0
         self.started_at = 0.0
         self.start_at: float | None = 0.0
-        """When to start it (monotonic); None while it lives."""
+        """When to start it (monotonic); None while it is alive."""
         self.last_line = b""
         self._rest = b""
 
     def start(self) -> IO[bytes]:
-        """Start it; returns its output."""
-        env = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1", **self.role.env}
-        # A group of its own: Ctrl-C reaches the supervisor alone, which then ends the roles in good order.
+        """Start it; returns its output stream."""
+        env = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1", **self.spec.env}
+        # Its own process group: Ctrl-C reaches only the supervisor, which stops the others in order.
         self.process = subprocess.Popen(
-            self.role.argv, cwd=self.cwd, env=env, process_group=0,
+            self.spec.argv, cwd=self.cwd, env=env, process_group=0,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.started_at, self.start_at, self.is_ready, self.last_line = time.monotonic(), None, False, b""
@@ -91,40 +91,40 @@ class Child:
         return self.process.stdout
 
     def take(self, data: bytes) -> list[bytes]:
-        """Log what it wrote; returns the lines that tell of errors."""
+        """Log its output; returns the lines that report errors."""
         self.log.write(data)
         *lines, self._rest = (self._rest + data)[-65536:].split(b"\n")
         self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
         return [line for line in lines if _ERROR.search(line)]
 
-    def look(self) -> bool:
-        """Whether it answers, by now."""
+    def check_ready(self) -> bool:
+        """Whether it answers."""
         if not self.is_ready and self.process is not None and self.start_at is None:
-            self.is_ready = self.role.ready is None or self.role.ready(self.process.pid)
+            self.is_ready = self.spec.ready is None or self.spec.ready(self.process.pid)
         return self.is_ready
 
     def ended(self, code: int) -> str:
-        """Plan its next start; returns what happened in one line."""
+        """Schedule its restart; returns what happened in one line."""
         lived = time.monotonic() - self.started_at
         self.failures = 0 if lived > STEADY_S else self.failures + 1
         wait_s = 0.2 + full_jitter(self.failures, 0.25, 30)
         self.start_at = time.monotonic() + wait_s
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = f" ({self.last_line.decode(errors='replace').strip()[:200]})" if code > 0 and self.last_line else ""
-        return f"{how}{said}; starting it again in {wait_s:.1f} s, log: {self.log.path}"
+        return f"{how}{said}; restarting in {wait_s:.1f} s (log: {self.log.path})"
 
 
 class Supervisor:
-    """`Supervisor(roles, logs, cwd, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line."""
+    """`Supervisor(specs, logs, cwd, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line."""
 
-    def __init__(self, roles: Sequence[Role], logs: Path, cwd: Path, say: Callable[[str], None]) -> None:
-        self.children = [Child(role, RoleLog(logs, role.name), cwd) for role in roles]
+    def __init__(self, specs: Sequence[ProcessSpec], logs: Path, cwd: Path, say: Callable[[str], None]) -> None:
+        self.children = [SupervisedProcess(spec, ProcessLog(logs, spec.name), cwd) for spec in specs]
         self.say = say
         self._outputs = selectors.DefaultSelector()
         self._stop_requests = 0
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Start all roles, call `on_ready` once when all answer, keep them running, and end them when asked to."""
+        """Start all processes, call `on_ready` once when all answer, keep them running, stop them when asked to."""
         began = time.monotonic()
         announced = warned = False
         with self._signals():
@@ -132,7 +132,7 @@ class Supervisor:
                 while not self._stop_requests:
                     self._keep()
                     self._read(TICK_S)
-                    if not announced and all(child.look() for child in self.children):
+                    if not announced and all(child.check_ready() for child in self.children):
                         announced = True
                         on_ready()
                     if not announced and not warned and time.monotonic() - began > SLOW_START_S:
@@ -142,7 +142,7 @@ class Supervisor:
                 self._end_all()
 
     def _waiting(self) -> str:
-        return " and ".join(f"{c.role.name} (log: {c.log.path})" for c in self.children if not c.is_ready)
+        return " and ".join(f"{c.spec.name} (log: {c.log.path})" for c in self.children if not c.is_ready)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Supervisor:
                 self._outputs.register(child.start(), selectors.EVENT_READ, child)
             elif child.process is not None and child.start_at is None and child.process.poll() is not None:
                 self._read(0)
-                self.say(f"{child.role.name} {child.ended(child.process.returncode)}")
+                self.say(f"{child.spec.name} {child.ended(child.process.returncode)}")
 
     def _read(self, timeout: float) -> None:
         for key, _ in self._outputs.select(timeout):
@@ -173,10 +173,10 @@ class Supervisor:
                 pipe.close()
                 continue
             for line in key.data.take(data):
-                self.say(f"[{key.data.role.name}] {line.decode(errors='replace')}")
+                self.say(f"[{key.data.spec.name}] {line.decode(errors='replace')}")
 
     def _end_all(self) -> None:
-        """TERM to all, KILL to those that take too long or when asked a second time; their own children follow."""
+        """TERM to all; KILL after STOP_S or a second request. Their own children follow."""
         alive = [child.process for child in self.children if child.process and child.process.poll() is None]
         for process in alive:
             process.terminate()

@@ -22,7 +22,7 @@ from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import latest
 from dstackweb.runs import placement_summary
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.hosts.selectors import Listed, listed
+from dstackweb.scheduler.hosts.selectors import HostSummary, list_hosts
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording import units
 
@@ -270,10 +270,10 @@ def everything(project: Project, user: User, now: dt.datetime) -> Everything:
     Few queries however many there are.
     """
     seen = {one.pk for one in visible_projects(user)}
-    return Everything(of_hosts(listed(), seen, now) + elsewhere(project, now))
+    return Everything(of_hosts(list_hosts(), seen, now) + elsewhere(project, now))
 
 
-def of_hosts(hosts: Sequence[Listed], seen: set[int], now: dt.datetime) -> list[GpuLine]:
+def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuLine]:
     """The GPUs of these hosts; `seen` are the projects that the reader sees."""
     now_ms, series = to_ms(now), latest.newest([gpu for one in hosts for gpu, _run in one.gpus])
     return [_of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]

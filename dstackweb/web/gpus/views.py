@@ -21,7 +21,7 @@ from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.hosts.selectors import listed
+from dstackweb.scheduler.hosts.selectors import list_hosts
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows
@@ -136,7 +136,7 @@ def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuLine:
         lines = gpu_rows.elsewhere(request.project, now)
     else:
         seen = {project.pk for project in visible_projects(request.user)}
-        lines = gpu_rows.of_hosts(listed(host), seen, now)
+        lines = gpu_rows.of_hosts(list_hosts(host), seen, now)
     found = next((line for line in lines if line.uuid == uuid), None)
     if found is None:
         raise NotFound(_("no GPU of a host, nor of a run that goes on, is called %s") % uuid)

@@ -21,7 +21,7 @@ from dstackweb.runs import holds, selectors
 from dstackweb.runs.holds import Held
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
-from dstackweb.scheduler.hosts.selectors import Kept, Listed, listed
+from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import hosts as host_words
@@ -57,7 +57,7 @@ class GpuLine:
     held: Held | None = None
 
     @classmethod
-    def of(cls, gpu: Gpu, run: Run | None, kept: Kept | None, known: Known) -> GpuLine:
+    def of(cls, gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Known) -> GpuLine:
         """The row; a run of a project that the reader doesn't see stays nameless."""
         stranger = ""
         if gpu.stranger:
@@ -74,7 +74,7 @@ class GpuLine:
 class HostLine:
     """One host with its GPUs, what it keeps for a run that waits, and what happened to it lately."""
 
-    of: Listed
+    of: HostSummary
     isolation: str
     gpus: list[GpuLine]
     events: list[tuple[HostEvent, str]]
@@ -102,7 +102,7 @@ class HostLine:
                 [event.pk for event, _text in self.events])  # fmt: skip
 
 
-def host_line(found: Listed, known: Known) -> HostLine:
+def host_line(found: HostSummary, known: Known) -> HostLine:
     """A host as this reader sees it."""
     return HostLine(
         of=found,
@@ -122,7 +122,7 @@ def hosts_page(request: PageRequest) -> HttpResponse:
 
 def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
     """The hosts page with something that it shows once; a poll of it without."""
-    found = listed(events=EVENTS_IN_LIST)
+    found = list_hosts(events=EVENTS_IN_LIST)
     known = Known(
         {project.pk for project in visible_projects(request.user)},
         holds.held(run.pk for one in found for _gpu, run in one.gpus if run),
@@ -201,8 +201,8 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
     return polled(request, "hosts/host.html", "hosts/host_body.html", version, context)
 
 
-def _found(name: str) -> Listed:
-    found = listed(name, events=EVENTS_ON_PAGE)
+def _found(name: str) -> HostSummary:
+    found = list_hosts(name, events=EVENTS_ON_PAGE)
     if not found:
         raise NotFound(_("no host is called %s") % name)
     return found[0]

@@ -124,7 +124,7 @@ class FakeCloud:
             self.monotonic += step
             seconds -= step
             job_watch.watch()
-            cloud_watch.look_over()
+            cloud_watch.poll_all()
 
     def settle(self) -> None:
         """What ends has ended."""
@@ -137,7 +137,7 @@ class FakeCloud:
 def begin(fake: FakeCloud) -> None:
     """Placed, launched, joined."""
     assert place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     joined()
 
 

@@ -12,7 +12,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.cloud.cloud_slots import cloud_turn, turns
+from dstackweb.scheduler.cloud.cloud_slots import cloud_slot, slot_count
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes import tasks
 
@@ -29,7 +29,7 @@ def home(settings: Any, tmp_path: Path) -> Path:
 def test_one_worker_is_left_for_passes(settings: Any, workers: int, cloud: str, most: int) -> None:
     settings.DSTACKWEB_CLUSTER_WORKERS = workers
     settings.DSTACKWEB_CLUSTERS = {"control": "dstackweb", "cloud": cloud}
-    assert turns() == most
+    assert slot_count() == most
 
 
 @pytest.mark.django_db
@@ -42,19 +42,19 @@ def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch:
 
     def tick() -> None:
         done.append("tick")
-        with cloud_turn() as second:
+        with cloud_slot() as second:
             assert second
-            tasks.look_at_cloud_jobs("a job")
-            tasks.reap_machines()
+            tasks.poll_cloud_jobs("a job")
+            tasks.end_orphan_instances()
 
-    monkeypatch.setattr(cloud_watch, "look_over", tick)
-    monkeypatch.setattr(cloud_watch, "look_at_jobs", lambda _jobs: done.append("job"))
-    monkeypatch.setattr(cloud_watch, "reap", lambda: done.append("reap"))
-    tasks.look_over_clouds()
+    monkeypatch.setattr(cloud_watch, "poll_all", tick)
+    monkeypatch.setattr(cloud_watch, "poll_jobs", lambda _jobs: done.append("job"))
+    monkeypatch.setattr(cloud_watch, "end_orphans", lambda: done.append("reap"))
+    tasks.poll_clouds()
     assert done == ["tick"]
     assert PeriodicJob.objects.get().due_at < later - dt.timedelta(seconds=200)
-    tasks.look_at_cloud_jobs("a job")
-    tasks.reap_machines()
+    tasks.poll_cloud_jobs("a job")
+    tasks.end_orphan_instances()
     assert done == ["tick", "job", "reap"]
 
 
@@ -62,20 +62,20 @@ def test_a_worker_that_is_killed_or_fails_leaves_its_turn() -> None:
     told, tell = os.pipe()
     pid = os.fork()
     if not pid:
-        with cloud_turn() as mine:
+        with cloud_slot() as mine:
             os.write(tell, b"1" if mine else b"0")
             signal.pause()
     assert os.read(told, 1) == b"1"
-    with cloud_turn() as mine:
+    with cloud_slot() as mine:
         assert not mine
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with pytest.raises(ZeroDivisionError):
         _fail()
-    with cloud_turn() as mine:
+    with cloud_slot() as mine:
         assert mine
 
 
 def _fail() -> None:
-    with cloud_turn() as mine:
+    with cloud_slot() as mine:
         assert 1 / (1 - mine)

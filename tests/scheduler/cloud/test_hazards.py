@@ -58,11 +58,11 @@ def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_e
     fake.regions = ["us"]
     Backend.objects.update(deleted_at=fake.now, enabled=False)
     fake.terminated.clear()
-    assert cloud.has_clouds()
-    cloud_watch.reap()
+    assert cloud.has_cloud_backends()
+    cloud_watch.end_orphans()
     assert fake.terminated == ["i-lost"]
     fake.now += dt.timedelta(days=2)
-    assert not cloud.has_clouds()
+    assert not cloud.has_cloud_backends()
 
 
 def test_regions_that_take_long_keep_no_others_from_being_looked_at_for_ever(
@@ -75,11 +75,11 @@ def test_regions_that_take_long_keep_no_others_from_being_looked_at_for_ever(
         seen.add(region)
         fake.monotonic += 20
 
-    monkeypatch.setattr(cloud_watch, "look", slow)
-    cloud_watch.reap()
+    monkeypatch.setattr(cloud_watch, "poll_region", slow)
+    cloud_watch.end_orphans()
     assert len(seen) < 5
     for _ in range(100):
-        cloud_watch.reap()
+        cloud_watch.end_orphans()
     assert len(seen) == 20
 
 
@@ -90,7 +90,7 @@ def test_machines_end_also_while_starting_others_takes_all_the_time(
     for _ in range(5):
         paid(project, member)
     place_all()
-    monkeypatch.setattr(cloud_start, "start", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
+    monkeypatch.setattr(cloud_start, "start_instance", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
     fake.tick(10)
     assert fake.terminated == ["i-0"]
 
@@ -147,9 +147,9 @@ def test_nothing_that_is_done_all_the_time_walks_through_machines_and_jobs_of_th
     place_all()
     asked: dict[str, Callable[[], object]] = {
         "whether there is work": cloud.has_work,
-        "clouds": cloud_watch.look_over,
+        "clouds": cloud_watch.poll_all,
         "watch": job_watch.watch,
-        "orphans": cloud_watch.reap,
+        "orphans": cloud_watch.end_orphans,
         "pass": lambda: (paid(project, member), place_all()),
     }
     for what, ask in asked.items():

@@ -15,33 +15,33 @@ from dstackweb.scheduler.cloud.lifecycle import (
     GIVE_UP_S,
     MISSING_S,
     ORPHANED,
-    After,
-    Row,
-    Rules,
-    Served,
-    Told,
-    after,
+    CloudState,
+    Deadlines,
+    InstanceJob,
+    InstanceView,
+    JobFollowUp,
+    cloud_state,
+    find_instance,
+    find_orphans,
+    follow_up,
     grace_s,
-    kept_s,
-    match,
-    orphans,
-    overdue,
-    told,
+    idle_time_s,
+    reason_to_end,
 )
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
-RULES = Rules(start_s=900, claim_s=300, lost_after_s=1800)
+RULES = Deadlines(start_s=900, claim_s=300, lost_after_s=1800)
 LATER, BEFORE = NOW + dt.timedelta(minutes=1), NOW - dt.timedelta(minutes=1)
 S, J = InstanceStatus, JobStatus
 
 seconds = st.floats(0, 1e5)
 moments = st.none() | st.sampled_from([BEFORE, NOW, LATER])
 rows = st.builds(
-    Row, st.sampled_from(list(S)), st.sampled_from(["", "i-0"]), st.booleans(), seconds, seconds, moments, moments,
-    st.booleans(),
+    InstanceView, st.sampled_from(list(S)), st.sampled_from(["", "i-0"]), st.booleans(), seconds, seconds, moments,
+    moments, st.booleans(),
 )  # fmt: skip
 jobs = st.none() | st.builds(
-    Served, st.sampled_from(JOB_ACTIVE), st.booleans(), seconds, seconds, st.integers(0, 600), st.integers(0, 600)
+    InstanceJob, st.sampled_from(JOB_ACTIVE), st.booleans(), seconds, seconds, st.integers(0, 600), st.integers(0, 600)
 )
 machines = st.builds(
     Machine,
@@ -56,57 +56,59 @@ machines = st.builds(
 @pytest.mark.parametrize(
     ("row", "job", "why"),
     [
-        (Row(S.REQUESTED, status_s=GIVE_UP_S), Served(J.PROVISIONING), None),
-        (Row(S.REQUESTED, status_s=GIVE_UP_S + 1), Served(J.PROVISIONING), "unreachable"),
-        (Row(S.STARTING, status_s=900), Served(J.PROVISIONING), None),
-        (Row(S.STARTING, status_s=901), Served(J.PROVISIONING), "not_started"),
-        (Row(S.RUNNING, status_s=301, ready=True), Served(J.PROVISIONING, status_s=301), "not_started"),
-        (Row(S.RUNNING, status_s=10, ready=True), Served(J.PROVISIONING, status_s=1000), None),
-        (Row(S.RUNNING, status_s=5000, ready=True), Served(J.PROVISIONING, status_s=10), None),
-        (Row(S.RUNNING, status_s=5000), Served(J.PROVISIONING, claimed=True, status_s=5000), None),
-        (Row(S.RUNNING, silent_s=1e5), Served(J.RUNNING, True), None),
-        (Row(S.RUNNING), Served(J.RUNNING, True, silent_s=1e5), None),
-        (Row(S.RUNNING, silent_s=1e5), Served(J.RUNNING, True, silent_s=1e5), "silent"),
-        (Row(S.RUNNING, interrupted_at=LATER), Served(J.RUNNING, True), None),
-        (Row(S.RUNNING, interrupted_at=LATER), Served(J.PROVISIONING), "interrupted"),
-        (Row(S.RUNNING, interrupted_at=LATER, idle_until=LATER), None, "interrupted"),
-        (Row(S.RUNNING), Served(J.TERMINATING, True, 0, 100, 20), None),
-        (Row(S.RUNNING), Served(J.TERMINATING, True, 70, 100, 20), "overdue"),
-        (Row(S.RUNNING), Served(J.TERMINATING, True, 0, 700, 20), "overdue"),
-        (Row(S.RUNNING, idle_until=LATER), None, None),
-        (Row(S.RUNNING, idle_until=LATER, wanted=False), None, "idle"),
-        (Row(S.RUNNING, idle_until=LATER, silent_s=1801), None, "silent"),
-        (Row(S.RUNNING, idle_until=NOW), None, "idle"),
-        (Row(S.RUNNING), None, "idle"),
-        (Row(S.STOPPING, status_s=1e5), None, None),
+        (InstanceView(S.REQUESTED, status_s=GIVE_UP_S), InstanceJob(J.PROVISIONING), None),
+        (InstanceView(S.REQUESTED, status_s=GIVE_UP_S + 1), InstanceJob(J.PROVISIONING), "unreachable"),
+        (InstanceView(S.STARTING, status_s=900), InstanceJob(J.PROVISIONING), None),
+        (InstanceView(S.STARTING, status_s=901), InstanceJob(J.PROVISIONING), "not_started"),
+        (InstanceView(S.RUNNING, status_s=301, ready=True), InstanceJob(J.PROVISIONING, status_s=301), "not_started"),
+        (InstanceView(S.RUNNING, status_s=10, ready=True), InstanceJob(J.PROVISIONING, status_s=1000), None),
+        (InstanceView(S.RUNNING, status_s=5000, ready=True), InstanceJob(J.PROVISIONING, status_s=10), None),
+        (InstanceView(S.RUNNING, status_s=5000), InstanceJob(J.PROVISIONING, claimed=True, status_s=5000), None),
+        (InstanceView(S.RUNNING, silent_s=1e5), InstanceJob(J.RUNNING, True), None),
+        (InstanceView(S.RUNNING), InstanceJob(J.RUNNING, True, silent_s=1e5), None),
+        (InstanceView(S.RUNNING, silent_s=1e5), InstanceJob(J.RUNNING, True, silent_s=1e5), "silent"),
+        (InstanceView(S.RUNNING, interrupted_at=LATER), InstanceJob(J.RUNNING, True), None),
+        (InstanceView(S.RUNNING, interrupted_at=LATER), InstanceJob(J.PROVISIONING), "interrupted"),
+        (InstanceView(S.RUNNING, interrupted_at=LATER, idle_until=LATER), None, "interrupted"),
+        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 0, 100, 20), None),
+        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 70, 100, 20), "overdue"),
+        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 0, 700, 20), "overdue"),
+        (InstanceView(S.RUNNING, idle_until=LATER), None, None),
+        (InstanceView(S.RUNNING, idle_until=LATER, wanted=False), None, "idle"),
+        (InstanceView(S.RUNNING, idle_until=LATER, silent_s=1801), None, "silent"),
+        (InstanceView(S.RUNNING, idle_until=NOW), None, "idle"),
+        (InstanceView(S.RUNNING), None, "idle"),
+        (InstanceView(S.STOPPING, status_s=1e5), None, None),
     ],
 )
-def test_when_a_machine_is_to_end(row: Row, job: Served | None, why: str | None) -> None:
-    assert overdue(row, job, NOW, RULES) == why
+def test_when_a_machine_is_to_end(row: InstanceView, job: InstanceJob | None, why: str | None) -> None:
+    assert reason_to_end(row, job, NOW, RULES) == why
 
 
 @given(rows, jobs, st.sampled_from(["unreachable", "not_started", "silent", "interrupted", "cloud"]))
-def test_a_job_that_may_have_been_executing_never_gets_another_machine(row: Row, job: Served | None, why: str) -> None:
-    becomes = after(row, job, why)
-    if becomes is After.OTHER_OFFER:
+def test_a_job_that_may_have_been_executing_never_gets_another_machine(
+    row: InstanceView, job: InstanceJob | None, why: str
+) -> None:
+    becomes = follow_up(row, job, why)
+    if becomes is JobFollowUp.OTHER_OFFER:
         assert job is not None
         assert (job.claimed, row.ready) == (False, False)
-    if becomes is After.WAIT_AGAIN:
+    if becomes is JobFollowUp.WAIT_AGAIN:
         assert job is not None
         assert not job.claimed
-    assert (becomes is After.NOTHING) == (job is None)
+    assert (becomes is JobFollowUp.NOTHING) == (job is None)
 
 
 @given(rows, st.none() | machines)
-def test_a_row_is_gone_only_by_the_cloud_s_word(row: Row, machine: Machine | None) -> None:
-    said = told(row, machine)
-    if said is Told.GONE:
+def test_a_row_is_gone_only_by_the_cloud_s_word(row: InstanceView, machine: Machine | None) -> None:
+    said = cloud_state(row, machine)
+    if said is CloudState.GONE:
         assert row.status != S.GONE
         assert machine.state is MachineState.GONE if machine else min(row.status_s, row.silent_s) > MISSING_S
-    if said is Told.ALIVE:
+    if said is CloudState.ALIVE:
         assert row.status == S.STOPPING
     if row.status == S.REQUESTED and machine is None and not row.cloud_id:
-        assert said is Told.NOTHING
+        assert said is CloudState.NOTHING
 
 
 @given(st.lists(machines, max_size=6), st.sampled_from(list(S)), st.sampled_from(["", "i-0"]))
@@ -114,17 +116,17 @@ def test_orphans_are_tagged_old_and_wanted_by_nobody(
     there: list[Machine], status: InstanceStatus, cloud_id: str
 ) -> None:
     known = {"a": (status, cloud_id)}
-    for machine in orphans(there, known, NOW):
+    for machine in find_orphans(there, known, NOW):
         assert machine.launched_at == NOW - 2 * ORPHANED
         assert machine.instance != "a" or status == S.GONE or machine.cloud_id != cloud_id != ""
-    mine = match(there, "a", cloud_id)
+    mine = find_instance(there, "a", cloud_id)
     if mine is not None and status != S.GONE:
-        assert all(orphan is not mine for orphan in orphans(there, known, NOW) if orphan.cloud_id == cloud_id)
+        assert all(orphan is not mine for orphan in find_orphans(there, known, NOW) if orphan.cloud_id == cloud_id)
 
 
 @given(rows, st.sampled_from([str(reason) for reason in Reason]), st.none() | st.integers(0, 3600))
-def test_only_what_works_is_kept(row: Row, reason: str, idle_s: int | None) -> None:
-    kept = kept_s(row, reason, idle_s)
+def test_only_what_works_is_kept(row: InstanceView, reason: str, idle_s: int | None) -> None:
+    kept = idle_time_s(row, reason, idle_s)
     assert kept in (0, idle_s)
     if kept:
         assert (row.status, row.interrupted_at, row.wanted) == (S.RUNNING, None, True)

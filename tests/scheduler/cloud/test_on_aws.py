@@ -36,19 +36,19 @@ def test_a_run_gets_the_next_machine_where_the_first_is_refused_and_gives_it_bac
     cloud.capacity(0, "m5.large")
     run = make_run(project, member, backends=["cloud"], instance_types=wanted, resources={"cpu": "2.."})
     assert place_all() == 1
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     refused, started = Instance.objects.order_by("created_at")
     assert (refused.instance_type, refused.status, refused.why) == ("m5.large", "gone", "no_capacity")
     assert (started.instance_type, started.status) == ("m5.xlarge", "starting")
     assert SourceRow.objects.get(source="quotas").generation == -1
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert cloud.count("ec2", "RunInstances", REGION) == 2
     services.stop(Run.objects.get(pk=run.pk), member, "member")
     now = timezone.now()
     for minutes in range(1, 20):
         later = now + dt.timedelta(minutes=minutes)
         monkeypatch.setattr(timezone, "now", lambda later=later: later)
-        cloud_watch.look_over()
+        cloud_watch.poll_all()
         if Instance.objects.get(pk=started.pk).status == "gone":
             break
     assert Instance.objects.get(pk=started.pk).status == "gone"

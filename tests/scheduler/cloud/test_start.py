@@ -42,7 +42,7 @@ def test_a_placed_job_has_its_machine_s_row_before_the_cloud_is_asked(
     instance = Instance.objects.get()
     assert fake.asked == 0
     assert (instance.holder, instance.status, instance.gpu_count) == (job_of(run).pk, "requested", 1)
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     instance.refresh_from_db()
     assert (instance.status, instance.cloud_id, instance.launched_at) == ("starting", "i-0", fake.now)
 
@@ -54,7 +54,7 @@ def test_a_refused_offer_is_recorded_and_the_next_cheapest_is_tried(
     fake.fails = {"a": refused(), "b": refused("quota")}
     run = paid(project, member, max_price=5)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     job = job_of(run)
     assert fake.launches == ["a", "b", "c"]
     assert (job.instance_type, job.region, job.price) == ("c", "us", Decimal(3))
@@ -73,7 +73,7 @@ def test_a_spot_machine_costs_what_the_zone_takes_that_it_got(project: Project, 
     place_all()
     instance = Instance.objects.get()
     assert (instance.price, instance.zone_prices) == (1, {"eu-a": "1", "eu-b": "2.5"})  # eu-c is over max_price
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     instance.refresh_from_db()
     assert (instance.zone, instance.price, job_of(run).price) == ("eu-b", Decimal("2.5"), Decimal("2.5"))
     assert run.events.get(kind="machine_started").data["price"] == "2.5"
@@ -85,14 +85,14 @@ def test_with_no_offer_left_the_run_waits_again_with_its_rank_and_without_retry(
     fake.fails = {"m5.large": refused()}
     run = paid(project, member)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     now = fresh(run)
     assert (now.status, now.attempt, now.rank, now.first_failed_at) == (RunStatus.PENDING, 2, run.rank, None)
     assert Job.objects.get(run=run).termination_reason == Reason.OUT_OF_CAPACITY
     fake.fails = {}
     fake.tick(600)
     assert place_all() == 1
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert job_of(run).instance.status == "starting"
 
 
@@ -101,7 +101,7 @@ def test_an_attempt_is_refused_25_offers_at_most(project: Project, member: User,
     fake.fails = {f"t{n}": refused() for n in range(1, 40)}
     run = paid(project, member)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert len(fake.launches) == 25
     assert fresh(run).status == RunStatus.PENDING
 
@@ -111,7 +111,7 @@ def test_nodes_of_one_run_stay_in_their_region(project: Project, member: User, f
     fake.fails = {"a": refused()}
     run = paid(project, member, nodes=2)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert set(Job.objects.filter(run=run).values_list("region", "instance_type")) == {("eu", "c")}
 
 
@@ -122,7 +122,7 @@ def test_a_spent_budget_stops_the_search_too(project: Project, member: User, fak
     place_all()
     project.monthly_budget = Decimal(0)
     project.save()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert (fake.launches, fresh(run).status) == (["a"], RunStatus.PENDING)
 
 
@@ -158,10 +158,10 @@ def test_what_can_not_be_asked_is_told_at_the_job_and_tried_again(
     run = paid(project, member)
     place_all()
     fake.throttled = THROTTLED
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert "is asked too often" in job_of(run).message
     fake.throttled = None
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert job_of(run).instance.status == "starting"
 
 
@@ -172,7 +172,7 @@ def test_a_start_killed_before_its_answer_is_written_starts_no_second_machine(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_start.start(job_of(run).pk)
+        cloud_start.start_instance(job_of(run).pk)
     assert Instance.objects.get().cloud_id == ""
     fake.tick(5)
     assert Instance.objects.get().cloud_id == "i-0"
@@ -186,7 +186,7 @@ def test_a_machine_that_was_asked_for_of_a_backend_deleted_since_is_ended(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_start.start(Job.objects.get().pk)
+        cloud_start.start_instance(Job.objects.get().pk)
     fake.backend.deleted_at, fake.backend.enabled = fake.now, False
     fake.backend.save()
     fake.tick(45)
@@ -199,9 +199,9 @@ def test_doubled_tasks_come_to_one_machine(project: Project, member: User, fake:
     run = paid(project, member)
     place_all()
     pk = job_of(run).pk
-    fake.during = lambda: cloud_start.start(pk)  # while the first is still at it
-    cloud_start.start(pk)
-    cloud_start.start(pk)
+    fake.during = lambda: cloud_start.start_instance(pk)  # while the first is still at it
+    cloud_start.start_instance(pk)
+    cloud_start.start_instance(pk)
     assert (len(fake.there), len(fake.launches), Instance.objects.count()) == (1, 1, 1)
 
 
@@ -211,7 +211,7 @@ def test_a_machine_that_comes_after_its_run_was_stopped_is_ended(
     run = paid(project, member)
     place_all()
     fake.during = lambda: attempts.ended(job_of(run).pk, Reason.TERMINATED_BY_USER)
-    cloud_start.start(job_of(run).pk)
+    cloud_start.start_instance(job_of(run).pk)
     fake.tick(20)
     assert fake.terminated == ["i-0"]
     fake.settle()
@@ -222,7 +222,7 @@ def test_a_machine_whose_row_was_given_up_meanwhile_is_ended(project: Project, m
     paid(project, member)
     place_all()
     fake.during = lambda: Instance.objects.update(status="gone", holder=None)
-    cloud_start.start(Job.objects.get().pk)
+    cloud_start.start_instance(Job.objects.get().pk)
     assert Instance.objects.get().status == "stopping"
     fake.tick(10)
     assert fake.terminated[0] == "i-0"

@@ -68,7 +68,7 @@ def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
     assert job_of(again).instance == idle
     assert job_of(stranger).instance != idle
     assert again.events.get(kind="provisioning").data["nodes"][0]["idle"] is True
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     assert len(fake.launches) == 2
     fake.tick(100)
     assert job_of(again).instance.status == "running"
@@ -140,7 +140,7 @@ def test_a_run_stopped_before_its_machine_called_ends_at_once_and_the_machine_to
 ) -> None:
     run = paid(project, member)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     services.stop(run, member, "member")
     assert fresh(run).status == RunStatus.TERMINATED
     fake.tick(20)
@@ -242,7 +242,7 @@ def test_a_machine_that_ends_before_it_called_is_replaced(project: Project, memb
     fake.offers = [offer("a", "1"), offer("b", "2")]
     run = paid(project, member)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     fake.set("i-0", state=MachineState.GONE, why="cloud", text="Server.InternalError")
     fake.tick(40)
     assert (job_of(run).instance_type, job_of(run).attempt) == ("b", 1)
@@ -301,7 +301,7 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
 ) -> None:
     paid(project, member)
     place_all()
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     known = Instance.objects.get()
     long_ago, just_now = fake.now - dt.timedelta(minutes=11), fake.now - dt.timedelta(minutes=9)
     for name, instance, began in [
@@ -313,10 +313,10 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
         fake.there[name] = Machine(instance, name, "eu", MachineState.RUNNING, launched_at=began)
     fake.there["i-far"] = Machine(str(uuid4()), "i-far", "us", MachineState.RUNNING, launched_at=long_ago)
     fake.throttled = THROTTLED
-    cloud_watch.reap()
+    cloud_watch.end_orphans()
     assert fake.terminated == []
     fake.throttled = None
-    cloud_watch.reap()
+    cloud_watch.end_orphans()
     assert sorted(fake.terminated) == ["i-double", "i-far", "i-lost", "i-untagged"]
 
 
@@ -376,14 +376,14 @@ def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
     place_all()
     fake.now += dt.timedelta(seconds=30)
     assert cost_of([first], fake.now) == {}
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     joined()
     fake.now += dt.timedelta(seconds=100)
     assert cost_of([first], fake.now) == {first.pk: Decimal("0.1")}
     from tests.factories import start
 
     done(start(job_of(first)))
-    cloud_watch.look_over()
+    cloud_watch.poll_all()
     fake.now += dt.timedelta(seconds=50)
     second = paid(project, member)
     assert place_all() == 1

@@ -28,12 +28,12 @@ def test_a_run_on_a_machine_that_is_gone_is_given_up_and_its_gpus_are_free(run: 
     run.refresh_from_db()
     assert run.status == "failed"
     assert not Allocation.objects.exists()
-    with pytest.raises(CommandError, match="nothing to give up"):
+    with pytest.raises(CommandError, match="it has no active job"):
         call_command("give_up", str(run.uid))
 
 
 def test_a_run_on_a_living_machine_is_not_given_up(run: Run) -> None:
-    with pytest.raises(CommandError, match="is online: stop the run in the usual way"):
+    with pytest.raises(CommandError, match="is online, so the job may still use its GPUs"):
         call_command("give_up", str(run.uid))
     assert Allocation.objects.count() == 2
 

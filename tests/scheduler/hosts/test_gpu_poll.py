@@ -98,7 +98,7 @@ def test_what_fails_for_one_job_is_done_for_the_others(
         if len(asked) == 1:
             raise RuntimeError("no")
 
-    monkeypatch.setattr(utilization, "act", act)
+    monkeypatch.setattr(utilization, "apply_policy", act)
     seen(monkeypatch, look(g0=0, g1=0))
     for step in range(8):
         moment = began + dt.timedelta(seconds=1 + 10 * step)

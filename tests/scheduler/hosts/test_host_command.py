@@ -119,7 +119,7 @@ def test_a_child_that_died_is_started_again(start: Start) -> None:
 
 
 def test_a_removed_host_registers_again_by_itself() -> None:
-    presence = host_command.Presence("box", "10.1.2.3", "dstackweb")
+    presence = host_command.HostPresence("box", "10.1.2.3", "dstackweb")
     seen = probe(lambda _pid: True)
     presence.show(seen)
     Host.objects.all().delete()
@@ -128,7 +128,7 @@ def test_a_removed_host_registers_again_by_itself() -> None:
 
 
 def test_everything_is_written_only_when_something_changed() -> None:
-    presence = host_command.Presence("box", "10.1.2.3", "dstackweb")
+    presence = host_command.HostPresence("box", "10.1.2.3", "dstackweb")
     seen = probe(lambda _pid: True)
     presence.show(None)
     assert not Host.objects.exists()
@@ -147,7 +147,7 @@ def test_a_name_is_refused_only_while_another_machine_beats_under_it(beats: int,
     def wait(_seconds: float) -> None:
         Host.objects.update(beat=beats)
 
-    assert host_command.namesake_lives("box", wait) is refused
+    assert host_command.name_in_use("box", wait) is refused
 
 
 def test_a_name_that_cannot_be_a_hosts_is_refused() -> None:

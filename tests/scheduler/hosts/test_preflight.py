@@ -30,7 +30,7 @@ def ready(settings: Any, live_server: Any) -> Iterator[Any]:
 
 def test_a_machine_that_lacks_nothing_may_start(ready: Any) -> None:
     preflight.check("far")
-    assert preflight.api_trouble("far") == ""
+    assert preflight.api_error("far") == ""
 
 
 def test_no_database_is_one_line(ready: Any) -> None:
@@ -51,13 +51,13 @@ def test_a_database_of_another_version_is_one_line(ready: Any) -> None:
 
 def test_a_broker_that_is_away_is_one_line(ready: Any) -> None:
     ready.Q_CLUSTER = {**ready.Q_CLUSTER, "redis": f"redis://127.0.0.1:{free_port()}/0"}
-    with pytest.raises(NotReady, match="the Redis of REDIS_URL can't be used"):
+    with pytest.raises(NotReady, match="cannot use Redis at REDIS_URL"):
         preflight.check("far")
 
 
 def test_another_key_than_the_servers_is_one_line(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "host_token", lambda name: joining.host_token(name) + "x")
-    with pytest.raises(NotReady, match="another DSTACKWEB_SECRET_KEY"):
+    with pytest.raises(NotReady, match="a different DSTACKWEB_SECRET_KEY"):
         preflight.check("far")
 
 
@@ -70,10 +70,10 @@ def test_plain_http_across_a_network_is_one_line(ready: Any) -> None:
 def test_an_api_that_is_away_lets_it_start_and_is_told(ready: Any) -> None:
     ready.DSTACKWEB_API_URL = f"http://127.0.0.1:{free_port()}"
     preflight.check("far")
-    assert "which jobs need, can't be used" in preflight.api_trouble("far")
+    assert "cannot reach the API at" in preflight.api_error("far")
 
 
 def test_one_home_is_one_hosts(tmp_path: Path) -> None:
-    with closing(preflight.hold_home(tmp_path)), pytest.raises(NotReady, match="a host runs already"):
-        preflight.hold_home(tmp_path)
-    preflight.hold_home(tmp_path).close()
+    with closing(preflight.lock_home(tmp_path)), pytest.raises(NotReady, match="another host uses"):
+        preflight.lock_home(tmp_path)
+    preflight.lock_home(tmp_path).close()

@@ -89,7 +89,7 @@ def test_a_second_process_with_its_own_name_and_home_takes_runs_by_label_and_lea
         assert server.http.post("/hosts/far/leave").is_success
         assert machine.wait() == 0
         assert host(server) is None
-        assert "far has left the deployment, as asked" in machine.said
+        assert "Host far was removed from the deployment" in machine.said
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def running(project: Project, member: User, **keys: object) -> Run:
 
 @given(st.none() | st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_one_look_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
-    step = job_watch.counted(last, now, others, 2.0)
+    step = job_watch.countable_s(last, now, others, 2.0)
     assert 0 <= step <= 6
     assert last is not None or step == 0
 
@@ -64,7 +64,7 @@ def test_machines_that_look_in_turn_count_no_second_twice(looks: list[tuple[int,
     for machine, wait in looks:
         now += wait
         seen, then = last.get(machine, (None, 0.0))
-        total += job_watch.counted(seen, now + machine, total - then, 2.0)
+        total += job_watch.countable_s(seen, now + machine, total - then, 2.0)
         last[machine] = now + machine, total
         assert total <= now
 

@@ -58,10 +58,10 @@ def test_the_next_run_on_a_clouds_machine_is_told_of(project: Project, member: U
         project=project, run=first, run_name="first", at=job.placed_at, low_since=job.placed_at, gpus=["GPU-1"],
         min_gpu_utilization=50, time_window_s=60, scope="any",
     )  # fmt: skip
-    assert reclaimed.note_next(job.placed_at) == 0
+    assert reclaimed.record_next_runs(job.placed_at) == 0
     after = cloud_job(second)
     Job.objects.filter(pk=after.pk).update(instance=job.instance)
-    assert reclaimed.note_next(job.placed_at) == 1
+    assert reclaimed.record_next_runs(job.placed_at) == 1
     stop.refresh_from_db()
     assert (stop.next_run, stop.next_at) == (second, after.placed_at)
-    assert reclaimed.note_next(job.placed_at + dt.timedelta(days=2)) == 0
+    assert reclaimed.record_next_runs(job.placed_at + dt.timedelta(days=2)) == 0

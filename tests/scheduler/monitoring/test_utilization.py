@@ -63,7 +63,7 @@ def test_what_policies_do_is_in_the_log(project: Project, member: User, caplog: 
     caplog.set_level("INFO", utilization.log.name)
     begin(project, member, utilization_policy=SLOW)
     watch(8 * MINUTE)
-    said = f"train attempt 1 node 0 of {project}: %s by its policy of 50 %% over 480 s"
+    said = f"train attempt 1 node 0 of {project}: %s, policy 50 %% over 480 s"
     assert caplog.messages == [said % "notice", said % "stop"]
 
 
@@ -139,7 +139,7 @@ def test_a_job_on_a_clouds_machine_is_stopped_by_what_its_runner_saw(project: Pr
         samples = [(START_MS + ms, [reading("GPU-cloud-0", 3)])]
         fresh = Job.objects.get(pk=job.pk)
         done += [
-            (ms, utilization.act(job_id, to_moment(START_MS + ms)))
+            (ms, utilization.apply_policy(job_id, to_moment(START_MS + ms)))
             for job_id in intake.of_job(fresh, samples, START_MS + ms)
         ]
     assert done == [(MINUTE, Act.STOP)]
@@ -316,7 +316,7 @@ def test_acting_twice_is_acting_once(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE)
     now = to_moment(START_MS + MINUTE)
-    assert [utilization.act(job.pk, now) for _ in range(2)] == [Act.NOTHING] * 2
+    assert [utilization.apply_policy(job.pk, now) for _ in range(2)] == [Act.NOTHING] * 2
     assert PolicyStop.objects.count() == 1
     assert events(job.run) == ["utilization_stop"]
 
@@ -325,7 +325,7 @@ def test_a_job_of_an_earlier_attempt_or_one_that_has_ended_is_not_acted_on(proje
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     attempts.ended(job.pk, "done_by_runner", exit_code=0)
-    assert utilization.act(job.pk, to_moment(START_MS + MINUTE)) == Act.NOTHING
+    assert utilization.apply_policy(job.pk, to_moment(START_MS + MINUTE)) == Act.NOTHING
     assert Run.objects.get(pk=job.run_id).status == "done"
 
 
@@ -373,7 +373,7 @@ def test_a_look_whose_worker_died_before_acting_is_made_good_by_the_next(project
         raise Killed
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(utilization, "act", dies)
+        patched.setattr(utilization, "apply_policy", dies)
         with pytest.raises(Killed):
             look_at(host, lambda uuid, ms: 0, MINUTE)
     assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, Act.STOP)]

@@ -37,7 +37,7 @@ def test_a_stop_that_several_workers_want_happens_once(project: Project, member:
     host = placed_job(job.run).host
     assert host is not None
     intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
-    act = functools.partial(utilization.act, job.pk, NOW)
+    act = functools.partial(utilization.apply_policy, job.pk, NOW)
     assert sorted(at_once(act, act, act)) == [Act.NOTHING, Act.NOTHING, Act.STOP]
     assert (PolicyStop.objects.count(), kinds(job.run)) == (1, ["utilization_stop"])
     assert stopped(job.run).status == "terminated"
@@ -54,7 +54,7 @@ def test_a_stop_and_who_keeps_or_stops_the_run_by_hand_agree(
         host, run = placed_job(job.run).host, Run.objects.get(pk=job.run_id)
         assert host is not None
         intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
-        act = functools.partial(utilization.act, job.pk, NOW)
+        act = functools.partial(utilization.apply_policy, job.pk, NOW)
         keep = functools.partial(exemptions.keep, run, member, "member", "it loads data")
         stop = functools.partial(services.stop, run, member, "member")
         acted, did = at_once(act, keep if number % 2 else stop)
@@ -108,6 +108,6 @@ def test_the_next_run_is_noted_once(project: Project, member: User) -> None:
     place_all()
     PolicyStop.objects.update(at=job.placed_at, next_run=None)
     job.run.events.filter(kind="utilization_next").delete()
-    note = functools.partial(reclaimed.note_next, job.placed_at)
+    note = functools.partial(reclaimed.record_next_runs, job.placed_at)
     assert sorted(at_once(note, note)) == [0, 1]
     assert job.run.events.filter(kind="utilization_next").count() == 1

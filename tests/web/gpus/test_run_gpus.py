@@ -17,7 +17,7 @@ from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.monitoring.utilization import Act, act
+from dstackweb.scheduler.monitoring.utilization import Act, apply_policy
 from dstackweb.web.gpus import alerts
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
 from tests.gpus.snapshots import reading
@@ -296,7 +296,7 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     first = {path: client.get(f"/p/main/{path}") for path in ("runs/", "queue/")}
     event = re.search(r'data-event="(\d+)"', first["queue/"].content.decode())
     assert event
-    assert act(placed_job(run).pk, timezone.now()) == Act.NOTICE
+    assert apply_policy(placed_job(run).pk, timezone.now()) == Act.NOTICE
     for path, shown in first.items():
         headers = {**HTMX, "HX-PTag": shown["HX-PTag"], "DW-Announced": event[1]}
         poll = client.get(f"/p/main/{path}", headers=headers).content.decode()
@@ -308,7 +308,7 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
 
 def test_who_is_only_notified_reads_it_once_the_window_is_over(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "idler", 50, second_idles, policy={**POLICY, "time_window": "30m", "action": "notify"})
-    assert act(placed_job(run).pk, timezone.now()) == Act.WOULD_STOP
+    assert apply_policy(placed_job(run).pk, timezone.now()) == Act.WOULD_STOP
     page = plain(as_user(ann).get("/p/main/hosts/").content.decode())
     assert re.search(r"idler: GPU 1 below 50 % for \d+ min", page)
     assert "On its page you can keep it" not in page

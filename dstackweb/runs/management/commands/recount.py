@@ -1,4 +1,4 @@
-"""`manage.py recount --check`: compare every kept counter with a recount and name any difference."""
+"""`manage.py recount --check`: compare all stored counters with a recount, and list differences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--check", action="store_true", required=True, help="compare; nothing is changed")
+        parser.add_argument("--check", action="store_true", required=True, help="compare only; changes nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
         with snapshot():
             found = list(differences())
         if found:
-            raise CommandError("counters differ:\n  " + "\n  ".join(map(str, found)))
-        self.stdout.write("All counters equal a recount.")
+            raise CommandError("counters differ from a recount:\n  " + "\n  ".join(map(str, found)))
+        self.stdout.write("All counters are correct.")

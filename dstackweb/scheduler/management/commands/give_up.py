@@ -1,4 +1,4 @@
-"""`manage.py give_up RUN_ID`: end the jobs of a run whose machine is off for good, and free what they held."""
+"""`manage.py give_up RUN_ID`: end the jobs of a run whose host is gone for good, and free what they held."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("run_id", type=UUID, help="the run's id, as its page and the API show it")
+        parser.add_argument("run_id", type=UUID, help="the run's id, as shown on its page and in the API")
 
     def handle(self, *args: Any, **options: Any) -> None:
         run = Run.objects.filter(uid=options["run_id"]).first()
         if run is None:
-            raise CommandError(f"no run has the id {options['run_id']}")
+            raise CommandError(f"no run with id {options['run_id']}")
         jobs = list(Job.objects.select_related("host").filter(run=run, status__in=JOB_ACTIVE))
         if not jobs:
-            raise CommandError(f"{run.name} is {run.status} and has no active job: there is nothing to give up")
+            raise CommandError(f"{run.name} is {run.status}: it has no active job")
         for job in jobs:
             if job.host is not None and is_online(job.host):
                 raise CommandError(
-                    f"{job.host.name} is online: stop the run in the usual way. Nothing was changed, since giving up "
-                    "frees GPUs that the job's processes may still use."
+                    f"host {job.host.name} is online, so the job may still use its GPUs. Nothing was changed. "
+                    "Stop the run instead."
                 )
         for job in jobs:
-            ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its machine is gone")
-            self.stdout.write(f"{run.name}: node {job.node} has ended; what it held is free.")
+            ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its host is gone")
+            self.stdout.write(f"{run.name}: node {job.node} ended, its resources are free.")

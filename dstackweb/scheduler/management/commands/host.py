@@ -1,8 +1,7 @@
-"""`manage.py host`: makes this machine one of the deployment's hosts, and says every second that it lives.
+"""`manage.py host`: runs this machine as a host of the deployment, with a heartbeat every second.
 
-It needs the deployment's own DATABASE_URL (PostgreSQL), REDIS_URL where there is one, DSTACKWEB_SECRET_KEY and
-DSTACKWEB_PUBLIC_URL: `dstackweb host join` on this machine gets them all. The database and the broker serve its
-cluster, the API at the public URL its jobs.
+Needs the deployment's DATABASE_URL (PostgreSQL), REDIS_URL if it has one, DSTACKWEB_SECRET_KEY and
+DSTACKWEB_PUBLIC_URL: `dstackweb host join` sets them all. Workers use the database and the broker, jobs the API.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from dstackweb.backends.hosts.prober import Prober
 from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
 from dstackweb.backends.models import Host, check_host_name
 from dstackweb.lib.process import PARENT_VARIABLE
-from dstackweb.scheduler.hosts.preflight import NotReady, api_trouble, check, hold_home
+from dstackweb.scheduler.hosts.preflight import NotReady, api_error, check, lock_home
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)
 
-BEAT_EVERY_S = 1.0
-NAMESAKE_S = 3.0
-"""How long to listen for another machine's heartbeats under the same name."""
+HEARTBEAT_EVERY_S = 1.0
+NAME_CHECK_S = 3.0
+"""How long to wait for another machine's heartbeat under the same name."""
 STOP_S = 15.0
-"""How long the host's cluster may take to end the steps it is at."""
+"""How long the host's workers may take to finish their step."""
 
 
 class Command(BaseCommand):
@@ -45,16 +44,16 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--name", default=settings.DSTACKWEB_HOST_NAME, help="default: DSTACKWEB_HOST_NAME")
-        parser.add_argument("--address", help="where the host's other nodes reach it; default: as the server sees it")
+        parser.add_argument("--address", help="address for other nodes of a run; default: as the server sees it")
         parser.add_argument(
             "--label",
             action="append",
             default=[],
             metavar="NAME=VALUE",
-            help="a label that runs can ask for, again for more; those set elsewhere stay",
+            help="label that runs can request; repeatable; labels set elsewhere stay",
         )
         parser.add_argument(
-            "--embedded", action="store_true", help="the server's own machine: its cluster does the host's work too"
+            "--embedded", action="store_true", help="run on the server's own machine, with the server's workers"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -69,26 +68,28 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stopping.set())
         try:
             labels = dict(read_pair(text) for text in options["label"])
-            lock = None if embedded else hold_home(settings.DSTACKWEB_HOME)
+            lock = None if embedded else lock_home(settings.DSTACKWEB_HOME)
             if not embedded:
                 check(name)
         except (NotReady, ValueError) as error:
             raise CommandError(str(error)) from error
-        if namesake_lives(name, stopping.wait):
-            raise CommandError(f"another machine called {name} is alive: give this one another --name")
-        presence = Presence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
+        if name_in_use(name, stopping.wait):
+            raise CommandError(f"another machine is running as host {name}. Choose another --name")
+        presence = HostPresence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
         children = (
-            [] if embedded else [Child(["qcluster"], name, cluster), Child(_ticker(name, cluster), name, cluster)]
+            []
+            if embedded
+            else [HostProcess(["qcluster"], name, cluster), HostProcess(_ticker(name, cluster), name, cluster)]
         )
-        prober = Prober(_look if embedded else lambda: _look_with_api(name))
+        prober = Prober(_probe if embedded else lambda: _probe_with_api(name))
         try:
             while not stopping.is_set():
                 for child in children:
                     child.keep()
-                presence.show(prober.current())
-                stopping.wait(BEAT_EVERY_S)
+                presence.update(prober.current())
+                stopping.wait(HEARTBEAT_EVERY_S)
         except HasLeft:
-            self.stdout.write(f"{name} has left the deployment, as asked; started again, it comes back.")
+            self.stdout.write(f"Host {name} was removed from the deployment. Start it again to rejoin.")
         finally:
             for child in children:
                 child.stop()
@@ -96,19 +97,19 @@ class Command(BaseCommand):
                 lock.close()
 
 
-def _look() -> Probe:
+def _probe() -> Probe:
     return probe(local.is_ours)
 
 
-def _look_with_api(name: str) -> Probe:
-    """What the machine has; a server whose API it can't use is an error that people should see."""
-    seen, trouble = _look(), api_trouble(name)
+def _probe_with_api(name: str) -> Probe:
+    """The machine's probe, with an error when it cannot use the server's API."""
+    seen, trouble = _probe(), api_error(name)
     return replace(seen, error="; ".join(filter(None, [seen.error, trouble])))
 
 
 @dataclass
-class Presence:
-    """What is written about this machine: everything when something changed, else a heartbeat."""
+class HostPresence:
+    """Keeps this machine's row up to date: everything when something changed, else a heartbeat."""
 
     name: str
     address: str
@@ -117,14 +118,14 @@ class Presence:
     host: Host | None = None
     written: tuple[Probe, Arrangement] | None = None
 
-    def show(self, seen: Probe | None) -> None:
-        """Write what is due. A database that is away or locked comes back; nothing here is urgent. Raises HasLeft."""
+    def update(self, seen: Probe | None) -> None:
+        """Write what is due. Database errors are logged and retried. Raises HasLeft."""
         if seen is None:
             return
         try:
             self._write(seen)
         except (DatabaseError, InterfaceError) as error:
-            log.warning("host %s: %s; trying again", self.name, error)
+            log.warning("host %s: database error, will retry: %s", self.name, error)
             connection.close()
 
     def _write(self, seen: Probe) -> None:
@@ -144,8 +145,8 @@ class Presence:
 
 
 @dataclass
-class Child:
-    """One of the host's own processes, started again when it ends and ending with this one."""
+class HostProcess:
+    """One of the host's own processes: restarted when it ends, stopped with this one."""
 
     command: list[str]
     host: str
@@ -153,12 +154,12 @@ class Child:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def keep(self) -> None:
-        """Start it, unless it lives."""
+        """Start it unless it is running."""
         if self.process is not None:
             if self.process.poll() is None:
                 return
             log.warning(
-                "host %s: %s ended with %s; starting it again", self.host, self.command[0], self.process.returncode
+                "host %s: %s ended with exit code %s, restarting", self.host, self.command[0], self.process.returncode
             )
         env = {
             **os.environ,
@@ -170,7 +171,7 @@ class Child:
         self.process = subprocess.Popen([sys.executable, "-m", "dstackweb.manage", *self.command], env=env)
 
     def stop(self) -> None:
-        """Let it end its steps, but not for ever: each is safe to cut off."""
+        """Let it finish its step, for STOP_S at most: each is safe to cut off."""
         if self.process is None:
             return
         self.process.terminate()
@@ -196,12 +197,12 @@ def _arrangement() -> Arrangement:
     )
 
 
-def namesake_lives(name: str, wait: Callable[[float], object]) -> bool:
-    """Whether another machine heartbeats under this name: two would overwrite each other for ever. `wait` sleeps."""
+def name_in_use(name: str, wait: Callable[[float], object]) -> bool:
+    """Whether another machine sends heartbeats under this name: two would overwrite each other. `wait` sleeps."""
     others = Host.objects.filter(name=name).exclude(boot_id__in=["", boot_id()])
     before = others.values_list("beat", flat=True).first()
     if before is None:
         return False
-    wait(NAMESAKE_S)
+    wait(NAME_CHECK_S)
     after = others.values_list("beat", flat=True).first()
     return after is not None and after != before

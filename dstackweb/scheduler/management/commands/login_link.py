@@ -1,4 +1,4 @@
-"""`manage.py login_link`: how an admin gets in when the password is lost."""
+"""`manage.py login_link`: signs a user in without a password."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from dstackweb.scheduler.processes.startup import address_of
 
 
 class Command(BaseCommand):
-    help = "Print a fresh link that signs its user in once, within 15 minutes."
+    help = "Print a link that signs a user in once, within 15 minutes."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--user", help="whom it signs in; the first admin if not given")
+        parser.add_argument("--user", help="username; default: the first admin")
 
     def handle(self, *args: Any, user: str | None, **options: Any) -> str:
         try:
             person = User.objects.filter(username=user).first() if user else first_admin()
             if person is None:
-                sys.exit(f"dstackweb: {f'no user is called {user}' if user else 'there is no admin yet: make run'}")
-            # The server may have been started with another port than this command sees in its environment.
+                sys.exit(
+                    f"dstackweb: {f'no user {user}' if user else 'no admin yet. Start the server with `make run`'}"
+                )
+            # The server may run with another port than this command's environment says.
             address = address_of(settings.DSTACKWEB_HOME) or settings.DSTACKWEB_API_URL
             return f"{address}/login/{make_login_link(person)}/"
         except DomainError as error:
             sys.exit(f"dstackweb: {error.detail}")
         except DatabaseError:
-            sys.exit(f"dstackweb: {settings.DSTACKWEB_HOME} has no database to use yet: start the server with make run")
+            sys.exit(f"dstackweb: no database in {settings.DSTACKWEB_HOME} yet. Start the server with `make run`")

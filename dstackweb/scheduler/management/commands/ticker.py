@@ -1,4 +1,4 @@
-"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for this machine's host."""
+"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for one host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dstackweb.scheduler.processes import periodic
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.25
 
 
 class Command(BaseCommand):
@@ -25,7 +25,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=settings.DSTACKWEB_HOST_NAME, help="the host whose work to enqueue")
         parser.add_argument("--cluster", default=settings.DSTACKWEB_CLUSTERS["control"], help="that host's cluster")
-        parser.add_argument("--host-only", action="store_true", help="leave the deployment's work to other tickers")
+        parser.add_argument(
+            "--host-only", action="store_true", help="enqueue only the host's work, not the deployment's"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         stopping = threading.Event()
@@ -35,16 +37,16 @@ class Command(BaseCommand):
         if not options["host_only"]:
             jobs += periodic.control_jobs()
         known = False
-        while not stopping.wait(LOOK_EVERY_S):
+        while not stopping.wait(CHECK_EVERY_S):
             try:
                 if not known:
                     periodic.ensure_rows(jobs)
                     known = True
                 periodic.enqueue_due(jobs, timezone.now())
             except OperationalError as error:
-                # A database that is away or locked comes back; what is due then is still due.
-                log.warning("ticker: %s; trying again", error)
+                # Work that is due stays due until the database is back.
+                log.warning("ticker: database error, will retry: %s", error)
                 close_old_connections()
             except Exception:
-                log.exception("ticker: could not enqueue; trying again")
+                log.exception("ticker: cannot enqueue, will retry")
                 close_old_connections()

@@ -18,21 +18,21 @@ from dstackweb.scheduler.processes.supervisor import Supervisor
 
 
 class Command(BaseCommand):
-    help = "Set up the database, start web, workers, ticker and this machine as a host, and keep them running."
+    help = "Set up the database, then run web, workers, ticker and this machine as a host."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
         os.environ["DSTACKWEB_HOME"] = str(settings.DSTACKWEB_HOME)
         try:
-            _held = startup.hold_home(settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL)
+            _held = startup.lock_home(settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL)
             startup.check_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
             static_root = startup.collect_static()
             made = startup.prepare()
         except startup.CannotStart as error:
             sys.exit(f"dstackweb: {error}")
         logs = settings.DSTACKWEB_HOME / "logs"
-        supervisor = Supervisor(startup.roles(static_root), logs, settings.BASE_DIR, self._say)
+        supervisor = Supervisor(startup.server_processes(static_root), logs, settings.BASE_DIR, self._say)
 
         def on_ready() -> None:
             connections.close_all()
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             self.stdout.flush()
 
         supervisor.run(on_ready)
-        self._say("stopped; runs that were running go on")
+        self._say("stopped. Running jobs continue")
 
     def _say(self, line: str) -> None:
         self.stderr.write(f"dstackweb: {line}")
@@ -48,20 +48,20 @@ class Command(BaseCommand):
 
 
 def banner(made: Bootstrap, logs: Path, took_s: float) -> str:
-    """What a newcomer needs to know once everything answers."""
+    """What to print once everything answers: address, sign-in, next steps."""
     address = settings.DSTACKWEB_API_URL
     if made.password:
-        sign_in = f"{made.username} / {made.password}   (shown this once; `make login` prints a sign-in link)"
+        sign_in = f"{made.username} / {made.password}   (shown only once; `make login` prints a sign-in link)"
     elif settings.DSTACKWEB_ADMIN_PASSWORD:
-        sign_in = f"{made.username}, with the password in DSTACKWEB_ADMIN_PASSWORD"
+        sign_in = f"as {made.username}, with the password in DSTACKWEB_ADMIN_PASSWORD"
     else:
-        sign_in = f"as {made.username}, or with the link that `make login` prints"
+        sign_in = f"as {made.username}; `make login` prints a sign-in link"
     cli = _cli()
     lines = [
-        f"dstackweb is ready after {took_s:.1f} s:  {address}/",
+        f"dstackweb is ready at {address}/ (started in {took_s:.1f} s)",
         "",
         f"  Sign in    {sign_in}",
-        "  Try next   in the browser: Submit a run, and pick an example",
+        "  Try next   in the browser: Submit a run, pick an example",
         f"             in a shell: {cli} login {address}",
         f"                         {cli} apply -f examples/hello.yaml",
     ]
@@ -69,12 +69,12 @@ def banner(made: Bootstrap, logs: Path, took_s: float) -> str:
         settings.DSTACKWEB_PUBLIC_URL or settings.DSTACKWEB_ALLOWED_HOSTS
     ):
         names = ", ".join(settings.ALLOWED_HOSTS)
-        lines.append(f"  Names      only {names} are answered: set DSTACKWEB_PUBLIC_URL to the address that people use")
-    return "\n".join(["", *lines, "", f"Logs: {logs}. Ctrl-C stops the server; runs go on.", ""])
+        lines.append(f"  Warning    only {names} are answered. Set DSTACKWEB_PUBLIC_URL to the address that people use")
+    return "\n".join(["", *lines, "", f"Logs: {logs}. Ctrl-C stops the server; running jobs continue.", ""])
 
 
 def _cli() -> str:
-    """How to call the command line from here."""
+    """The command line as callable from the current directory."""
     installed = Path(sys.prefix) / "bin" / "dstackweb"
     if not installed.exists():
         return "dstackweb"
