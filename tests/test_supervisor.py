@@ -22,8 +22,8 @@ from tests.support import REPO, eventually
 START = """
 import sys
 from pathlib import Path
-from dstackweb.scheduler.processes.supervisor import Role, Supervisor
-roles = [Role(f"role{n}", [sys.executable, "-c", code]) for n, code in enumerate(sys.argv[2:])]
+from dstackweb.scheduler.processes.supervisor import ProcessSpec, Supervisor
+roles = [ProcessSpec(f"role{n}", [sys.executable, "-c", code]) for n, code in enumerate(sys.argv[2:])]
 say = lambda line: print(line, flush=True)
 Supervisor(roles, Path(sys.argv[1]), Path.cwd(), say).run(lambda: say("all answer"))
 say("stopped")

@@ -39,5 +39,5 @@ def test_a_run_on_a_living_machine_is_not_given_up(run: Run) -> None:
 
 
 def test_an_unknown_run_is_named() -> None:
-    with pytest.raises(CommandError, match="no run has the id"):
+    with pytest.raises(CommandError, match="no run with id"):
         call_command("give_up", str(uuid.uuid4()))

@@ -121,22 +121,22 @@ def test_a_child_that_died_is_started_again(start: Start) -> None:
 def test_a_removed_host_registers_again_by_itself() -> None:
     presence = host_command.HostPresence("box", "10.1.2.3", "dstackweb")
     seen = probe(lambda _pid: True)
-    presence.show(seen)
+    presence.update(seen)
     Host.objects.all().delete()
-    presence.show(seen)
+    presence.update(seen)
     assert Host.objects.get().name == "box"
 
 
 def test_everything_is_written_only_when_something_changed() -> None:
     presence = host_command.HostPresence("box", "10.1.2.3", "dstackweb")
     seen = probe(lambda _pid: True)
-    presence.show(None)
+    presence.update(None)
     assert not Host.objects.exists()
-    presence.show(seen)
+    presence.update(seen)
     Host.objects.update(cpus=1)
-    presence.show(seen)
+    presence.update(seen)
     assert (Host.objects.get().cpus, Host.objects.get().beat) == (1, 1)
-    presence.show(replace(seen, cpus=seen.cpus + 1))
+    presence.update(replace(seen, cpus=seen.cpus + 1))
     assert Host.objects.get().cpus == seen.cpus + 1
 
 

@@ -333,7 +333,7 @@ class Killed(BaseException):
     """What a worker that is killed leaves: whatever has not been committed is gone."""
 
 
-STEPS = ["_enter", "move_run", "stop_jobs", "settle"]
+STEPS = ["_add_to_ledger", "move_run", "stop_jobs", "settle"]
 
 
 @pytest.mark.parametrize("step", STEPS)
