@@ -103,13 +103,17 @@ def pytest_make_collect_report(
 def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> Iterator[None]:
     """Each process of the tests has its copy of one migrated database, instead of migrating its own."""
     from django.db import connection
+    from django.test import TransactionTestCase
 
     from tests import databases
 
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", lambda _self: databases.empty())
     with django_db_blocker.unblock():
         connection.close()
         connection.settings_dict["NAME"] = databases.copy_to(connection.settings_dict["TEST"]["NAME"])
     yield
+    monkeypatch.undo()
     with django_db_blocker.unblock():
         connection.close()
 

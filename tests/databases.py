@@ -37,6 +37,24 @@ def create(name: str, template: str = "template0") -> str:
     return name
 
 
+def empty() -> None:
+    """Delete all rows of the test's database but those that Django keeps of its models, which never change.
+
+    Django's own flush looks at each table and makes the rows of its models anew: that takes longer than most tests.
+    """
+    from django.db import connection, transaction
+
+    kept = {"django_content_type", "auth_permission", "django_migrations"}
+    tables = [connection.ops.quote_name(name) for name in connection.introspection.table_names() if name not in kept]
+    with connection.constraint_checks_disabled(), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(" UNION ALL ".join(f"SELECT {n} WHERE EXISTS (SELECT 1 FROM {t})" for n, t in enumerate(tables)))
+        filled = [tables[number] for (number,) in cursor.fetchall()]
+        if filled and connection.vendor == "postgresql":
+            cursor.execute(f"TRUNCATE {', '.join(filled)} CASCADE")
+        for table in filled if connection.vendor == "sqlite" else ():
+            cursor.execute(f"DELETE FROM {table}")
+
+
 def url_of(name: str) -> str:
     """The DATABASE_URL of a database of the test session's PostgreSQL."""
     return f"{os.environ['DATABASE_URL'].rsplit('/', 1)[0]}/{name}"

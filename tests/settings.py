@@ -23,6 +23,8 @@ if "DSTACKWEB_TEST_HOME" not in os.environ:
     _home.chmod(0o755)  # jobs in tests run as another user
     atexit.register(shutil.rmtree, _home, ignore_errors=True)
     os.environ["DSTACKWEB_TEST_HOME"] = str(_home)
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # tests start hundreds of processes: they compile all of it once
+        os.environ["PYTHONPYCACHEPREFIX"] = str(_home / "bytecode")
     os.environ.pop("DATABASE_URL", None)
     os.environ.pop("REDIS_URL", None)
     if os.environ.get("DSTACKWEB_TEST_SIDE") == "postgres":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import testing
 from typer.testing import CliRunner, Result
 
 from dstackweb.accounts.models import Project, User
@@ -26,6 +28,10 @@ def read(process: subprocess.Popen[bytes], count: int) -> bytes:
     while len(data) < count and (more := process.stdout.read(count - len(data))):
         data += more
     return data
+
+
+# Reading the declarations of all commands takes longer than most of them.
+testing._get_command = functools.cache(testing._get_command)
 
 
 class Cli:
