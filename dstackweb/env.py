@@ -1,6 +1,6 @@
 """Typed readers for settings from the environment.
 
-Each reader takes the variable's name and its default, remembers both in `READ` (a test holds docs/settings.md to it),
+Each reader takes the variable's name and default, records both in `READ` (a test compares docs/settings.md with it),
 and raises `BadSetting` with the name, the value and what was expected. An empty variable counts as not set.
 """
 
@@ -25,7 +25,7 @@ _FALSE = {"0", "false", "no", "off"}
 
 
 class BadSetting(ImproperlyConfigured):
-    """A setting has a value that can't be used. Its text is one line, meant for the person who starts the program."""
+    """An invalid setting; its message is one line for the person who starts the program."""
 
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={_without_password(value)!r}: expected {expected}")
@@ -48,7 +48,7 @@ def _read(name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
 
 
 def text(name: str, default: str = "", *, pattern: str = "", expected: str = "text") -> str:
-    """A string; with `pattern`, one that matches it as a whole, described by `expected`."""
+    """A string; with `pattern` it must match completely, and `expected` describes it."""
 
     def parse(raw: str) -> str:
         if pattern and not re.fullmatch(pattern, raw):
@@ -76,7 +76,7 @@ def integer(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
 
 
 def seconds(name: str, default: float, *, least: float = 0, most: float = 30 * 86400) -> float:
-    """A duration in seconds, fractions allowed, above zero, from `least` to `most`: at most 30 days."""
+    """A duration in seconds, greater than zero, from `least` to `most`; fractions are allowed."""
 
     def parse(raw: str) -> float:
         number = float(raw)
@@ -97,16 +97,16 @@ def boolean(name: str, default: bool = False) -> bool:
             raise ValueError(raw)
         return word in _TRUE
 
-    return _read(name, default, parse, "1, true, yes or on, or else 0, false, no or off")
+    return _read(name, default, parse, "1, true, yes or on; or 0, false, no or off")
 
 
 def path(name: str, default: Path) -> Path:
-    """A path, made absolute against the current directory; `~` is the home directory."""
+    """An absolute path; a relative one starts at the current directory, and `~` is the home directory."""
     return _read(name, default, lambda raw: Path(raw).expanduser().absolute(), "a path")
 
 
 def url(name: str, *schemes: str, example: str) -> str:
-    """An absolute URL in one of `schemes`, without a trailing slash; empty when not set. It may hold a password."""
+    """An absolute URL with one of `schemes`, without a trailing slash; empty if not set. It may have a password."""
 
     def parse(raw: str) -> str:
         parts = urlsplit(raw)
@@ -119,4 +119,6 @@ def url(name: str, *schemes: str, example: str) -> str:
 
 def words(name: str) -> list[str]:
     """A list separated by commas; empty when not set."""
-    return _read(name, [], lambda raw: [word.strip() for word in raw.split(",") if word.strip()], "a, comma, list")
+    return _read(
+        name, [], lambda raw: [word.strip() for word in raw.split(",") if word.strip()], "a list such as a,b,c"
+    )

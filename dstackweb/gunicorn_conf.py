@@ -1,4 +1,4 @@
-"""gunicorn's configuration: a few threads in one process serve hundreds of polling pages."""
+"""The configuration of gunicorn: a few threads in one process serve hundreds of polling pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ bind = f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
 worker_class = "gthread"
 workers = settings.DSTACKWEB_WEB_WORKERS
 threads = settings.DSTACKWEB_WEB_THREADS
-keepalive = 30  # pages ask every few seconds, on the same connection
+keepalive = 30  # pages poll every few seconds on the same connection
 graceful_timeout = 5
 timeout = 60
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108

@@ -1,4 +1,4 @@
-"""`python -m dstackweb.manage`: the server's commands, wherever the package lies; `manage.py` is the same."""
+"""The server's management commands: `python -m dstackweb.manage`, or `manage.py` in a checkout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the management command of the command line. A setting that can't be used ends it with one line."""
+    """Run a management command. An invalid setting ends it with one line."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
     from django.core.management import execute_from_command_line
 

@@ -1,6 +1,6 @@
-"""Django's settings. What a deployment may change comes from the environment, through the typed readers of `env`.
+"""Django's settings. Deployments configure them by environment variables, which the typed readers of `env` parse.
 
-docs/settings.md describes each variable; a test holds it to this file.
+docs/settings.md describes each variable; a test compares it with this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from csp.constants import NONE, SELF
 
 from dstackweb import env
 
-# Lets classes be written as ModelAdmin[Run] and QuerySet[Run] at run time too.
+# Makes ModelAdmin[Run] and QuerySet[Run] work at run time too.
 django_stubs_ext.monkeypatch()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ DSTACKWEB_START_DEADLINE_S = env.seconds("DSTACKWEB_START_DEADLINE_S", 300)
 DSTACKWEB_CLOUD_START_DEADLINE_S = env.seconds("DSTACKWEB_CLOUD_START_DEADLINE_S", 900)
 DSTACKWEB_PASS_EVERY_S = env.seconds("DSTACKWEB_PASS_EVERY_S", 2)
 DSTACKWEB_WATCH_EVERY_S = env.seconds("DSTACKWEB_WATCH_EVERY_S", 2)
-# The shortest window of a utilization policy, a minute, has three samples at least: fewer are no proof.
+# The shortest window of a utilization policy, a minute, then has at least three samples.
 DSTACKWEB_SAMPLE_EVERY_S = env.seconds("DSTACKWEB_SAMPLE_EVERY_S", 10, least=0.1, most=20)
 DSTACKWEB_RESERVE_AFTER_S = env.seconds("DSTACKWEB_RESERVE_AFTER_S", 900)
 DSTACKWEB_RESERVE_FOR_S = env.seconds("DSTACKWEB_RESERVE_FOR_S", 3600)
@@ -85,11 +85,11 @@ def _make_home(home: Path) -> None:
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError
     except OSError:
-        raise env.BadSetting("DSTACKWEB_HOME", str(home), "a folder that this program may write") from None
+        raise env.BadSetting("DSTACKWEB_HOME", str(home), "a directory that this program can write to") from None
 
 
 def _secret_key(home: Path) -> str:
-    """The key in `home`, made by the first process that looks: link() puts a whole file in place, or finds one."""
+    """The key in `home`, made by the first process that needs it: link() puts the complete file in place, or fails."""
     path = home / "secret_key"
     if not path.exists():
         draft = home / f".secret_key.{os.getpid()}.{secrets.token_hex(4)}"
@@ -106,8 +106,8 @@ def _secret_key(home: Path) -> str:
     return path.read_text().strip()
 
 
-# A network that is cut says nothing. Each side notices within 30 s: a host goes on as soon as it is back, and the
-# server of the database rolls back what a vanished host was at, which may hold rows that others wait for.
+# Both sides notice a lost network within 30 s: hosts reconnect, and the database server rolls back the transactions of
+# a lost host, whose locks others may wait for.
 _CUT_OFF: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -128,7 +128,7 @@ _CUT_OFF: dict[str, Any] = {
 
 
 def _patient(redis_url: str) -> str:
-    """The URL with time-outs, where it doesn't say its own: a cut connection must not be waited on for ever."""
+    """The URL with time-outs, unless it has its own: a lost connection must not block forever."""
     parts = urlsplit(redis_url)
     given = dict(parse_qsl(parts.query))
     waits = {"socket_timeout": "10"}
@@ -146,7 +146,7 @@ def _database(home: Path) -> dict[str, Any]:
         database = dict(dj_database_url.parse(DATABASE_URL))
     else:
         path = home / "db.sqlite3"
-        # Jobs run as other users, and SQLite gives its -wal and -shm files the mode of the database.
+        # Other users, such as those of jobs, must not read it. SQLite gives -wal and -shm the database's mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         database = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
     return database | {
@@ -160,7 +160,7 @@ def _database(home: Path) -> dict[str, Any]:
 
 
 def _cache(name: str, entries: int, *, may_be_away: bool = True) -> dict[str, Any]:
-    """Where it may be away, everything is a miss then; else whoever asks gets the error."""
+    """With `may_be_away` an unreachable Redis means cache misses; otherwise it raises an error."""
     if REDIS_URL:
         return {
             "BACKEND": "django_redis.cache.RedisCache",
@@ -171,7 +171,7 @@ def _cache(name: str, entries: int, *, may_be_away: bool = True) -> dict[str, An
     return {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
         "LOCATION": f"dstackweb_cache_{name}",
-        # The default of 300 culls by key, not by age: it must never be reached.
+        # At the limit entries are removed by key, not by age; so it must not be reached.
         "OPTIONS": {"MAX_ENTRIES": entries},
     }
 
@@ -184,11 +184,11 @@ CACHES = {"default": _cache("default", 10_000), "offers": _cache("offers", 10_00
 DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# Tasks are hints: short, repeatable, found again from rows when lost. So each is delivered once and never retried;
-# `retry` only bounds how long a task whose worker was killed stays in the ORM broker.
+# Tasks are short and repeatable, and lost ones are found again from rows. So each is delivered once and not retried;
+# `retry` only limits how long the task of a killed worker stays in the ORM broker.
 Q_CLUSTER: dict[str, Any] = {
     "name": "dstackweb",
-    "ALT_CLUSTERS": {},  # any Q_CLUSTER_NAME works, with these same values
+    "ALT_CLUSTERS": {},  # any Q_CLUSTER_NAME works, with the same values
     "workers": DSTACKWEB_CLUSTER_WORKERS,
     "bulk": 10,
     "queue_limit": 20,
@@ -293,7 +293,7 @@ CSRF_TRUSTED_ORIGINS = (
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
-# Browsers send a host's cookies to all its ports: two servers on one machine must not sign each other out.
+# Browsers send a host's cookies to all its ports; without the suffix two servers on one machine would share them.
 _suffix = "" if _https else f"_{DSTACKWEB_PORT}"
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
 SESSION_ENGINE = "django.contrib.sessions.backends." + ("cached_db" if REDIS_URL else "db")
@@ -303,7 +303,7 @@ X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],
-        "img-src": [SELF, "data:"],  # Tabler's style sheet holds its icons
+        "img-src": [SELF, "data:"],  # icons in Tabler's style sheet
         "object-src": [NONE],
         "base-uri": [SELF],
         "form-action": [SELF],
@@ -311,7 +311,7 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 
-# Bodies held in memory: run files and log chunks. Archives are uploaded as files or read as a stream.
+# Bodies in memory: run files and log chunks. Archives are read as a stream.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 1024 * 1024
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 
@@ -326,7 +326,7 @@ STORAGES = {
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },
 }
-# Without collected files (a shell, tests, runserver) whitenoise serves them from where they lie.
+# Without collected files (a shell, tests, runserver) whitenoise serves them from the source directories.
 WHITENOISE_USE_FINDERS = not STATIC_ROOT
 WHITENOISE_MAX_AGE = 0
 
@@ -344,7 +344,7 @@ LOGGING = {
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
     },
-    # Whoever is told to wait may ask often: that must not fill a disk.
+    # Clients that get a 429 may repeat often: that must not fill the disk.
     "filters": {
         "not_429": {
             "()": "django.utils.log.CallbackFilter",

@@ -1,4 +1,4 @@
-"""All addresses: the admin, the API with the probes, and the pages."""
+"""All URLs: the admin site, the API with its probes, and the web pages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who sees which project, and what their role allows. Every query of the product starts from here.
+"""Which projects a user sees, and what their role allows. Every query starts here.
 
-A project that the caller may not see is told apart from one that doesn't exist in no way: both are `NotFound`.
+A project that the user may not see gives the same `NotFound` as one that doesn't exist.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from django.db.models import QuerySet
 
 from dstackweb.accounts.models import Membership, Project, Role, User
 from dstackweb.lib.errors import Forbidden, NotFound
-
-ARTICLE = {Role.VIEWER: "a viewer", Role.MEMBER: "a member", Role.MANAGER: "a manager", Role.ADMIN: "an admin"}
 
 
 def allows(role: str, at_least: str) -> bool:
@@ -31,7 +29,7 @@ def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
 
 
 def role_in(project: Project, user: User | AnonymousUser) -> str | None:
-    """The user's role in the project, `admin` for superusers; None for strangers and inactive users."""
+    """The user's role in the project, `admin` for superusers; None for non-members and inactive users."""
     if not user.is_active:
         return None
     if user.is_superuser:
@@ -49,15 +47,15 @@ WHERE project.name = %s
 
 
 def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEWER) -> tuple[Project, str]:
-    """The project called `name` and the user's role there.
+    """The project `name` and the user's role there.
 
-    Raises NotFound to whoever isn't a member, and Forbidden to a member whose role is below `at_least`.
+    Raises NotFound if the user is not a member, and Forbidden if their role is below `at_least`.
     """
     found = Project.objects.raw(_PROJECT_AND_ROLE, [user.pk, name]) if user.is_active else ()
     project: Any = next(iter(found), None)
     role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
     if not role:
-        raise NotFound(f"No project is called {name}, or you are not a member of it.")
+        raise NotFound(f"There is no project {name}, or you are not a member of it.")
     if not allows(role, at_least):
-        raise Forbidden(f"This needs {ARTICLE[Role(at_least)]} of {name}; you are {ARTICLE[Role(role)]} of it.")
+        raise Forbidden(f"Your role in {name} is {role}; this needs the role {at_least}.")
     return project, role

@@ -1,4 +1,4 @@
-"""Accounts in the admin site. Digests and values of secrets are on no page of it; a new token is shown once."""
+"""Accounts on the admin site. It never shows digests or values of secrets; a new token is shown once."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from dstackweb.accounts.models import (
 from dstackweb.accounts.services import create_token, set_secret
 
 
-class MadeElsewhere(admin.ModelAdmin[Any]):
-    """Rows that services make and change: here they are looked at, and deleted."""
+class ViewAndDeleteAdmin(admin.ModelAdmin[Any]):
+    """Rows that only services create and change: the admin site shows and deletes them."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -35,8 +35,8 @@ class MadeElsewhere(admin.ModelAdmin[Any]):
         return False
 
 
-class KeepsAnAdmin(forms.BaseInlineFormSet[Any, Any, Any]):
-    """The memberships of a project, of which one stays an admin's."""
+class MembershipFormSet(forms.BaseInlineFormSet[Any, Any, Any]):
+    """The memberships of a project, at least one of them with the role admin."""
 
     def clean(self) -> None:
         super().clean()
@@ -47,13 +47,13 @@ class KeepsAnAdmin(forms.BaseInlineFormSet[Any, Any, Any]):
 
 class ProjectMembers(admin.TabularInline[Membership, Project]):
     model = Membership
-    formset = KeepsAnAdmin
+    formset = MembershipFormSet
     autocomplete_fields = ("user",)
     extra = 1
 
 
 class UserProjects(admin.TabularInline[Membership, User]):
-    """What a user belongs to, to look at: roles are given on the project's page, which keeps one admin."""
+    """A user's memberships, read-only: roles are changed on the project's page, which keeps at least one admin."""
 
     model = Membership
     fields = readonly_fields = ("project", "role")
@@ -65,7 +65,7 @@ class UserProjects(admin.TabularInline[Membership, User]):
 
 
 @admin.register(User)
-class PeopleAdmin(UserAdmin[User]):
+class AccountAdmin(UserAdmin[User]):
     list_display = ("username", "email", "is_active", "is_superuser", "last_login", "date_joined")
     list_filter = ("is_active", "is_superuser", "is_staff", "memberships__project")
     inlines = (UserProjects,)
@@ -80,7 +80,7 @@ class ProjectAdmin(admin.ModelAdmin[Project]):
 
 
 @admin.register(Membership)
-class MembershipAdmin(MadeElsewhere):
+class MembershipAdmin(ViewAndDeleteAdmin):
     list_display = ("user", "project", "role")
     list_filter = ("role", "project")
     search_fields = ("user__username", "project__name")
@@ -103,16 +103,16 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         row, token = create_token(obj.user, obj.name)
         obj.pk = row.pk
-        messages.warning(request, f"Copy the token now, it is shown only this once: {token}")
+        messages.warning(request, f"Copy the token now. It is shown only once: {token}")
 
     @admin.action(description="Revoke the selected tokens", permissions=["delete"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         revoked = queryset.filter(revoked_at=None).update(revoked_at=timezone.now())
-        messages.success(request, f"{revoked} revoked.")
+        messages.success(request, f"Revoked tokens: {revoked}.")
 
 
 @admin.register(Invite)
-class InviteAdmin(MadeElsewhere):
+class InviteAdmin(ViewAndDeleteAdmin):
     list_display = ("project", "role", "created_by", "created_at", "expires_at", "used_by", "used_at")
     list_filter = ("role", ("used_at", admin.EmptyFieldListFilter), "project")
     search_fields = ("project__name", "created_by__username", "used_by__username")
@@ -120,17 +120,17 @@ class InviteAdmin(MadeElsewhere):
 
 
 @admin.register(LoginLink)
-class LoginLinkAdmin(MadeElsewhere):
+class LoginLinkAdmin(ViewAndDeleteAdmin):
     list_display = ("user", "expires_at", "used_at")
     list_filter = (("used_at", admin.EmptyFieldListFilter), "expires_at")
     search_fields = ("user__username",)
     list_select_related = ("user",)
 
 
-class SecretForm(forms.ModelForm[ProjectSecret]):
-    """A secret's name, and its value on the way in only."""
+class ProjectSecretForm(forms.ModelForm[ProjectSecret]):
+    """A secret's name, and a field for a new value."""
 
-    value = SecretField(help_text="Takes the place of the old value. Stored encrypted, and shown nowhere.")
+    value = SecretField(help_text="Replaces the old value. Stored encrypted and never shown.")
 
     class Meta:
         model = ProjectSecret
@@ -139,7 +139,7 @@ class SecretForm(forms.ModelForm[ProjectSecret]):
 
 @admin.register(ProjectSecret)
 class ProjectSecretAdmin(admin.ModelAdmin[ProjectSecret]):
-    form = SecretForm
+    form = ProjectSecretForm
     list_display = ("name", "project", "updated_by", "updated_at")
     list_filter = ("project",)
     search_fields = ("name", "project__name")

@@ -1,4 +1,4 @@
-"""The accounts app: who may do what."""
+"""The accounts app: users, projects and roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How forms take a secret's value in."""
+"""The form field for a secret's value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dstackweb.lib.errors import Invalid
 
 
 class WriteOnly(forms.Textarea):
-    """Takes a value of several lines, such as a private key, and never sends one back to the page."""
+    """A field for values with several lines, such as private keys, that never shows the stored value."""
 
     def format_value(self, value: Any) -> None:
         return None
 
 
 class SecretField(forms.CharField):
-    """A secret's value, spaces and lines as they were pasted: browsers send the ends of lines as CR LF."""
+    """A secret's value with its spaces and line breaks; the CR LF that browsers send becomes LF."""
 
     widget = WriteOnly
 

@@ -1,6 +1,6 @@
-"""People, the projects they share, and what lets them in: tokens, invites and one-time links.
+"""Users, projects and memberships, and what signs users in: API tokens, invites and one-time links.
 
-No secret is kept in plain: tokens and links by their SHA-256, project secrets encrypted.
+No secret is stored in plain text: tokens and links are hashed with SHA-256, project secrets are encrypted.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from django.db.models import Q
 from django.utils import timezone
 
 SECRET_NAME = RegexValidator(
-    r"^[A-Za-z_][A-Za-z0-9_]*\Z", "Letters, digits and underscores; no digit at the start, as in HF_TOKEN."
+    r"^[A-Za-z_][A-Za-z0-9_]*\Z", "Use letters, digits and underscores, with no digit first, such as HF_TOKEN."
 )
-# The API token that DSTACKWEB_ADMIN_TOKEN sets has this name, and no other has.
+# The name of the API token that DSTACKWEB_ADMIN_TOKEN sets; no other token has it.
 ENVIRONMENT = "environment"
 
 
 def not_the_environments(name: str) -> None:
-    """Refuse the name of the token that belongs to the environment: it comes and goes with its value."""
+    """Refuse the name of the environment's token, which is created and revoked with the variable's value."""
     if name == ENVIRONMENT:
-        raise ValidationError("This name is kept for the token that DSTACKWEB_ADMIN_TOKEN sets.")
+        raise ValidationError("This name is reserved for the token in DSTACKWEB_ADMIN_TOKEN.")
 
 
 class Role(models.TextChoices):
-    """What a member may do, least first: each role may do all that the ones before it may."""
+    """Roles in a project, least first: each role includes the ones before it."""
 
     VIEWER = "viewer", "viewer"
     MEMBER = "member", "member"
@@ -45,7 +45,7 @@ class Project(models.Model):
     weight = models.PositiveIntegerField(
         default=1,
         validators=[MinValueValidator(1), MaxValueValidator(1000)],
-        help_text="Its share of the capacity against other projects: 2 may hold twice as many GPUs as 1.",
+        help_text="Share of the capacity relative to other projects: 2 gets twice as many GPUs as 1.",
     )
     monthly_budget = models.DecimalField(
         max_digits=12,
@@ -53,12 +53,12 @@ class Project(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(0)],
-        help_text="USD per month for paid backends. Empty: no limit.",
+        help_text="USD per month for paid backends. Empty for no limit.",
     )
     member_max_priority = models.PositiveSmallIntegerField(
         default=80,
         validators=[MaxValueValidator(100)],
-        help_text="The highest priority (0–100) that a member may give; managers may give any.",
+        help_text="Highest priority (0–100) that members can set. Managers can set any.",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -95,14 +95,14 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token for the API and the CLI. Only its digest is kept; `hint` tells it apart from the others."""
+    """A bearer token for the API and the CLI. Only its digest is stored; `hint` identifies it to its owner."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80, validators=[not_the_environments], help_text="Where it is used: laptop, CI")
     digest = models.CharField(max_length=64, unique=True, editable=False)
-    hint = models.CharField(max_length=12, editable=False, help_text="Its last characters")
+    hint = models.CharField(max_length=12, editable=False, help_text="Last characters of the token")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    last_used_at = models.DateTimeField(null=True, editable=False, help_text="To the minute")
+    last_used_at = models.DateTimeField(null=True, editable=False, help_text="Accurate to one minute")
     revoked_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
@@ -113,7 +113,7 @@ class ApiToken(models.Model):
 
 
 class Invite(models.Model):
-    """A one-time link into a project with a role. It works once, until it expires."""
+    """A single-use link that adds a user to a project with a role, until it expires."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invites")
     role = models.CharField(max_length=10, choices=Role.choices, default=Role.MEMBER)
@@ -133,7 +133,7 @@ class Invite(models.Model):
 
 
 class LoginLink(models.Model):
-    """A link that signs its user in, once, until it expires."""
+    """A single-use link that signs its user in, until it expires."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="login_links")
     digest = models.CharField(max_length=64, unique=True, editable=False)
@@ -148,7 +148,7 @@ class LoginLink(models.Model):
 
 
 class ProjectSecret(models.Model):
-    """A value that runs read as `${{ secrets.NAME }}`. People write it and never see it again."""
+    """A value that runs read as `${{ secrets.NAME }}`. Users can set it but not read it."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="secrets")
     name = models.CharField(max_length=120, validators=[SECRET_NAME])

@@ -1,4 +1,4 @@
-"""What the account pages list, each within one project or one user."""
+"""Lists for the account pages, each of one project or one user."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def members(project: Project) -> QuerySet[Membership]:
 
 
 def open_invites(project: Project) -> QuerySet[Invite]:
-    """The project's invites that would work now, newest first."""
+    """The project's unused and unexpired invites, newest first."""
     live = Invite.objects.filter(project=project, used_at=None, expires_at__gt=timezone.now())
     return live.select_related("created_by")
 
 
 def live_tokens(user: User) -> QuerySet[ApiToken]:
-    """The user's API tokens that aren't revoked, newest first."""
+    """The user's API tokens that are not revoked, newest first."""
     return ApiToken.objects.filter(user=user, revoked_at=None)
 
 

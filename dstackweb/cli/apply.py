@@ -13,15 +13,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import FAILED, INTERRUPTED, CliError, Refused
+from dstackweb.cli.errors import FAILED, INTERRUPTED, ApiError, CliError
 from dstackweb.cli.offers import plan_table
 from dstackweb.cli.output import Column, clean, clock_text, note, plural, show_table, warn
-from dstackweb.cli.runfile import RunFile, explain, parse_env, read
+from dstackweb.cli.runfile import LocalRunFile, explain, parse_env, read
 from dstackweb.cli.runs import status_text
 from dstackweb.spec.units import size_text
 
 if TYPE_CHECKING:
-    from dstackweb.cli.archive import Archive
+    from dstackweb.cli.archive import CodeArchive
     from dstackweb.cli.client import Api
 
 CHUNK = 1 << 16
@@ -115,17 +115,17 @@ def exit_code(run: dict[str, Any]) -> int:
     return int(run["exit_code"] or 1)
 
 
-def _post(api: Api, file: RunFile, what: str, body: dict[str, Any]) -> dict[str, Any]:
+def _post(api: Api, file: LocalRunFile, what: str, body: dict[str, Any]) -> dict[str, Any]:
     path = api.in_project("runs", *([what] if what else []))
     headers = {} if what else {"Idempotency-Key": str(uuid.uuid4())}
     try:
         answer: dict[str, Any] = api.json(api.send("POST", path, json=body, headers=headers, repeatable=True))
         return answer
-    except Refused as refused:
+    except ApiError as refused:
         raise explain(refused, file) if refused.status == 422 else refused from None
 
 
-def _pack(limit: int) -> Archive:
+def _pack(limit: int) -> CodeArchive:
     from dstackweb.cli.archive import pack
 
     with _progress("Packing") as progress:
@@ -135,7 +135,7 @@ def _pack(limit: int) -> Archive:
     return archive
 
 
-def _code_text(archive: Archive | None, limit: int) -> str:
+def _code_text(archive: CodeArchive | None, limit: int) -> str:
     if archive is None:
         return "none (--no-code)"
     files = plural(archive.files, "file")
@@ -157,7 +157,7 @@ def _is_confirmed(plan: dict[str, Any], options: Options) -> bool:
         raise CliError("nothing was submitted because of the warning above.", "To submit anyway: --force") from None
 
 
-def _upload(api: Api, archive: Archive) -> None:
+def _upload(api: Api, archive: CodeArchive) -> None:
     path = api.in_project("archives", archive.sha256)
     if api.send("HEAD", path, accept=(404,)).is_success:
         return

@@ -26,7 +26,7 @@ LARGEST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Archive:
+class CodeArchive:
     """An archive in a temporary file, which is deleted when it is closed."""
 
     file: IO[bytes]
@@ -37,7 +37,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SourceFile:
     """A file or a symbolic link to upload; `path` is relative to the root."""
 
     path: str
@@ -48,7 +48,7 @@ class Entry:
         return stat.S_ISLNK(self.info.st_mode)
 
 
-def entries(root: Path) -> list[Entry]:
+def entries(root: Path) -> list[SourceFile]:
     """Files and links below `root` that git doesn't ignore, sorted by name. Raises OSError.
 
     In a work tree git lists them; elsewhere, or without git, the `.gitignore` files below `root` are read here.
@@ -61,7 +61,7 @@ def entries(root: Path) -> list[Entry]:
         except (FileNotFoundError, NotADirectoryError):  # in the index of git, but deleted
             continue
         if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
-            found.append(Entry(path, info))
+            found.append(SourceFile(path, info))
     return found
 
 
@@ -135,7 +135,7 @@ class _OverLimit(Exception):
     pass
 
 
-def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Archive:
+def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda done, total: None) -> CodeArchive:
     """Pack the files below `root` that git doesn't ignore into at most `limit` bytes.
 
     `progress` gets the bytes read so far and in total. Links that point outside `root` are left out and listed: they
@@ -169,10 +169,10 @@ def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda d
         file.close()
         raise _unreadable(error) from None
     file.seek(0)
-    return Archive(file, sink.digest.hexdigest(), sink.size, len(kept), left_out)
+    return CodeArchive(file, sink.digest.hexdigest(), sink.size, len(kept), left_out)
 
 
-def _add(tar: tarfile.TarFile, root: Path, entry: Entry) -> None:
+def _add(tar: tarfile.TarFile, root: Path, entry: SourceFile) -> None:
     member = tarfile.TarInfo(entry.path)
     source = root / entry.path
     if entry.is_link:
@@ -201,7 +201,7 @@ def _unreadable(error: OSError) -> CliError:
     )
 
 
-def _too_large(root: Path, packed: list[Entry], limit: int) -> CliError:
+def _too_large(root: Path, packed: list[SourceFile], limit: int) -> CliError:
     largest = sorted(packed, key=lambda entry: entry.info.st_size, reverse=True)[:LARGEST_NAMED]
     return CliError(
         f"the code in {root} exceeds the limit of {size_text(limit)} after packing. Nothing was sent.",

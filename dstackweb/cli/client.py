@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
-from dstackweb.cli.errors import OUTAGE, CliError, Interrupted, Refused, TryLater, Unreachable, UsageError
+from dstackweb.cli.errors import OUTAGE, ApiError, ChangeInterrupted, CliError, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
 from dstackweb.lib.backoff import full_jitter
 
@@ -85,7 +85,7 @@ class Api:
             except KeyboardInterrupt:
                 if method in ("GET", "HEAD"):
                     raise
-                raise Interrupted from None
+                raise ChangeInterrupted from None
             except httpx.TransportError as error:
                 if attempt >= tries or not isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
                     raise self._unreachable(error, changes=method not in ("GET", "HEAD")) from None
@@ -173,7 +173,7 @@ class Api:
             return CliError(message, "If that URL is right: dstackweb login URL")
         if status == 401:
             given = f" (from {self.settings.token_from})" if self.settings.token_from else ""
-            return Refused(
+            return ApiError(
                 f"the server rejected the token{given}.",
                 f"Make a token on {tokens_page(self.settings.url)}",
                 f"Then run: dstackweb login {self.settings.url}",
@@ -190,7 +190,7 @@ class Api:
             )
         if not detail:
             return self._not_dstackweb()
-        return Refused(detail, status=status, body=body)
+        return ApiError(detail, status=status, body=body)
 
 
 def until_answered(

@@ -9,7 +9,7 @@ FAILED = 1
 UNREACHABLE = 3
 
 
-class Interrupted(KeyboardInterrupt):
+class ChangeInterrupted(KeyboardInterrupt):
     """Ctrl-C during a request that changes something: the change may have been made."""
 
 
@@ -36,7 +36,7 @@ class Unreachable(CliError):
     code = UNREACHABLE
 
 
-class Refused(CliError):
+class ApiError(CliError):
     """The server answered with an error. `status` is the HTTP status, `body` the JSON of the answer."""
 
     def __init__(self, message: str, *notes: str, status: int, body: dict[str, object] | None = None) -> None:
@@ -45,7 +45,7 @@ class Refused(CliError):
         self.body = body or {}
 
 
-class TryLater(Refused):
+class TryLater(ApiError):
     """A 5xx or a 429: the same request may succeed later."""
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from dstackweb.cli import apply, config, history, hold, hosts, logs, offers, progress, queue, runs, utilization
-from dstackweb.cli.errors import INTERRUPTED, CliError, Interrupted, UsageError
+from dstackweb.cli.errors import INTERRUPTED, ChangeInterrupted, CliError, UsageError
 from dstackweb.cli.output import Column, note, show_error, show_table, warn
 from dstackweb.lib.addresses import is_exposed
 
@@ -36,7 +36,7 @@ class _Commands(TyperGroup):
             # A prompt raises the same exception for Ctrl-C and for the end of its input.
             if isinstance(stopped, typer.Abort) and not isinstance(stopped.__context__, KeyboardInterrupt):
                 raise
-            if isinstance(stopped, Interrupted):
+            if isinstance(stopped, ChangeInterrupted):
                 note("\nInterrupted. The change may have been made: check before you try again.")
             raise typer.Exit(INTERRUPTED) from None
 

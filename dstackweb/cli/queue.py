@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import CliError, Refused, UsageError
+from dstackweb.cli.errors import ApiError, CliError, UsageError
 from dstackweb.cli.output import Column, ItemColumns, Json, age_text, clean, note, plural, show_items, show_json
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
     queue = found[0]["queue"]
     try:
         moved = api.json(api.send("POST", api.in_project("queues", queue, "move"), json=body, headers=headers))
-    except Refused as refused:
+    except ApiError as refused:
         if refused.status != 412:
             raise
         raise CliError(refused.message, "To move it anyway, run the command again.") from None
@@ -203,7 +203,7 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
 def _undo(api: Api, queue: str) -> None:
     try:
         undone = api.json(api.send("POST", api.in_project("queues", queue or "default", "undo"), json={}))
-    except Refused as refused:
+    except ApiError as refused:
         if queue or refused.status != 409:
             raise
         raise CliError(refused.message, "For a move in another queue: dstackweb move --undo --queue NAME") from None

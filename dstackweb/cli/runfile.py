@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstackweb.cli.errors import CliError, Refused, UsageError
+from dstackweb.cli.errors import ApiError, CliError, UsageError
 from dstackweb.cli.output import RED, clean, paint
 from dstackweb.spec.units import size_text
 
 
 @dataclass(frozen=True)
-class RunFile:
+class LocalRunFile:
     """A run file's name on the command line, and its text. Only the server validates the text."""
 
     name: str
@@ -36,7 +36,7 @@ class RunFile:
         return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def read(path: Path, limit: int) -> RunFile:
+def read(path: Path, limit: int) -> LocalRunFile:
     """The run file at `path`. Raises CliError if it can't be read, exceeds `limit` bytes or is not UTF-8."""
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ def read(path: Path, limit: int) -> RunFile:
     if len(data) > limit:
         raise CliError(f"{path} exceeds {size_text(limit)}, the limit for a run file. Nothing was sent.")
     try:
-        return RunFile(str(path), data.decode("utf-8"))
+        return LocalRunFile(str(path), data.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise CliError(f"{path} is not valid UTF-8 (line {line}). Nothing was sent.") from None
@@ -65,7 +65,7 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     return env
 
 
-def explain(refused: Refused, file: RunFile) -> CliError:
+def explain(refused: ApiError, file: LocalRunFile) -> CliError:
     """A 422 in the form of compiler errors: each with its line of the file, and a caret below the key."""
     errors = refused.body.get("errors")
     places = [_place(error, file) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
@@ -75,7 +75,7 @@ def explain(refused: Refused, file: RunFile) -> CliError:
     return CliError("the run is invalid. Nothing was submitted.", *lines)
 
 
-def _place(error: dict[str, Any], file: RunFile) -> list[str]:
+def _place(error: dict[str, Any], file: LocalRunFile) -> list[str]:
     loc = [part for part in error.get("loc") or [] if isinstance(part, str)]
     message, line = clean(error.get("msg")), error.get("line")
     lines = file.text.splitlines()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import CliError, Refused
+from dstackweb.cli.errors import ApiError, CliError
 from dstackweb.cli.output import (
     Column,
     ItemColumns,
@@ -60,7 +60,7 @@ def priority(
     try:
         # If-Match: a change that someone made since the GET is not overwritten.
         answer = api.send("PATCH", path, json={"priority": value}, headers={"If-Match": seen.headers["ETag"]})
-    except Refused as refused:
+    except ApiError as refused:
         if refused.status != 412:
             raise
         raise CliError(refused.message, f"To set it anyway: dstackweb priority {run} {value}") from None

@@ -1,4 +1,4 @@
-"""Addresses of servers: which of them only their own machine can reach, and which are encrypted."""
+"""Which server addresses only the machine itself can reach, and which URLs are not encrypted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an IP address means the machine itself; so do no address and a socket's path."""
+    """Whether a host name or IP address is the machine itself; an empty one and a socket's path are."""
     if host in ("", "localhost") or host.startswith("/"):
         return True
     try:
@@ -17,10 +17,10 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL leads to the machine itself."""
+    """Whether a URL's host is the machine itself."""
     return is_loopback(urlsplit(url).hostname or "")
 
 
 def is_exposed(url: str) -> bool:
-    """Whether what is sent to an http(s) URL crosses a network unencrypted."""
+    """Whether data sent to an http(s) URL crosses a network unencrypted."""
     return urlsplit(url).scheme == "http" and not is_local(url)

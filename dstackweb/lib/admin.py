@@ -1,4 +1,4 @@
-"""The admin site's lists of what services alone write."""
+"""Admin pages of models that only services change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest
 
 
 class ReadOnly(admin.ModelAdmin[Any]):
-    """Lists, filters and search, and no way to write past the services."""
+    """Lists, filters and search, but no changes."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

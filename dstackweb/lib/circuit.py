@@ -1,7 +1,7 @@
-"""Leaving alone, by all processes together, what has said that it is asked too often.
+"""A circuit breaker for APIs that throttle, shared by all processes.
 
-Closed: everybody asks. A throttle opens it for a time that doubles with each one, with full jitter. After that time one
-caller tries; its success closes the circuit, another throttle opens it for longer.
+Closed: all callers may call. A throttled call opens the circuit for a time that doubles with each one, with full
+jitter. After that time one caller probes: success closes the circuit, another throttled call opens it for longer.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dstackweb.lib.models import Circuit
 
 BASE_S, CAP_S = 2.0, 300.0
 LEAST_S = 0.5
-"""However small the jitter comes out."""
+"""The minimum, whatever the jitter."""
 PROBE_S = 30.0
-"""A probe that was killed holds up the next one this long."""
+"""The next probe may start after this time, if the process of a probe was killed."""
 
 
 class Open(Exception):
-    """Nobody asks `name` before `until`."""
+    """`name` must not be called before `until`."""
 
     def __init__(self, name: str, until: dt.datetime) -> None:
-        super().__init__(f"{name} is left alone until {until:%H:%M:%S} UTC")
+        super().__init__(f"{name} is throttled until {until:%H:%M:%S} UTC")
         self.name, self.until = name, until
 
 
 def enter(name: str, now: dt.datetime) -> bool:
-    """Whether the caller, who may ask, is the one that tries; False where everybody may. Raises Open."""
+    """True if the caller probes, False if the circuit is closed: both may call. Raises Open."""
     circuit = Circuit.objects.filter(pk=name).first()
     if circuit is None or circuit.open_until is None:
         return False
@@ -46,21 +46,21 @@ def enter(name: str, now: dt.datetime) -> bool:
 
 
 def succeeded(name: str) -> None:
-    """It answers again: the one that tried closes the circuit."""
+    """The probe succeeded: close the circuit."""
     Circuit.objects.filter(pk=name).update(failures=0, open_until=None, probe_until=None)
 
 
 def failed(name: str) -> None:
-    """The one that tried came to nothing, for another reason than a throttle: the next one may try at once."""
+    """The probe failed, but was not throttled: another one may start at once."""
     Circuit.objects.filter(pk=name).update(probe_until=None)
 
 
 def throttled(
     name: str, now: dt.datetime, told: dict[str, Any], rnd: Callable[[], float] = random.random
 ) -> dt.datetime:
-    """Open the circuit, for longer than the last time; returns until when. `told` is what the API said.
+    """Open the circuit for longer than the last time; returns until when. `told` is the API's error.
 
-    Of many callers that are throttled at once the first one counts.
+    If several callers are throttled at once, only the first one counts.
     """
     circuit, _ = Circuit.objects.get_or_create(pk=name)
     if circuit.open_until is not None and now < circuit.open_until <= now + dt.timedelta(seconds=CAP_S):

@@ -1,6 +1,6 @@
-"""The errors that services raise and that the API, the web pages and the CLI word for people.
+"""The errors that services raise, and that the API, the web pages and the CLI show.
 
-Each carries the HTTP status it is answered with, so a handler renders any of them in one place.
+Each has an HTTP status, so that one handler renders all of them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NotRequired, TypedDict
 
 
 class FieldError(TypedDict):
-    """One thing wrong in the input: where it is (`loc`, and the line of the file if known) and what was expected.
+    """An error in the input: its place (`loc`, and the line of the file if known) and what was expected.
 
-    `col` is the column (from 1) where the text can't even be read.
+    `col` is the column (from 1) of a syntax error.
     """
 
     loc: list[str | int]
@@ -22,9 +22,9 @@ class FieldError(TypedDict):
 
 
 class DomainError(Exception):
-    """A request that can't be done, told in one sentence (`detail`).
+    """A request that can't be done; `detail` says why.
 
-    `extra` holds further members of the JSON answer, next to `detail`.
+    `extra` has more members for the JSON answer.
     """
 
     status: ClassVar[int] = 400
@@ -36,37 +36,37 @@ class DomainError(Exception):
 
 
 class NotFound(DomainError):
-    """It isn't there, or the caller may not know that it is."""
+    """It does not exist, or the user may not know that it does."""
 
     status = 404
 
 
 class Forbidden(DomainError):
-    """The caller may see it, but their role doesn't allow this."""
+    """The user may see it, but their role doesn't allow this."""
 
     status = 403
 
 
 class Conflict(DomainError):
-    """The current state doesn't allow this: a name is taken, a run has already ended."""
+    """The current state doesn't allow this: a name is taken, a run has ended."""
 
     status = 409
 
 
 class Stale(DomainError):
-    """Somebody else changed it since the caller read it (`If-Match`)."""
+    """It was changed since the caller read it (`If-Match`)."""
 
     status = 412
 
 
 class TooLarge(DomainError):
-    """The input is over a size limit."""
+    """The input exceeds a size limit."""
 
     status = 413
 
 
 class Invalid(DomainError):
-    """The input doesn't validate. `errors` is never empty, and is what the form, the API and the CLI show."""
+    """The input is invalid. `errors` is never empty; forms, the API and the CLI show it."""
 
     status = 422
 
@@ -76,18 +76,18 @@ class Invalid(DomainError):
 
     @classmethod
     def at(cls, *loc: str | int, msg: str, line: int | None = None) -> Invalid:
-        """One error at one place: `Invalid.at("profile", msg="no profile is called nightly")`."""
+        """One error at one place: `Invalid.at("profile", msg="there is no profile nightly")`."""
         return cls(msg, [{"loc": list(loc), "line": line, "msg": msg}])
 
 
 class TooEarly(DomainError):
-    """It will be allowed soon: something that has to come first is under way."""
+    """It will be possible soon: another step is still in progress."""
 
     status = 425
 
 
 class TooMany(DomainError):
-    """Asked too often; `retry_after` seconds from now it may work."""
+    """Too many requests; try again after `retry_after` seconds."""
 
     status = 429
 

@@ -1,7 +1,7 @@
-"""One at a time across processes and machines: a row that is claimed, renewed and given back.
+"""Leases: locks across processes and machines that expire, as rows.
 
-A holder that dies costs the others what is left of its time. One that was only slow, and lost the lease, learns it when
-it renews: what it does then must not land.
+The lease of a holder that dies blocks others until it expires. A holder that was too slow, and lost its lease, notices
+when it renews: it must then discard its work.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dstackweb.lib.models import Lease
 
 
 def take(name: str, holder: str, ttl_s: float, now: dt.datetime) -> bool:
-    """Whether `holder` has it now, for `ttl_s` seconds: it was free, or theirs before.
+    """Take the lease for `ttl_s` seconds; True if it was free or already held by `holder`.
 
-    An expiry farther ahead than anybody could have set it is that of a clock that was put back since: void.
+    An expiry too far in the future is void: it was set before a clock was set back.
     """
     ttl = dt.timedelta(seconds=ttl_s)
     free = Q(holder=holder) | Q(expires_at__lte=now) | Q(expires_at__gt=now + 2 * ttl)
@@ -28,17 +28,17 @@ def take(name: str, holder: str, ttl_s: float, now: dt.datetime) -> bool:
     try:
         with transaction.atomic():
             Lease.objects.create(pk=name, holder=holder, expires_at=now + ttl)
-    except IntegrityError:  # somebody was faster, and may have given it back since
+    except IntegrityError:  # another holder was faster
         return False
     return True
 
 
 def renew(name: str, holder: str, ttl_s: float, now: dt.datetime) -> bool:
-    """Hold it `ttl_s` longer; False where somebody else has it, or had it since."""
+    """Extend the lease to `ttl_s` from now; False if `holder` has lost it."""
     until = now + dt.timedelta(seconds=ttl_s)
     return bool(Lease.objects.filter(pk=name, holder=holder).update(expires_at=until))
 
 
 def release(name: str, holder: str) -> None:
-    """Give it back, if it is still theirs."""
+    """Release the lease if `holder` still has it."""
     Lease.objects.filter(pk=name, holder=holder).delete()

@@ -1,4 +1,4 @@
-"""What processes share by name: who does something just now, how fast they may ask, and what is not to be asked."""
+"""Leases, rate limits and circuit breakers that processes share, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class Lease(models.Model):
-    """Somebody is at it, until they have not said so for a while."""
+    """A lock that expires."""
 
     name = models.CharField(primary_key=True, max_length=200)
     holder = models.CharField(max_length=64)
@@ -19,7 +19,7 @@ class Lease(models.Model):
 
 
 class Bucket(models.Model):
-    """A token bucket as it was at `at_us`, in microseconds since the epoch. Below zero is what waits already."""
+    """A token bucket as of `at_us`, in microseconds since the epoch. Negative tokens are callers that wait."""
 
     name = models.CharField(primary_key=True, max_length=200)
     tokens = models.FloatField()
@@ -30,13 +30,13 @@ class Bucket(models.Model):
 
 
 class Circuit(models.Model):
-    """An API that has said that it is asked too often. Without a row, or with no failures, it is asked freely."""
+    """The circuit breaker of an API that has throttled calls. Without a row, or without failures, it is closed."""
 
     name = models.CharField(primary_key=True, max_length=200)
     failures = models.PositiveIntegerField(default=0)
     open_until = models.DateTimeField(null=True)
-    probe_until = models.DateTimeField(null=True, help_text="Until then one caller is trying whether it answers again")
-    told: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="What it said last")
+    probe_until = models.DateTimeField(null=True, help_text="A caller probes the API until then")
+    told: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="Its last error")
 
     def __str__(self) -> str:
         return f"{self.name}: {self.failures} failures"

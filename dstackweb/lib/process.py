@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them, and what they leave the garbage collector to do."""
+"""Processes that end when their parent ends, and settings of the garbage collector."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import time
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
 PARENT_VARIABLE = "DSTACKWEB_SUPERVISOR"
-"""Set by a supervisor to its pid: a program that reads it must not outlive that process."""
+"""Set by a supervisor to its pid: the program must end with that process."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 _forking_pid = 0
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """End this process as soon as its parent has ended, however that came, and likewise each process that it forks.
+    """End this process, and the processes that it forks, when its parent ends for any reason.
 
-    After kill -9 of any of them nothing below it survives. `parent` is the pid that the parent is known to have had,
-    for one that may have ended already. Programs started by subprocess (runners) are not concerned.
+    After kill -9 of one of them no process below it survives. `parent` is the pid of a parent that may have ended
+    already. Programs started by subprocess (runners) are not affected.
 
-    On Linux the kernel sends SIGKILL when the *thread* that forked this process ends: fork from one that stays.
-    Elsewhere a thread looks every half second.
+    On Linux the kernel sends SIGKILL when the *thread* that forked this process ends: fork from a permanent thread.
+    On other systems a thread polls every half second.
     """
     global _forking_pid
     _die_with(parent or os.getppid())
@@ -36,16 +36,16 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_supervisor() -> None:
-    """`die_with_parent` for a program that was started by a supervisor, and nothing for one started by hand."""
+    """`die_with_parent` for a program started by a supervisor; does nothing for other programs."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         die_with_parent(int(parent))
 
 
 def collect_rarely() -> None:
-    """For a process that serves requests: they make many objects and hardly a cycle.
+    """Run the garbage collector less often, for processes whose requests make many objects and few cycles.
 
-    To look for those every 700 objects was a sixth of a large request's time.
+    With the default of every 700 objects it took a sixth of a large request's time.
     """
     gc.set_threshold(50_000, 10, 10)
 
@@ -60,7 +60,7 @@ def _die_with(parent: int) -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), name="die-with-parent", daemon=True).start()
-    # The parent may have ended before anybody watched.
+    # The parent may have ended before the watch began.
     if os.getppid() != parent:
         os._exit(1)
 

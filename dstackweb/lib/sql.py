@@ -1,6 +1,6 @@
-"""Reading and writing by SQL of one's own, alike on both databases.
+"""Helpers for raw SQL that works on both databases.
 
-For what programs ask many times a second: the ORM takes longer to write such a statement than a database to answer it.
+For queries that programs make many times a second, where the ORM takes longer than the database.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from django.db import connection, transaction
 
 @contextmanager
 def snapshot() -> Iterator[None]:
-    """A transaction that only reads: all of one moment, however long it takes, and nobody waits for it."""
-    connection.ensure_connection()  # from then on it knows its mode
+    """A read-only transaction: all its reads see the same state, and it blocks no writer."""
+    connection.ensure_connection()  # sets its transaction mode
     of_sqlite: Any = connection if connection.vendor == "sqlite" else None
     mode = of_sqlite and of_sqlite.transaction_mode
     outermost = not connection.in_atomic_block
@@ -36,7 +36,7 @@ def snapshot() -> Iterator[None]:
 
 
 def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequence[Any]]:
-    """What a SELECT finds. Times are in UTC; of JSON it is the text, and of a UUID what `uid` reads."""
+    """The rows of a SELECT. Times are in UTC; JSON columns are text, UUID columns are for `uid`."""
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         found: list[Sequence[Any]] = cursor.fetchall()
@@ -46,13 +46,13 @@ def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequenc
 
 
 def write(statement: str, given: Sequence[Mapping[str, Any]]) -> None:
-    """Execute a statement about rows that `rows_of` names: one parameter, however many they are."""
+    """Execute a statement with rows from `rows_of`, which are one JSON parameter."""
     with connection.cursor() as cursor:
         cursor.execute(statement, [json.dumps(given)])
 
 
 def rows_of(columns: Mapping[str, str]) -> str:
-    """What stands in a FROM for rows given as JSON, called `given`: columns with PostgreSQL's types."""
+    """SQL for a FROM clause: rows given as JSON, named `given`; `columns` maps names to PostgreSQL types."""
     quoted = {name: connection.ops.quote_name(name) for name in columns}
     if connection.vendor == "sqlite":
         values = ", ".join(f"json_extract(value, '$.{name}') AS {quoted[name]}" for name in columns)
@@ -62,15 +62,15 @@ def rows_of(columns: Mapping[str, str]) -> str:
 
 
 def places(values: Collection[object]) -> str:
-    """What stands for so many values, as in `IN (…)`."""
+    """Placeholders for the values, as in `IN (…)`."""
     return ", ".join(["%s"] * len(values))
 
 
 def utc(time: dt.datetime) -> dt.datetime:
-    """A stored time. SQLite leaves out the zone, which is UTC."""
+    """A stored time with its zone, UTC, which SQLite leaves out."""
     return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
 
 
 def uid(stored: UUID | str) -> str:
-    """A stored UUID as it is told. SQLite keeps its hexadecimal digits."""
+    """A stored UUID as text. SQLite stores its hexadecimal digits."""
     return str(stored if isinstance(stored, UUID) else UUID(stored))

@@ -1,4 +1,4 @@
-"""Static files with their content's hash in the name, so that browsers keep them for good."""
+"""Static files with a hash of their content in the name, so that browsers cache them forever."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 
 class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
-    """Also rewrites the imports between our JavaScript modules, which would otherwise mix old and new files."""
+    """Also rewrites imports between JavaScript modules; otherwise pages would mix old and new files."""
 
     support_js_module_import_aggregation = True

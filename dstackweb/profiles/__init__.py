@@ -1,1 +1,1 @@
-"""Profiles: named, admin-edited defaults for runs."""
+"""Profiles: named defaults for runs, edited by admins."""

@@ -1,4 +1,4 @@
-"""Profiles in the admin, written as in a run file."""
+"""Profiles on the admin site, in the notation of the run file."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from dstackweb.spec.source import read
 
 
 class SettingsField(forms.CharField):
-    """Settings as YAML. What is wrong is told with its line, and what was typed stays."""
+    """Settings as YAML. Errors are shown with their lines, and the input is kept."""
 
     widget = forms.Textarea(attrs={"rows": 14, "cols": 80, "spellcheck": "false", "class": "vLargeTextField"})
 
     def prepare_value(self, value: Any) -> Any:
-        """What is stored, as the notation people write it in; PostgreSQL keeps no order of keys."""
+        """The stored settings as YAML, in the order of the documentation: PostgreSQL keeps no order of keys."""
         if not isinstance(value, dict):
             return value
         ordered = {key: value[key] for key in ProfileFields.model_fields if key in value} | value
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True) if value else ""
 
     def to_python(self, value: Any) -> Any:
-        """The plain data of what was typed. Raises ValidationError with every error in it."""
+        """The data of the input. Raises ValidationError with all errors."""
         text = super().to_python(value) or ""
         if not text.strip():
             return {}
@@ -43,22 +43,23 @@ class SettingsField(forms.CharField):
             parse_profile_settings(text)
             return read(text).data
         except Invalid as error:
-            told = [f"Line {item['line']}: {item['msg']}" if item["line"] else item["msg"] for item in error.errors]
-            raise ValidationError(told) from None
+            raise ValidationError(
+                [f"Line {item['line']}: {item['msg']}" if item["line"] else item["msg"] for item in error.errors]
+            ) from None
         except DomainError as error:
             raise ValidationError(error.detail) from None
 
     def has_changed(self, initial: Any, data: Any) -> bool:
-        """Compares the text: a reworded setting is a change."""
+        """Compare the text: a setting in another notation is a change."""
         return super().has_changed(self.prepare_value(initial), data)
 
 
 def _help() -> str:
-    """The admin has the list of backends, which this app doesn't know."""
+    """Links to the list of backends, which this app doesn't import."""
     keys = ", ".join(ProfileFields.model_fields)
-    told = "One `key: value` per line, as in a run file. Keys: {}. Names for `backends` are those under {}."
+    text = "One `key: value` per line, as in a run file. Keys: {}. For the names in `backends` see {}."
     return format_html(
-        told, keys, format_html('<a href="{}">Backends</a>', reverse("admin:backends_backend_changelist"))
+        text, keys, format_html('<a href="{}">Backends</a>', reverse("admin:backends_backend_changelist"))
     )
 
 
@@ -87,12 +88,15 @@ class ProfileAdmin(admin.ModelAdmin[Profile]):
     def sets(self, profile: Profile) -> str:
         return ", ".join(profile.settings) or "–"
 
-    @admin.action(description="Make default, in place of the one that is", permissions=["change"])
+    @admin.action(description="Make the selected profile the default", permissions=["change"])
     def make_default(self, request: HttpRequest, profiles: QuerySet[Profile]) -> None:
         if profiles.count() != 1:
-            self.message_user(request, "Choose one profile.", messages.WARNING)
+            self.message_user(request, "Select one profile.", messages.WARNING)
             return
         profile = profiles.get()
         make_default(profile)
         whose = profile.project or "all projects"
-        self.message_user(request, f"{profile.name} is the default of {whose} now; runs submitted before keep theirs.")
+        self.message_user(
+            request,
+            f"{profile.name} is now the default of {whose}. Submitted runs keep theirs.",
+        )

@@ -1,4 +1,4 @@
-"""Profiles as rows. A run keeps what it resolved to, so that editing or deleting one changes no run."""
+"""Profiles. Runs store their effective settings: editing or deleting a profile changes no submitted run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.spec.run_file import parse_profile_settings
 
-NAME = RegexValidator(r"^[a-z][a-z0-9-]*\Z", "Lower-case letters, digits and dashes, with a letter first.")
+NAME = RegexValidator(r"^[a-z][a-z0-9-]*\Z", "Use lower-case letters, digits and dashes, with a letter first.")
 
 
 class Profile(models.Model):
-    """A named set of defaults for runs, of one project or (`project` null) of all."""
+    """Named defaults for runs of one project, or of all projects (`project` is null)."""
 
     project = models.ForeignKey(
         Project,
@@ -25,17 +25,15 @@ class Profile(models.Model):
         blank=True,
         on_delete=models.CASCADE,
         related_name="profiles",
-        help_text="Empty: for all projects. A project's own profile comes before one of all with the same name.",
+        help_text="Empty for all projects. A project's own profile takes precedence over one with the same name.",
     )
     name = models.CharField(max_length=60, validators=[NAME])
     is_default = models.BooleanField(
         "default",
         default=False,
-        help_text="Used by runs that name no profile. A project's own comes before that of all.",
+        help_text="Used by runs that name no profile. A project's own default takes precedence.",
     )
-    settings: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Keys of the run file, in its notation"
-    )
+    settings: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True, help_text="Keys of the run file")
     description = models.CharField(max_length=200, blank=True)
 
     class Meta:
@@ -43,26 +41,26 @@ class Profile(models.Model):
             models.UniqueConstraint(
                 fields=["project", "name"],
                 name="profile_name_once_in_project",
-                violation_error_message="The project already has a profile of this name.",
+                violation_error_message="The project already has a profile with this name.",
             ),
             models.UniqueConstraint(
                 fields=["name"],
                 condition=Q(project__isnull=True),
                 name="profile_name_once_for_all_projects",
-                violation_error_message="There already is a profile of this name for all projects.",
+                violation_error_message="A profile with this name for all projects already exists.",
             ),
-            # A null project equals no other in an index, so "for all projects" needs constraints of its own.
+            # Null values are distinct in a unique index, so profiles for all projects need constraints of their own.
             models.UniqueConstraint(
                 fields=["project"],
                 condition=Q(is_default=True),
                 name="profile_one_default_in_project",
-                violation_error_message="The project already has a default profile: the list's action changes it.",
+                violation_error_message="The project has a default profile already. Change it with the action.",
             ),
             models.UniqueConstraint(
                 fields=["is_default"],
                 condition=Q(is_default=True, project__isnull=True),
                 name="profile_one_default_for_all_projects",
-                violation_error_message="All projects already have a default profile: the list's action changes it.",
+                violation_error_message="All projects have a default profile already. Change it with the action.",
             ),
         ]
         ordering = ["name", "project"]
@@ -71,7 +69,7 @@ class Profile(models.Model):
         return f"{self.project}/{self.name}" if self.project else self.name
 
     def clean(self) -> None:
-        """Refuse settings that no run could use. Raises ValidationError beside the field."""
+        """Validate the settings. Raises ValidationError for the field."""
         super().clean()
         try:
             parse_profile_settings(self.settings)

@@ -1,4 +1,4 @@
-"""Run file + profile + defaults → what a run runs with, and where each value came from. Pure."""
+"""Run file, profile and defaults combined to effective settings, with the source of each value. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dstackweb.spec.run_file import RunFile
 
 @dataclass(frozen=True)
 class ProfileData:
-    """A profile as resolving needs it."""
+    """A profile's name and settings."""
 
     name: str
     fields: ProfileFields
@@ -23,9 +23,9 @@ class ProfileData:
 
 @dataclass(frozen=True)
 class Effective:
-    """`provenance` has the source of each of the run file's keys, those of `resources` as `resources.cpu` and so on:
+    """`provenance` has the source of each key of the run file, those of `resources` as `resources.cpu` and so on:
 
-    {"source": "run_file", "line": 7} (None when it came as an object), {"source": "command_line"},
+    {"source": "run_file", "line": 7} (None for an object), {"source": "command_line"},
     {"source": "profile", "profile": "nightly"} or {"source": "default"}.
     """
 
@@ -34,16 +34,16 @@ class Effective:
 
 
 def resolve(run_file: RunFile, profile: ProfileData | None) -> Effective:
-    """The file's own values, then the profile's, then the defaults of EffectiveSpec.
+    """The values of the file, else those of the profile, else the defaults of EffectiveSpec.
 
-    A value that is switched off (`retry: false`, `max_duration: off`) counts as given.
+    A value that is off (`retry: false`, `max_duration: off`) counts as set.
     """
     own = run_file.fields
     values: dict[str, Any] = {}
     for source in (profile.fields if profile else None, own):
         if source is not None:
             values |= {key: getattr(source, key) for key in source.model_fields_set}
-    values = {_FIELD_OF.get(key, key): _settled(value) for key, value in values.items()}
+    values = {_FIELD_OF.get(key, key): _converted(value) for key, value in values.items()}
     values |= {"env": run_file.env, "masked_env": tuple(sorted(run_file.masked_env))}
     if profile is not None:
         values["profile"] = profile.name
@@ -51,10 +51,10 @@ def resolve(run_file: RunFile, profile: ProfileData | None) -> Effective:
     return Effective(spec, {key: _provenance(key, run_file, profile) for key in _keys()})
 
 
-def held(effective: Effective) -> Effective:
-    """The same as a hold: at once, once, on one node, and whatever its utilization policy says, it only notifies.
+def as_hold(effective: Effective) -> Effective:
+    """The same settings for a hold: no schedule, no retry, and a utilization policy that only warns.
 
-    What was asked for has {"source": "hold"}; a policy that was made to notify has {…, "notifies": true} besides.
+    Values of the request have {"source": "hold"}; a policy that was changed to warn also has {…, "notifies": true}.
     """
     spec, own = effective.spec, {"source": "hold"}
     policy = spec.utilization_policy
@@ -76,11 +76,11 @@ _FIELD_OF = {
     "stop_duration": "stop_duration_s",
     "idle_duration": "idle_duration_s",
 }
-"""The spec's name for a key of the run file, where it has another: there the unit is in the name."""
+"""Keys of the run file that have another name in the spec, with the unit in it."""
 
 
-def _settled(value: Any) -> Any:
-    """A value of the file in the form of the spec."""
+def _converted(value: Any) -> Any:
+    """A value of the file in the type of the spec."""
     match value:
         case ResourcesFields():
             return Requirements.of(value)

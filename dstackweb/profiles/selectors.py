@@ -1,4 +1,4 @@
-"""Which profiles a project's runs may name, and which one they get."""
+"""The profiles that a project's runs can use, and its default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dstackweb.profiles.models import Profile
 
 
 def visible(project: Project) -> list[Profile]:
-    """The profiles that runs of the project can name, by name; its own hides one of all with the same name."""
+    """The profiles that runs of the project can use, by name; its own hides one with the same name for all projects."""
     found = {profile.name: profile for profile in _own_last(project)}
     return [found[name] for name in sorted(found)]
 
@@ -20,7 +20,7 @@ def named(project: Project, name: str) -> Profile | None:
 
 
 def default(project: Project) -> Profile | None:
-    """What a run without `profile` gets: the project's default, else that of all projects."""
+    """The profile of runs that name none: the project's default, else that of all projects."""
     return _own_last(project).filter(is_default=True).last()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
 
-from dstackweb.lib.counted import Difference
+from dstackweb.lib.difference import Difference
 from dstackweb.progress.models import ReporterCount, Scope, Task, TaskGroup, TaskPrefix
 from dstackweb.progress.states import LIVE, SHOWN, STATE_OF, TaskState
 

@@ -12,7 +12,7 @@ from django.db.models.functions import TruncHour
 from django.utils import timezone
 
 from dstackweb.backends.models import Host
-from dstackweb.lib.counted import Difference
+from dstackweb.lib.difference import Difference
 from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
 from dstackweb.progress.states import TaskState

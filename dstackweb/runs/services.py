@@ -19,7 +19,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.lib.secrets import encrypt
-from dstackweb.profiles.resolve import Effective, ProfileData, held, resolve
+from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.attempts import settle, stop_jobs
@@ -85,7 +85,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     profile = _profile(project, run_file)
     effective = resolve(run_file, profile)
     if submission.hold:
-        effective = held(effective)
+        effective = as_hold(effective)
     spec = effective.spec
     queue = Queue.objects.filter(project=project, name=spec.queue).first()
     if queue is None and spec.queue != "default":

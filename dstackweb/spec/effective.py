@@ -15,13 +15,13 @@ from dstackweb.spec.units import format_duration
 MASK = "********"
 
 
-class _Stored(BaseModel):
+class _StoredModel(BaseModel):
     """Validated values that survive a round trip through JSON."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class Retry(_Stored):
+class Retry(_StoredModel):
     """After which failures, and for how long after the first one, the run is retried."""
 
     on_events: tuple[RetryEvent, ...]
@@ -32,7 +32,7 @@ class Retry(_Stored):
         return {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
 
 
-class UtilizationPolicy(_Stored):
+class UtilizationPolicy(_StoredModel):
     """The minimum GPU utilization (percent), the time window, and the action below the minimum."""
 
     min_gpu_utilization: int
@@ -63,13 +63,13 @@ class UtilizationPolicy(_Stored):
         }
 
 
-class Schedule(_Stored):
+class Schedule(_StoredModel):
     """Cron expressions in UTC: the run enters its queue when any of them is due."""
 
     cron: tuple[str, ...]
 
 
-class EffectiveSpec(_Stored):
+class EffectiveSpec(_StoredModel):
     """The settings of a run. Durations are seconds, None is "off"; prices are USD per hour.
 
     `backends`, `regions` and `instance_types` set no limit if None. `labels` has the accepted values for each name.

@@ -56,5 +56,5 @@ def test_a_stranger_cannot_tell_a_project_from_one_that_does_not_exist() -> None
 def test_a_member_with_too_low_a_role_is_told_which_one_it_takes() -> None:
     ada = join(make_project("vision"), make_user("ada"), "member")
     assert project_for(ada, "vision", "member")[1] == "member"
-    with pytest.raises(Forbidden, match="needs a manager of vision; you are a member"):
+    with pytest.raises(Forbidden, match="Your role in vision is member; this needs the role manager"):
         project_for(ada, "vision", "manager")

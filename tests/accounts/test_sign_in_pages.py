@@ -89,7 +89,7 @@ def test_a_login_link_that_is_used_expired_or_unknown_says_so(client: Client, ad
     used = services.make_login_link(ada)
     services.use_login_link(used)
     expired = services.make_login_link(ada, ttl=timedelta(0))
-    for token, words, status in [(used, "used already", 409), (expired, "expired", 409), ("in_x", "exist", 404)]:
+    for token, words, status in [(used, "already used", 409), (expired, "expired", 409), ("in_x", "exist", 404)]:
         for answer in (client.get(f"/login/{token}/"), client.post(f"/login/{token}/")):
             assert answer.status_code == status
             assert words in answer.content.decode()
@@ -143,7 +143,7 @@ def test_a_dead_invite_says_so(client: Client, project: Project, ada: User) -> N
     services.accept_invite(token, "grace", PASSWORD)
     for answer in (client.get(f"/invite/{token}/"), client.post(f"/invite/{token}/", {"username": "x"})):
         assert answer.status_code == 409
-        assert "used already" in answer.content.decode()
+        assert "already used" in answer.content.decode()
     assert client.get("/invite/inv_x/").status_code == 404
 
 

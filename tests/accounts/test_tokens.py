@@ -84,7 +84,7 @@ def test_a_login_link_signs_its_user_in_once(ada: User) -> None:
     token = services.make_login_link(ada)
     assert services.open_login_link(token).user == ada
     assert services.use_login_link(token) == ada
-    with pytest.raises(Conflict, match="used already"):
+    with pytest.raises(Conflict, match="already used"):
         services.use_login_link(token)
 
 

@@ -10,9 +10,9 @@ from django.conf import LazySettings
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.cli.apply import show_plan
-from dstackweb.cli.errors import Refused
+from dstackweb.cli.errors import ApiError
 from dstackweb.cli.output import clock_text
-from dstackweb.cli.runfile import RunFile, explain
+from dstackweb.cli.runfile import LocalRunFile, explain
 from dstackweb.runs.archives import path as archive_path
 from dstackweb.runs.models import Archive, Run
 from dstackweb.runs.schedule import next_time
@@ -208,7 +208,7 @@ def test_the_position_in_the_plan_counts_who_stands_before(cli: Cli, project: Pr
 def test_the_caret_stands_under_the_key_also_behind_wide_characters_and_tabs() -> None:
     def pointed(text: str, **error: object) -> list[str]:
         body: dict[str, object] = {"errors": [{"loc": [], "line": 1, "msg": "wrong", **error}]}
-        return list(explain(Refused("no", status=422, body=body), RunFile("f", text)).notes)
+        return list(explain(ApiError("no", status=422, body=body), LocalRunFile("f", text)).notes)
 
     assert pointed("resources: {cpu: 1, gpu: x}", loc=["resources", "gpu"])[-2:] == [
         "1 | resources: {cpu: 1, gpu: x}",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.cli.archive import Archive, pack
+from dstackweb.cli.archive import CodeArchive, pack
 from dstackweb.cli.errors import CliError
 
 MB = 1 << 20
 
 
-def names(packed: Archive) -> list[str]:
+def names(packed: CodeArchive) -> list[str]:
     with tarfile.open(fileobj=packed.file, mode="r:gz") as tar:
         return tar.getnames()
 

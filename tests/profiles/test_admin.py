@@ -40,9 +40,9 @@ def test_stored_settings_are_shown_in_that_notation(admin_client: Client) -> Non
     [
         ("max_duration: 8h\nbackend: [hosts]", "Line 2: unknown key `backend`; did you mean `backends`?"),
         ("max_duration: [", "Line 1: invalid YAML in line 1, column 16"),
-        ("just words", "Line 1: a mapping of keys to values is expected"),
+        ("just words", "Line 1: expected a mapping of keys to values"),
         ("retry: {duration: soon}", "Line 1: `retry.duration` should be a duration"),
-        ("a: " + "x" * 300_000, "a run file may have 256"),
+        ("a: " + "x" * 300_000, "the limit is 256 KB"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line_and_what_was_typed_stays(
@@ -61,7 +61,7 @@ def test_a_profile_may_set_nothing(admin_client: Client) -> None:
 
 def test_a_second_default_is_refused_with_what_to_do(admin_client: Client) -> None:
     Profile.objects.create(name="first", is_default=True)
-    assert "All projects already have a default profile" in post(admin_client, "", is_default="on")
+    assert "All projects have a default profile already" in post(admin_client, "", is_default="on")
 
 
 def test_the_lists_action_changes_the_default(admin_client: Client) -> None:

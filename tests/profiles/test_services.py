@@ -53,14 +53,14 @@ def test_a_projects_own_profile_hides_one_of_all_with_its_name(project: Project)
 def test_an_unknown_profile_is_refused_with_those_there_are(project: Project) -> None:
     add("nightly")
     add("theirs", Project.objects.create(name="other"))
-    with pytest.raises(Invalid, match="no profile is called 'theirs'; there is: nightly") as caught:
+    with pytest.raises(Invalid, match="there is no profile 'theirs'; profiles: nightly") as caught:
         profile_for(project, "theirs")
     assert caught.value.errors == [{"loc": ["profile"], "line": None, "msg": caught.value.detail}]
 
 
 def test_a_profile_that_no_longer_validates_is_told_apart_from_the_run_file(project: Project) -> None:
     add("old", gone=1)
-    with pytest.raises(Invalid, match="'old' can't be used until an admin mends it: unknown key `gone`"):
+    with pytest.raises(Invalid, match="'old' is invalid, ask an admin to fix it: unknown key `gone`"):
         profile_for(project, "old")
 
 

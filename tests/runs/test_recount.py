@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from dstackweb.lib.counted import Difference
+from dstackweb.lib.difference import Difference
 from dstackweb.progress.counters import scope_of
 from dstackweb.progress.models import Scope
 from dstackweb.runs.management.commands import recount

@@ -109,9 +109,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("digest", models.CharField(editable=False, max_length=64, unique=True)),
-                ("hint", models.CharField(editable=False, help_text="Its last characters", max_length=12)),
+                ("hint", models.CharField(editable=False, help_text="Last characters of the token", max_length=12)),
                 ("created_at", models.DateTimeField(default=django.utils.timezone.now, editable=False)),
-                ("last_used_at", models.DateTimeField(editable=False, help_text="To the minute", null=True)),
+                ("last_used_at", models.DateTimeField(editable=False, help_text="Accurate to one minute", null=True)),
                 ("revoked_at", models.DateTimeField(editable=False, null=True)),
                 (
                     "user",
@@ -155,7 +155,7 @@ class Migration(migrations.Migration):
                     "weight",
                     models.PositiveIntegerField(
                         default=1,
-                        help_text="Its share of the capacity against other projects: 2 may hold twice as many GPUs as 1.",
+                        help_text="Share of the capacity relative to other projects: 2 gets twice as many GPUs as 1.",
                         validators=[
                             django.core.validators.MinValueValidator(1),
                             django.core.validators.MaxValueValidator(1000),
@@ -167,7 +167,7 @@ class Migration(migrations.Migration):
                     models.DecimalField(
                         blank=True,
                         decimal_places=2,
-                        help_text="USD per month for paid backends. Empty: no limit.",
+                        help_text="USD per month for paid backends. Empty for no limit.",
                         max_digits=12,
                         null=True,
                         validators=[django.core.validators.MinValueValidator(0)],
@@ -177,7 +177,7 @@ class Migration(migrations.Migration):
                     "member_max_priority",
                     models.PositiveSmallIntegerField(
                         default=80,
-                        help_text="The highest priority (0–100) that a member may give; managers may give any.",
+                        help_text="Highest priority (0–100) that members can set. Managers can set any.",
                         validators=[django.core.validators.MaxValueValidator(100)],
                     ),
                 ),
@@ -308,7 +308,7 @@ class Migration(migrations.Migration):
                         validators=[
                             django.core.validators.RegexValidator(
                                 "^[A-Za-z_][A-Za-z0-9_]*\\Z",
-                                "Letters, digits and underscores; no digit at the start, as in HF_TOKEN.",
+                                "Use letters, digits and underscores, with no digit first, such as HF_TOKEN.",
                             )
                         ],
                     ),

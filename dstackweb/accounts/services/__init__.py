@@ -1,4 +1,4 @@
-"""What changes accounts. Each function checks its input, not its caller: views and the API ask `access` first."""
+"""Changes to accounts. Functions validate their input, not permissions: callers check those with `access` first."""
 
 from dstackweb.accounts.services.bootstrap import Bootstrap, bootstrap, first_admin
 from dstackweb.accounts.services.members import (

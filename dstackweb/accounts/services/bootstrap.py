@@ -1,4 +1,4 @@
-"""What a deployment needs before anybody can sign in, made at the first start and kept up at every other."""
+"""The first admin and project, created at the first start; password and token are updated at each start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST_PROJECT = "main"
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a start found or made. `password` is set only when this start made one up: show it once."""
+    """The result of a start. `password` is set only if this start generated it: show it once."""
 
     created: bool
     username: str
@@ -28,16 +28,16 @@ class Bootstrap:
 
 
 def first_admin() -> User | None:
-    """The oldest active superuser: whom DSTACKWEB_ADMIN_PASSWORD and DSTACKWEB_ADMIN_TOKEN mean."""
+    """The oldest active superuser: the user of DSTACKWEB_ADMIN_PASSWORD and DSTACKWEB_ADMIN_TOKEN."""
     return User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
 
 
 def bootstrap() -> Bootstrap:
-    """Make the superuser `admin` and the project `main` if there is no admin yet; apply the environment's
-    password and token. Every process may call it at every start, also several at once: one of them makes the
-    admin, and only that one knows the password.
+    """Create the superuser `admin` and the project `main` if there is no admin, and set the environment's password
+    and token. Safe to call by several processes at once: one of them creates the admin, and only that one knows the
+    password.
 
-    Raises Conflict if nobody is an active superuser while `admin` is taken by somebody else.
+    Raises Conflict if there is no active superuser, and another account has the name `admin`.
     """
     wanted: str = settings.DSTACKWEB_ADMIN_PASSWORD
     made = Bootstrap(False, "")
@@ -46,7 +46,7 @@ def bootstrap() -> Bootstrap:
         password = wanted or secrets.token_urlsafe(12)
         admin, created = _create_admin(password)
         made = Bootstrap(created, "", password if created and not wanted else None)
-    # Setting a password ends its owner's sessions, so the one that holds already is left alone.
+    # Setting a password ends the user's sessions, so an unchanged password is not set again.
     if wanted and not admin.check_password(wanted):
         admin.set_password(wanted)
         admin.save(update_fields=["password"])
@@ -56,7 +56,7 @@ def bootstrap() -> Bootstrap:
 
 
 def _create_admin(password: str) -> tuple[User, bool]:
-    """The first admin, and whether this call made it: another start may have been first."""
+    """The first admin, and whether this call created it: another process may have been faster."""
     admin = User(username=ADMIN, is_staff=True, is_superuser=True)
     admin.set_password(password)
     try:
@@ -69,14 +69,14 @@ def _create_admin(password: str) -> tuple[User, bool]:
         other = first_admin()
         if other is None:
             raise Conflict(
-                f"There is no active superuser, and the name {ADMIN} is taken by an account that isn't one. "
-                "Make one with `manage.py createsuperuser`."
+                f"There is no active superuser, and the account {ADMIN} is not one. "
+                "Create a superuser with `manage.py createsuperuser`."
             ) from None
         return other, False
 
 
 def _apply_token(admin: User, plaintext: str) -> None:
-    """The environment is the truth: its value is a live token of the first admin, and earlier values are not."""
+    """Make the environment's value a valid token of the first admin, and revoke earlier values."""
     current = digest(plaintext)
     values = {"user": admin, "name": ENVIRONMENT, "hint": hint(plaintext), "revoked_at": None}
     with transaction.atomic():

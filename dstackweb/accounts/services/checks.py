@@ -1,4 +1,4 @@
-"""Django's validation, told as the product's own errors."""
+"""Django's validation errors as DomainErrors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dstackweb.lib.errors import FieldError, Invalid
 
 
 def check(row: Model, *fields: str) -> None:
-    """Validate only these fields of an unsaved row; raises Invalid with one error per fault, at its field.
+    """Validate these fields of an unsaved row; raises Invalid with an error for each.
 
-    Uniqueness is left to the database, which alone can judge it without a race.
+    Uniqueness is left to the database: only there it can be checked without a race.
     """
     others = {field.name for field in row._meta.get_fields()} - set(fields)
     try:
@@ -23,7 +23,7 @@ def check(row: Model, *fields: str) -> None:
 
 
 def field_errors(error: ValidationError, field: str = "") -> Iterator[FieldError]:
-    """Each message of a ValidationError with its place; one that knows no field is put at `field`."""
+    """The messages of a ValidationError with their fields; a message without a field gets `field`."""
     by_field = error.message_dict if hasattr(error, "error_dict") else {field: error.messages}
     for name, messages in by_field.items():
         loc: list[str | int] = [name] if name and name != NON_FIELD_ERRORS else []
@@ -32,5 +32,5 @@ def field_errors(error: ValidationError, field: str = "") -> Iterator[FieldError
 
 
 def invalid(errors: list[FieldError]) -> Invalid:
-    """One Invalid of several field errors; its sentence names each field."""
+    """An Invalid with several field errors; its text names each field."""
     return Invalid(" ".join(": ".join([*map(str, e["loc"]), e["msg"]]) for e in errors), errors)

@@ -1,4 +1,4 @@
-"""Projects, who belongs to them, and the invites that let people in without a mail server."""
+"""Projects, their members, and invites, which need no mail server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def create_project(user: User, name: str) -> Project:
             project.save()
             Membership.objects.create(project=project, user=user, role=Role.ADMIN)
     except IntegrityError:
-        raise Conflict(f"A project is called {name} already.") from None
+        raise Conflict(f"A project named {name} already exists.") from None
     return project
 
 
 def set_role(project: Project, user: User, role: str) -> Membership:
-    """Give a member another role. Raises NotFound for whoever isn't a member, Conflict for the last admin."""
+    """Change a member's role. Raises NotFound if the user is not a member, Conflict for the last admin."""
     _check_role(role)
     with transaction.atomic():
         membership = _locked_membership(project, user, stays_admin=role == Role.ADMIN)
@@ -42,16 +42,16 @@ def set_role(project: Project, user: User, role: str) -> Membership:
 
 
 def remove_member(project: Project, user: User) -> None:
-    """Take a member out. Raises NotFound for whoever isn't one, Conflict for the last admin."""
+    """Remove a member. Raises NotFound if the user is not a member, Conflict for the last admin."""
     with transaction.atomic():
         _locked_membership(project, user, stays_admin=False).delete()
 
 
 def _locked_membership(project: Project, user: User, stays_admin: bool) -> Membership:
-    """The membership, with the project's row held until the transaction ends.
+    """The membership, with the project's row locked until the transaction ends.
 
-    The project's row puts changes of roles in order: two admins who remove each other at the same moment must not
-    both find the other still there. (On SQLite the transaction itself has the write lock from its start.)
+    The lock puts role changes in order: two admins who remove each other at the same time must not both succeed.
+    (On SQLite the transaction has the write lock from its start.)
     """
     Project.objects.select_for_update().get(pk=project.pk)
     membership = Membership.objects.filter(project=project, user=user).first()
@@ -60,17 +60,17 @@ def _locked_membership(project: Project, user: User, stays_admin: bool) -> Membe
     if membership.role == Role.ADMIN and not stays_admin:
         admins = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
         if not admins.exclude(user=user).exists():
-            raise Conflict(f"{user} is the last admin of {project}. Make somebody else an admin first.")
+            raise Conflict(f"{user} is the last admin of {project}. Make another member an admin first.")
     return membership
 
 
 def _check_role(role: str) -> None:
     if role not in Role.values:
-        raise Invalid.at("role", msg=f"{role} is no role; roles are {', '.join(Role.values)}.")
+        raise Invalid.at("role", msg=f"Unknown role {role}. Roles are {', '.join(Role.values)}.")
 
 
 def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -> tuple[Invite, str]:
-    """A one-time invite and its token, which is in no row and can't be shown again."""
+    """A new invite and its token, which is not stored and can't be shown again."""
     _check_role(role)
     token = new_token("inv")
     row = Invite.objects.create(
@@ -80,31 +80,31 @@ def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -
 
 
 def withdraw_invite(project: Project, invite_id: int) -> None:
-    """Make an unused invite of this project worthless. Raises NotFound if there is none."""
+    """Delete an unused invite of this project. Raises NotFound if there is none."""
     deleted, _ = Invite.objects.filter(project=project, pk=invite_id, used_at=None).delete()
     if not deleted:
-        raise NotFound("This invite has been used or withdrawn already.")
+        raise NotFound("This invite was already used or withdrawn.")
 
 
 def open_invite(token: str) -> Invite:
-    """The invite of a token that would work now.
+    """The valid invite of a token.
 
-    Raises NotFound if unknown, Conflict if used, expired, or made by somebody who may no longer invite.
+    Raises NotFound if unknown, Conflict if used, expired, or created by a user who is no longer an admin.
     """
     row = Invite.objects.select_related("project", "created_by").filter(digest=digest(token)).first()
     if row is None:
-        raise NotFound("This invite doesn't exist or was withdrawn. Ask for a new one.")
+        raise NotFound("This invite does not exist or was withdrawn. Ask for a new one.")
     if row.used_at is not None:
-        raise Conflict("This invite has been used already; each works once. Ask for a new one.")
+        raise Conflict("This single-use invite was already used. Ask for a new one.")
     if row.expires_at <= timezone.now():
         raise Conflict("This invite has expired. Ask for a new one.")
     if role_in(row.project, row.created_by) != Role.ADMIN:
-        raise Conflict(f"Whoever made this invite is no longer an admin of {row.project}. Ask for a new one.")
+        raise Conflict(f"The creator of this invite is no longer an admin of {row.project}. Ask for a new one.")
     return row
 
 
 def accept_invite(token: str, username: str, password: str) -> Membership:
-    """Make an account and join with it. A refusal leaves the invite unused.
+    """Create an account that joins the project. After an error the invite is still unused.
 
     Raises Invalid at `username` or `password`, and what `open_invite` raises.
     """
@@ -117,25 +117,25 @@ def accept_invite(token: str, username: str, password: str) -> Membership:
             user.save()
             return _join(row, user)
     except IntegrityError:
-        raise Invalid.at("username", msg="This name is taken.") from None
+        raise Invalid.at("username", msg="This username is taken.") from None
 
 
 def join_by_invite(token: str, user: User) -> Membership:
-    """Join with an account that exists. Raises Conflict to a member already, who keeps their role and the invite."""
+    """Join with an existing account. Raises Conflict for members; their role and the invite stay unchanged."""
     row = open_invite(token)
     try:
         with transaction.atomic():
             return _join(row, user)
     except IntegrityError:
-        raise Conflict(f"You are a member of {row.project} already.") from None
+        raise Conflict(f"You are already a member of {row.project}.") from None
 
 
 def _join(row: Invite, user: User) -> Membership:
-    # Two people may open one invite at once: whoever's UPDATE finds it unused gets in. It names no other table, as
-    # PostgreSQL would judge those by the state before the other's commit.
+    # Two users may open one invite at once: the first UPDATE wins. It reads no other table: PostgreSQL would show it
+    # the state before the other commit.
     now = timezone.now()
     if not Invite.objects.filter(pk=row.pk, used_at=None, expires_at__gt=now).update(used_at=now, used_by=user):
-        raise Conflict("This invite has been used already; each works once. Ask for a new one.")
+        raise Conflict("This single-use invite was already used. Ask for a new one.")
     return Membership.objects.create(project=row.project, user=user, role=row.role)
 
 
@@ -143,9 +143,9 @@ def _check_account(user: User, password: str) -> None:
     errors: list[FieldError] = []
     try:
         check(user, "username")
-        # Names that differ in case alone would let one person pass for another.
+        # A username that differs only in case could impersonate another user.
         if User.objects.filter(username__iexact=user.username).exists():
-            errors.append({"loc": ["username"], "line": None, "msg": "This name is taken."})
+            errors.append({"loc": ["username"], "line": None, "msg": "This username is taken."})
     except Invalid as error:
         errors += error.errors
     try:

@@ -1,4 +1,4 @@
-"""Project secrets: people write them, runs read them, and nobody sees them again."""
+"""Project secrets: members set them, runs read them, and they are never shown."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ VALUE_LIMIT = 64 * 1024
 
 
 def check_value(value: str) -> None:
-    """Raise Invalid unless an environment variable can hold the value: up to 64 KiB in UTF-8, no NUL, not empty."""
+    """Raise Invalid unless an environment variable can have the value: up to 64 KiB in UTF-8, no NUL, not empty."""
     if not value:
         raise Invalid.at("value", msg="The value is empty.")
     if "\0" in value:
-        raise Invalid.at("value", msg="A value can't hold a NUL character.")
+        raise Invalid.at("value", msg="The value can't contain NUL characters.")
     if len(value.encode()) > VALUE_LIMIT:
-        raise Invalid.at("value", msg="The value is over 64 KiB.")
+        raise Invalid.at("value", msg="The value is larger than 64 KiB.")
 
 
 def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecret:
-    """Write a secret, new or in place of the old value. Raises Invalid at `name` or `value`."""
+    """Create a secret or replace its value. Raises Invalid at `name` or `value`."""
     check(ProjectSecret(project=project, name=name), "name")
     check_value(value)
     row, _ = ProjectSecret.objects.update_or_create(
@@ -35,10 +35,10 @@ def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecr
 
 
 def delete_secret(project: Project, name: str) -> None:
-    """Raises NotFound if the project has no such secret."""
+    """Delete a secret. Raises NotFound if there is none of this name."""
     deleted, _ = ProjectSecret.objects.filter(project=project, name=name).delete()
     if not deleted:
-        raise NotFound(f"{project} has no secret called {name}.")
+        raise NotFound(f"{project} has no secret {name}.")
 
 
 def secret_names(project: Project) -> list[str]:
@@ -47,9 +47,9 @@ def secret_names(project: Project) -> list[str]:
 
 
 def secret_values(project: Project) -> dict[str, str]:
-    """All secrets in plain, by name: for a run's environment and for masking its log, never for a page.
+    """All secrets in plain text by name, for a run's environment and for masking its log; never for a page.
 
-    Raises Conflict naming the secret that was stored under another secret key.
+    Raises Conflict for a secret that was encrypted with another secret key.
     """
     values = {}
     for row in ProjectSecret.objects.filter(project=project):
@@ -57,6 +57,6 @@ def secret_values(project: Project) -> dict[str, str]:
             values[row.name] = decrypt(row.ciphertext)
         except DomainError:
             raise Conflict(
-                f"The secret {row.name} of {project} was stored under another secret key. Set it again."
+                f"The secret {row.name} of {project} was encrypted with another secret key. Set it again."
             ) from None
     return values

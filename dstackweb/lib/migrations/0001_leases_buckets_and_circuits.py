@@ -25,8 +25,8 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(max_length=200, primary_key=True, serialize=False)),
                 ('failures', models.PositiveIntegerField(default=0)),
                 ('open_until', models.DateTimeField(null=True)),
-                ('probe_until', models.DateTimeField(help_text='Until then one caller is trying whether it answers again', null=True)),
-                ('told', models.JSONField(default=dict, help_text='What it said last')),
+                ('probe_until', models.DateTimeField(help_text='A caller probes the API until then', null=True)),
+                ('told', models.JSONField(default=dict, help_text='Its last error')),
             ],
         ),
         migrations.CreateModel(

@@ -18,15 +18,15 @@ class Migration(migrations.Migration):
             name='Profile',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=60, validators=[django.core.validators.RegexValidator('^[a-z][a-z0-9-]*\\Z', 'Lower-case letters, digits and dashes, with a letter first.')])),
-                ('is_default', models.BooleanField(default=False, help_text="Used by runs that name no profile. A project's own comes before that of all.", verbose_name='default')),
-                ('settings', models.JSONField(blank=True, default=dict, help_text='Keys of the run file, in its notation')),
+                ('name', models.CharField(max_length=60, validators=[django.core.validators.RegexValidator('^[a-z][a-z0-9-]*\\Z', 'Use lower-case letters, digits and dashes, with a letter first.')])),
+                ('is_default', models.BooleanField(default=False, help_text="Used by runs that name no profile. A project's own default takes precedence.", verbose_name='default')),
+                ('settings', models.JSONField(blank=True, default=dict, help_text='Keys of the run file')),
                 ('description', models.CharField(blank=True, max_length=200)),
-                ('project', models.ForeignKey(blank=True, help_text="Empty: for all projects. A project's own profile comes before one of all with the same name.", null=True, on_delete=django.db.models.deletion.CASCADE, related_name='profiles', to='accounts.project')),
+                ('project', models.ForeignKey(blank=True, help_text="Empty for all projects. A project's own profile takes precedence over one with the same name.", null=True, on_delete=django.db.models.deletion.CASCADE, related_name='profiles', to='accounts.project')),
             ],
             options={
                 'ordering': ['name', 'project'],
-                'constraints': [models.UniqueConstraint(fields=('project', 'name'), name='profile_name_once_in_project', violation_error_message='The project already has a profile of this name.'), models.UniqueConstraint(condition=models.Q(('project__isnull', True)), fields=('name',), name='profile_name_once_for_all_projects', violation_error_message='There already is a profile of this name for all projects.'), models.UniqueConstraint(condition=models.Q(('is_default', True)), fields=('project',), name='profile_one_default_in_project', violation_error_message="The project already has a default profile: the list's action changes it."), models.UniqueConstraint(condition=models.Q(('is_default', True), ('project__isnull', True)), fields=('is_default',), name='profile_one_default_for_all_projects', violation_error_message="All projects already have a default profile: the list's action changes it.")],
+                'constraints': [models.UniqueConstraint(fields=('project', 'name'), name='profile_name_once_in_project', violation_error_message='The project already has a profile with this name.'), models.UniqueConstraint(condition=models.Q(('project__isnull', True)), fields=('name',), name='profile_name_once_for_all_projects', violation_error_message='A profile with this name for all projects already exists.'), models.UniqueConstraint(condition=models.Q(('is_default', True)), fields=('project',), name='profile_one_default_in_project', violation_error_message="The project has a default profile already. Change it with the action."), models.UniqueConstraint(condition=models.Q(('is_default', True), ('project__isnull', True)), fields=('is_default',), name='profile_one_default_for_all_projects', violation_error_message="All projects have a default profile already. Change it with the action.")],
             },
         ),
     ]

@@ -1,4 +1,4 @@
-"""A counter beside a recount, as `manage.py recount --check` names it."""
+"""A difference between a counter and a recount, as `manage.py recount --check` prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """A counter that says `kept` where a recount gives `counted`."""
+    """The counter `what` has the value `kept`; a recount gives `counted`."""
 
     what: str
     kept: float
