@@ -37,7 +37,7 @@ Points = QueryEx[int, P(ge=2, le=MOST_POINTS, description="At most so many momen
 Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="The newest where it isn't given")]
 
 
-class SeenOut(Schema):
+class LatestSampleOut(Schema):
     """The newest sample."""
 
     at: dt.datetime
@@ -49,7 +49,7 @@ class SeenOut(Schema):
     processes: list[dict[str, Any]] = Field(description="With `pid`, `user` and `memory_mib`")
 
 
-class GpuOut(Schema):
+class GpuMetricsOut(Schema):
     """One GPU, or one MIG device. The lists go with `times`; null is where nothing is known."""
 
     uuid: str
@@ -57,7 +57,7 @@ class GpuOut(Schema):
     name: str
     memory_mib: int | None
     power_limit_w: int | None
-    last: SeenOut | None
+    last: LatestSampleOut | None
     low_since: dt.datetime | None = Field(description="Since when it has been below the policy's minimum")
     utilization: list[float | None]
     memory_used_mib: list[float | None]
@@ -65,13 +65,13 @@ class GpuOut(Schema):
     temperature_c: list[float | None]
 
 
-class NodeOut(Schema):
+class NodeMetricsOut(Schema):
     """One job."""
 
     node: int
     status: str
     where: str = Field(description="A host, or a machine of a cloud")
-    gpus: list[GpuOut]
+    gpus: list[GpuMetricsOut]
 
 
 class MetricsOut(Schema):
@@ -84,7 +84,7 @@ class MetricsOut(Schema):
     step_s: float | None
     times: list[dt.datetime]
     policy: PolicyOut | None = Field(description="As in the run; of the newest attempt")
-    jobs: list[NodeOut]
+    jobs: list[NodeMetricsOut]
 
 
 @router.get("/{name}/metrics", response={200: MetricsOut, **REFUSALS}, summary="What a run's GPUs did")

@@ -1,16 +1,19 @@
-"""Telling of the tasks inside a run (docs/tracking.md): by the run's own commands, or by a member's program."""
+"""Reporting the tasks inside a run (docs/tracking.md), and the client library for it as one file."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import time
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest, UnreadablePostError
-from ninja import Path, Router
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from ninja import Field, Path, Router, Schema
 from ninja.security import HttpBearer
 
 from dstackweb.accounts.models import User
@@ -18,14 +21,118 @@ from dstackweb.accounts.services import authenticate_token
 from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.api.task_gate import Gate
-from dstackweb.api.task_schemas import REQUEST_BODY, TasksOut
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge
 from dstackweb.progress import ingest
-from dstackweb.progress.parse import read
+from dstackweb.progress.events import Receipt, Refusal, Where
+from dstackweb.progress.models import KEY_MAX, NAME_MAX
+from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, REPORTER_MAX, SECONDS_MAX, SEQ_MAX, Refused, Told, read
+from dstackweb.progress.states import ALIASES
+from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.reporting import scope_for
 from dstackweb.runs.tokens import job_of_tasks_token
+
+_SEQ = {"type": "integer", "minimum": 0, "maximum": SEQ_MAX, "description": "Rises per reporter; else the body's"}
+_KEY = {"type": "string", "minLength": 1, "maxLength": KEY_MAX}
+_PREFIX = {"type": "string", "maxLength": NAME_MAX, "description": "Else by the key"}
+_GROUP = {"type": "string", "maxLength": NAME_MAX, "description": "Else the prefix if that is told, else by the key"}
+_SECONDS = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
+_NUMBER = {"type": "integer", "minimum": 0, "maximum": COUNT_MAX}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+_EVENT = _object(
+    ["key", "state"],
+    key=_KEY,
+    state={"enum": list(ALIASES)},
+    seq=_SEQ,
+    prefix=_PREFIX,
+    group=_GROUP,
+    duration_s=_SECONDS,
+    message={"type": "string", "description": "Why it failed"},
+)
+_COUNT = _object(
+    ["prefix", "states"],
+    prefix=_PREFIX | {"minLength": 1},
+    group=_GROUP,
+    seq=_SEQ,
+    states={"type": "object", "propertyNames": {"enum": list(ALIASES)}, "additionalProperties": _NUMBER},
+    duration_n=_NUMBER | {"description": "How many of the finished ones were timed, so far"},
+    duration_s=_SECONDS | {"description": "What these have taken, so far"},
+)
+_FAILURE = _object(["key"], key=_KEY, prefix=_PREFIX, group=_GROUP, seq=_SEQ, message={"type": "string"})
+
+
+def _entries(item: dict[str, Any], told: str) -> dict[str, Any]:
+    return {"type": "array", "items": item, "description": f"{told}; of all entries at most {ENTRIES_MAX}"}
+
+
+BODY = _object(
+    [],
+    reporter={"type": "string", "minLength": 1, "maxLength": REPORTER_MAX},
+    seq=_SEQ | {"description": "Of all entries that have none; without it the server's time in microseconds"},
+    events=_entries(_EVENT, "Tasks that have entered a state"),
+    counts=_entries(_COUNT, "How many tasks of a group are in each state now, by this reporter"),
+    failures=_entries(_FAILURE, "Tasks that failed, beside counts"),
+    ended={
+        "type": "boolean",
+        "description": "It tells no more: its unfinished tasks are released",
+    },
+    attempt={"type": "integer", "minimum": 1, "description": "409 unless it is the present one"},
+)
+REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": BODY}}}
+
+REASONS = {
+    "forgotten": "this task is forgotten for good",
+    "too_many_tasks": "the run has as many tasks of their own as are kept; tell counts instead",
+    "too_many_groups": "the run has as many groups as are kept",
+    "too_many_prefixes": "the run has as many prefixes as are kept",
+}
+
+
+class RefusedOut(Schema):
+    """An entry that was not taken. All others were."""
+
+    list: Where = Field(description="Where it stands in the request")
+    index: int
+    key: str = Field(description="The task's key; of counts the prefix")
+    reason: str
+    detail: str
+
+
+class TasksOut(Schema):
+    """What became of a request."""
+
+    applied: int
+    outdated: int = Field(description="Known already, or something newer is")
+    refused: list[RefusedOut]
+
+    @classmethod
+    def of(cls, told: Told, receipt: Receipt) -> TasksOut:
+        """Both what could not be read and what could not be counted."""
+        refused = [*map(_unread, told.refused), *(_uncounted(told, refusal) for refusal in receipt.refused)]
+        return cls(applied=receipt.applied, outdated=receipt.outdated, refused=refused)
+
+
+def _unread(refused: Refused) -> RefusedOut:
+    return RefusedOut(
+        list=refused.list, index=refused.index, key=refused.key, reason=refused.reason, detail=refused.detail
+    )
+
+
+def _uncounted(told: Told, refusal: Refusal) -> RefusedOut:
+    return RefusedOut(
+        list=refusal.list,
+        index=told.places[refusal.list][refusal.index],
+        key=refusal.key,
+        reason=refusal.reason,
+        detail=REASONS[refusal.reason],
+    )
+
 
 router = Router(tags=["progress"])
 
@@ -104,3 +211,26 @@ def _json(raw: bytes) -> object:
         return json.loads(raw)
     except (ValueError, RecursionError):
         raise Invalid("the body is no JSON") from None
+
+
+downloads = Router(tags=["progress"])
+ZIP = {"200": {"description": "OK", "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}}
+
+
+@downloads.get("/tracking.zip", auth=None, openapi_extra={"responses": ZIP}, summary="dstackweb.tracking as one file")
+def tracking(request: HttpRequest) -> HttpResponse:
+    """Put it on `sys.path` or PYTHONPATH, and `from dstackweb.tracking import task, track` works. It holds no secret;
+    its `ETag` is its SHA-256."""
+    data, sha256 = _zip()
+    etag = f'"{sha256}"'
+    if request.headers.get("If-None-Match") == etag:
+        return HttpResponse(status=304, headers={"ETag": etag})
+    return HttpResponse(data, content_type="application/zip", headers={"ETag": etag})
+
+
+@lru_cache(maxsize=1)
+def _zip() -> tuple[bytes, str]:
+    """The archive as it was when this process first asked, and its SHA-256 in hex."""
+    file = io.BytesIO()
+    write_zip(file, package("tracking"))
+    return file.getvalue(), hashlib.sha256(file.getvalue()).hexdigest()

@@ -1,4 +1,4 @@
-"""Where the API lives: everything under /api/v1, and the probes."""
+"""The URLs of the API under /api/v1, and of the probes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 
 from dstackweb.api import (
+    agents,
     backends,
     decisions,
-    deployment,
     history,
     holds,
     hosts,
-    instances,
     metrics,
+    monitoring,
     moves,
     offers,
-    ops,
     progress,
+    projects,
     queues,
     runner,
     runs,
     tasks,
-    tracking,
     utilization,
 )
 from dstackweb.api.app import api
@@ -46,29 +45,29 @@ api.add_router("/projects/{project}/queues", history.of_queues)
 api.add_router("/projects/{project}/history", history.router)
 api.add_router("/projects/{project}/queues", moves.router)
 api.add_router("/runner/jobs", runner.router)
-api.add_router("/runner", instances.router)
+api.add_router("/runner", agents.router)
 api.add_router("/hosts", hosts.router)
 api.add_router("/projects/{project}/offers", offers.router)
 api.add_router("/backends", backends.router)
-api.add_router("", deployment.router)
-api.add_router("", tracking.router)
+api.add_router("", projects.router)
+api.add_router("", tasks.downloads)
 
 
 def not_found(request: HttpRequest, rest: str) -> JsonResponse:
-    """Whoever speaks to the API is answered in its form, also where it has nothing."""
-    return JsonResponse({"detail": f"the API has nothing at /api/v1/{rest}; see /api/v1/openapi.json"}, status=404)
+    """A 404 in the API's form."""
+    return JsonResponse({"detail": f"/api/v1/{rest} does not exist; see /api/v1/openapi.json"}, status=404)
 
 
 def _in_form(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """A method that an address doesn't have is refused in the API's form, too."""
+    """The view with its 405 in the API's form."""
 
     @wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         response = view(request, *args, **kwargs)
         if response.status_code != 405:
             return response
-        told = f"{request.method} is not for this address; it takes {response['Allow']}"
-        return JsonResponse({"detail": told}, status=405, headers={"Allow": response["Allow"]})
+        detail = f"{request.method} is not allowed here; allowed: {response['Allow']}"
+        return JsonResponse({"detail": detail}, status=405, headers={"Allow": response["Allow"]})
 
     return answer
 
@@ -84,7 +83,7 @@ def _api_urls() -> tuple[list[URLResolver | URLPattern], str, str]:
 urlpatterns = [
     path("api/v1/", _api_urls()),
     path("api/v1/<path:rest>", not_found),
-    path("healthz", ops.healthz),
-    path("readyz", ops.readyz),
-    path("metrics", ops.metrics),
+    path("healthz", monitoring.healthz),
+    path("readyz", monitoring.readyz),
+    path("metrics", monitoring.metrics),
 ]

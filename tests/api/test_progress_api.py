@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.progress_schemas import FailuresOut, GroupsOut, ProgressOut, TaskListOut
+from dstackweb.api.progress import FailuresOut, GroupsOut, ProgressOut, TaskListOut
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure
 from dstackweb.progress.states import CODES, TaskState
 from dstackweb.runs.models import Run

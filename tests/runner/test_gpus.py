@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.api.runner_schemas import SamplesIn
+from dstackweb.api.runner import SamplesIn
 from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.runner import gpus, samples
 from dstackweb.runner.client import Unreachable

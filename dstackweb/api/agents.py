@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import AwareDatetime, BeforeValidator
 
-from dstackweb.api.runner_schemas import storable
+from dstackweb.api.runner import storable
 from dstackweb.lib.errors import Forbidden
 from dstackweb.runner.pyz import pyz
 from dstackweb.scheduler.cloud import agents
@@ -26,7 +26,7 @@ class AgentToken(HttpBearer):
         return agents.instance_of_token(token)
 
 
-class JoinIn(Schema):
+class AgentJoinIn(Schema):
     token: str = Field(min_length=1, max_length=200)
     nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
     gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
@@ -55,7 +55,7 @@ def runner(request: HttpRequest) -> HttpResponse:
 
 
 @router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
-def join(request: HttpRequest, instance_id: UUID, body: JoinIn) -> dict[str, str]:
+def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, str]:
     """An agent's first call uses up the token of its machine's user data, and gets its own."""
     return {"token": agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)}
 
