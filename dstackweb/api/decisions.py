@@ -92,7 +92,7 @@ class DecisionOut(Schema):
             at=decision.at,
             outcome=decision.outcome,
             detail=waiting.reason(decision.outcome, decision.data).text,
-            data=decision.data,
+            data=dict(decision.data),
             tried=[TriedOut.of(tried) for tried in decision.tried],
             limits=[
                 LimitOut(reason=waits.reason, **{name: waits.data[name] for name in ("code", "limit", "used", "asked")})

@@ -312,7 +312,7 @@ def _sample(series: GpuSeries | None) -> GpuSampleOut | None:
     if series is None or series.last_ms is None:
         return None
     seen = {name: getattr(series, name) for name in SAMPLE_FIELDS}
-    return GpuSampleOut(at=to_moment(series.last_ms), held_back=held_back(series.throttle), **seen)
+    return GpuSampleOut(at=to_moment(series.last_ms), held_back=list(held_back(series.throttle)), **seen)
 
 
 def _reserved(kept: ReservedCapacity, name: str) -> ReservedOut:

@@ -24,6 +24,70 @@ class Availability(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class LaunchFailure(enum.StrEnum):
+    """Why a cloud refused to launch an instance."""
+
+    NO_CAPACITY = "no_capacity"
+    QUOTA = "quota"
+    SPOT_PRICE = "spot_price"
+    NOT_ALLOWED = "not_allowed"
+    """The credentials lack a permission: `action`."""
+    AMI = "ami"
+    """No image can be used."""
+    NETWORK = "network"
+    REFUSED = "refused"
+    """Anything else."""
+
+
+class InstanceEnd(enum.StrEnum):
+    """Why a cloud instance ended that was launched, or that the cloud was asked for."""
+
+    NOT_STARTED = "not_started"
+    NO_GPUS = "no_gpus"
+    INTERRUPTED = "interrupted"
+    """The cloud reclaimed a spot instance."""
+    CLOUD = "cloud"
+    """A failure, or somebody ended it in the cloud's console."""
+    UNREACHABLE = "unreachable"
+    """The cloud could not be asked for it."""
+    SILENT = "silent"
+    OVERDUE = "overdue"
+    FINISHED = "finished"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    """Somebody stopped it here."""
+    DELETED = "deleted"
+    """Its backend was deleted."""
+
+
+class PlaceCode(enum.StrEnum):
+    """Whether a place (a host, an offer, a backend as a whole) takes a job now, or why it doesn't.
+
+    Of a host the most permanent comes first: TOO_SMALL, NO_ISOLATION, OFFLINE, DRAINING, BUSY.
+    """
+
+    FITS = "fits"
+    RESERVED = "reserved"
+    TOO_SMALL = "too_small"
+    NO_ISOLATION = "no_isolation"
+    OFFLINE = "offline"
+    DRAINING = "draining"
+    BUSY = "busy"
+    NO_QUOTA = "no_quota"
+    NOT_AVAILABLE = "not_available"
+    IMAGE_NOT_SUPPORTED = "image_not_supported"
+    OTHER_REGION = "other_region"
+    OTHER_INSTANCE_TYPE = "other_instance_type"
+    HAS_NO_LABELS = "has_no_labels"
+    IS_SPOT = "is_spot"
+    IS_ON_DEMAND = "is_on_demand"
+    TOO_EXPENSIVE = "too_expensive"
+    NOT_NAMED = "not_named"
+    NO_SUCH_BACKEND = "no_such_backend"
+    NOT_SERVED = "not_served"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True)
 class Offer:
     """One way to get the resources asked for. `price` is USD per hour; `detail` is a code with its numbers."""
@@ -204,11 +268,10 @@ class Machine:
 class LaunchFailed(Exception):
     """The cloud refuses this machine now, for want of capacity or for what is configured: another offer may do.
 
-    Codes: `no_capacity`, `quota`, `spot_price`, `not_allowed` (action), `ami` (no image to be had), `network`,
-    `refused` (all else). `text` is what the cloud said.
+    `text` is what the cloud said.
     """
 
-    def __init__(self, code: str, text: str = "", **data: Any) -> None:
+    def __init__(self, code: LaunchFailure, text: str = "", **data: Any) -> None:
         super().__init__(f"{code}: {text}" if text else code)
         self.code, self.text, self.data = code, text, data
 

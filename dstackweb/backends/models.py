@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from enum import StrEnum
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -182,6 +183,24 @@ class Gpu(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host} {self.index}: {self.name}"
+
+
+class HostEventKind(StrEnum):
+    """What happened to a host."""
+
+    JOINED = "joined"
+    STARTED = "started"
+    LABELLED = "labelled"
+    DRAINED = "drained"
+    UNDRAINED = "undrained"
+    LEAVING = "leaving"
+    LEFT = "left"
+    OFFLINE = "offline"
+    ONLINE = "online"
+    NVML_MISSING = "nvml_missing"
+    NVML_FOUND = "nvml_found"
+    SAMPLING_FAILS = "sampling_fails"
+    SAMPLING_WORKS = "sampling_works"
 
 
 class HostEvent(models.Model):

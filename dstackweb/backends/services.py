@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dstackweb.backends import registry
 from dstackweb.backends.aws import config as aws_config
+from dstackweb.backends.contract import InstanceEnd
 from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
 from dstackweb.lib.secrets import decrypt
@@ -65,7 +66,7 @@ def delete(name: str) -> None:
             raise Conflict("the team's own hosts are no backend to delete: have each leave, or disable the backend")
         # Before the backend's row is held: who gives a job an instance has that first as well.
         idle = Instance.objects.filter(backend=backend, holder=None, status=InstanceStatus.RUNNING)
-        idle.update(status=InstanceStatus.STOPPING, status_s=0, why="deleted")
+        idle.update(status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.DELETED)
         held = Backend.objects.select_for_update().filter(pk=backend.pk).first()
         if held is None:
             raise NotFound(f"no backend is called {name!r}")

@@ -15,6 +15,7 @@ from django.utils import timezone
 from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs import allocations, wakeups
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
 from dstackweb.runs.schedule import after_end
@@ -41,7 +42,7 @@ def claim(job_id: UUID, nonce: str, where: str) -> Job:
             claim_nonce=nonce, claimed_at=now, beat_at=now, silent_s=0
         )
         if won:
-            record(run, "claimed", {"where": where}, node=job.node, attempt=job.attempt, at=now)
+            record(run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
     job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict("this job is not yours to run")
@@ -169,7 +170,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
         run,
         RunStatus.PENDING,
         now=now,
-        event="retry",
+        event=RunEventKind.RETRY,
         data={"job_reason": because.reason, "exit_code": because.exit_code, "retry_at": retry_at.isoformat()},
         attempt=run.attempt + 1,
         retry_at=retry_at,
@@ -184,7 +185,7 @@ def requeue_due(now: dt.datetime, limit: int = 500) -> int:
     due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:limit]
     moved = 0
     for run in due:
-        event = "requeued" if run.attempt > 1 else "came_round"
+        event = RunEventKind.REQUEUED if run.attempt > 1 else RunEventKind.CAME_ROUND
         moved += move_run(run, RunStatus.SUBMITTED, now=now, event=event, retry_at=None)
     if moved:
         wakeups.want_pass()

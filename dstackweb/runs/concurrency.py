@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Forbidden, Invalid, Stale
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import ordering
 
@@ -43,7 +44,7 @@ def stale(run: Run) -> Stale:
 
 def _last_editor(run: Run) -> str:
     """Who last changed the run, or moved another one that it gave way for."""
-    kinds = ("priority", "queue", "moved", "move_undone")
+    kinds = (RunEventKind.PRIORITY, RunEventKind.QUEUE, RunEventKind.MOVED, RunEventKind.MOVE_UNDONE)
     event = run.events.filter(kind__in=kinds).select_related("actor").last()
     latest = Move.objects.filter(queue=run.queue_id).select_related("user").order_by("-at")[:LOOKED_AT]
     move = next((move for move in latest if any(change[0] == run.pk for change in move.changes)), None)

@@ -21,6 +21,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import services
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
@@ -159,7 +160,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
         if total > MAX_DURATION_S:
             raise Invalid.at("for", msg=f"a run may last {MAX_DURATION_S // 86_400} days at most")
         Run.objects.filter(pk=fresh.pk).update(extended_s=F("extended_s") + more)
-        record(fresh, "extended", {"by_s": more, "total_s": total}, actor=user)
+        record(fresh, RunEventKind.EXTENDED, {"by_s": more, "total_s": total}, actor=user)
         touch(fresh.queue_id)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 

@@ -17,6 +17,7 @@ from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import prefix_counters
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import KEPT_DAYS
 from dstackweb.runs.history_math import BUCKETS, hour_of
 from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
@@ -70,7 +71,9 @@ def _hours() -> Iterator[Difference]:
         (row["queue__project__name"], row["hour"]): row["n"]
         for row in hours.order_by().values("queue__project__name", "hour").annotate(n=Sum("placed"))
     }
-    events = RunEvent.objects.filter(kind="provisioning", data__from=RunStatus.SUBMITTED.value, at__gte=since)
+    events = RunEvent.objects.filter(
+        kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value, at__gte=since
+    )
     by_hour = events.order_by().values("run__project__name", begun=TruncHour("at", tzinfo=dt.UTC))
     counted = {(row["run__project__name"], row["begun"]): row["n"] for row in by_hour.annotate(n=Count("pk"))}
     for project, hour in sorted(kept.keys() | counted.keys()):

@@ -12,13 +12,12 @@ from django.db import IntegrityError, transaction
 
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.runs import schedule
+from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import hold_queue
 from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
 from dstackweb.runs.transitions import entered, lock_run, record
-
-NAME_TAKEN, DRAINING, NO_MEMBER = "name_taken", "draining", "no_member"
 
 
 def make_due(now: dt.datetime) -> int:
@@ -32,24 +31,24 @@ def make_due(now: dt.datetime) -> int:
     made = 0
     for run in noted.order_by("retry_at"):
         reason = obstacle(run)
-        if reason == NO_MEMBER:
+        if reason == ScheduleWait.NO_MEMBER:
             _give_up(run)
         elif reason or not _make(run, now):
-            _tell_once(run, reason or NAME_TAKEN)
+            _tell_once(run, reason or ScheduleWait.NAME_TAKEN)
         else:
             made += 1
     return made
 
 
-def obstacle(run: Run) -> str:
-    """Why the next occurrence of an ended run can't be made now; empty when it can."""
+def obstacle(run: Run) -> ScheduleWait | None:
+    """Why the next occurrence of an ended run can't be created now; None when it can."""
     role = role_in(run.project, run.user)
     if role is None or not allows(role, "member"):
-        return NO_MEMBER
+        return ScheduleWait.NO_MEMBER
     if run.queue.draining:
-        return DRAINING
+        return ScheduleWait.DRAINING
     taken = Run.objects.filter(project=run.project_id, name=run.name, status__in=ACTIVE).exists()
-    return NAME_TAKEN if taken else ""
+    return ScheduleWait.NAME_TAKEN if taken else None
 
 
 def _make(run: Run, now: dt.datetime) -> bool:
@@ -81,8 +80,8 @@ def _make(run: Run, now: dt.datetime) -> bool:
             )
             Run.objects.filter(pk=ended.pk).update(retry_at=None)
             entered(following)
-            record(following, "scheduled", {"previous": str(ended.uid), "at": at.isoformat()}, at=now)
-            record(ended, "next_scheduled", {"next": str(following.uid), "at": at.isoformat()}, at=now)
+            record(following, RunEventKind.SCHEDULED, {"previous": str(ended.uid), "at": at.isoformat()}, at=now)
+            record(ended, RunEventKind.NEXT_SCHEDULED, {"next": str(following.uid), "at": at.isoformat()}, at=now)
     except IntegrityError:
         return False
     return True
@@ -92,12 +91,14 @@ def _give_up(run: Run) -> None:
     """End the schedule of somebody who may not submit any more."""
     with transaction.atomic():
         if Run.objects.filter(pk=run.pk, retry_at=run.retry_at).update(retry_at=None):
-            record(run, "schedule_ended", {"reason": NO_MEMBER, "user": run.user.get_username()})
+            record(
+                run, RunEventKind.SCHEDULE_ENDED, {"reason": ScheduleWait.NO_MEMBER, "user": run.user.get_username()}
+            )
 
 
-def _tell_once(run: Run, reason: str) -> None:
+def _tell_once(run: Run, reason: ScheduleWait) -> None:
     """Say why the next occurrence waits, unless that was the last thing said of the run."""
     last = run.events.last()
-    if last is None or last.kind != "schedule_waits" or last.data.get("reason") != reason:
+    if last is None or last.kind != RunEventKind.SCHEDULE_WAITS or last.data.get("reason") != reason:
         with transaction.atomic():
-            record(run, "schedule_waits", {"reason": reason})
+            record(run, RunEventKind.SCHEDULE_WAITS, {"reason": reason})

@@ -16,6 +16,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import logs
+from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
@@ -104,12 +105,12 @@ _VERDICTS = "SELECT shape, reason, data FROM runs_verdict WHERE queue_id = %s AN
 def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Why waiting runs of each of these shapes wait: a code and its numbers, from the verdicts of the last pass."""
     if queue.paused:
-        return dict.fromkeys(shapes, ("queue_paused", {}))
+        return dict.fromkeys(shapes, (WaitReason.QUEUE_PAUSED, {}))
     asked = {"", *shapes}  # that of the shape "" is the whole queue's
     rows = sql.rows(_VERDICTS.format(shapes=sql.places(asked)), [queue.pk, *asked])
     found = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
     # Without a verdict the next pass will look at it.
-    return {shape: found.get("") or found.get(shape) or ("starting", {}) for shape in shapes}
+    return {shape: found.get("") or found.get(shape) or (WaitReason.STARTING, {}) for shape in shapes}
 
 
 def why(run: Run) -> tuple[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
@@ -153,7 +154,7 @@ def submit(
                 body_digest=submission.digest() if idempotency_key else "",
             )
             entered(run)
-            record(run, "submitted", {"priority": spec.priority, "queue": queue.name}, actor=user)
+            record(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
             wakeups.want_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
@@ -232,7 +233,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                 QueueCount.objects.filter(queue_id=queue_id).update(
                     **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
                 )
-            record(fresh, "queue", {"from": fresh.queue.name, "to": target.name}, actor=user)
+            record(fresh, RunEventKind.QUEUE, {"from": fresh.queue.name, "to": target.name}, actor=user)
             wakeups.want_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
@@ -266,7 +267,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             elif abort or not fresh.stop_reason:
                 Run.objects.filter(pk=fresh.pk).update(stop_reason=reason)
                 fresh.stop_reason = reason
-                record(fresh, "stop_requested", {"reason": reason}, actor=user)
+                record(fresh, RunEventKind.STOP_REQUESTED, {"reason": reason}, actor=user)
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
             settle(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)

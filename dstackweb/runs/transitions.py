@@ -18,6 +18,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import User
 from dstackweb.progress import finalize
 from dstackweb.runs import prefix_counters, wakeups
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import count_placed
 from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
 from dstackweb.runs.states import (
@@ -56,7 +57,7 @@ def lock_run(run_id: int) -> Run:
 
 def record(
     run: Run,
-    kind: str,
+    kind: RunEventKind,
     data: dict[str, Any],
     *,
     actor: User | None = None,
@@ -96,7 +97,7 @@ def move_run(
     *,
     now: dt.datetime,
     actor: User | None = None,
-    event: str | None = None,
+    event: RunEventKind | None = None,
     data: dict[str, Any] | None = None,
     **fields: Any,
 ) -> bool:
@@ -121,7 +122,7 @@ def move_runs(
     now: dt.datetime,
     data: Sequence[dict[str, Any]],
     actor: User | None = None,
-    event: str | None = None,
+    event: RunEventKind | None = None,
     touched: Collection[int] = (),
     **fields: Any,
 ) -> None:
@@ -151,7 +152,7 @@ def move_runs(
         wakeups.want_settling()
     _count_moves(runs, new, touched)
     prefix_counters.moved(runs, new, now)
-    kind, was = event or new.value, {run.pk: RunStatus(run.status).value for run in runs}
+    kind, was = event or RunEventKind(new.value), {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)
         for run, told in zip(runs, data, strict=True)
@@ -194,7 +195,7 @@ def move_job(
     new: JobStatus,
     *,
     now: dt.datetime,
-    event: str | None = None,
+    event: RunEventKind | None = None,
     unclaimed: bool = False,
     **fields: Any,
 ) -> bool:
@@ -218,7 +219,7 @@ def move_job(
         detail = {name: fields[name] for name in told if fields.get(name) not in (None, "")}
         record(
             job.run,
-            event or f"job_{new.value}",
+            event or RunEventKind(f"job_{new.value}"),
             {"from": old.value, **detail},
             node=job.node,
             attempt=job.attempt,

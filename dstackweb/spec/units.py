@@ -121,9 +121,9 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 60} min" if whole >= 60 else f"{whole} s"
 
 
-def memory_text(mib: int) -> str:
+def memory_text(mib: float) -> str:
     """MiB in the unit that fits: `512 MB`, `80 GB`, `1.5 TB`."""
-    return size_text(mib << 20) if mib else "0 MB"
+    return size_text(mib * 1_048_576) if mib else "0 MB"
 
 
 def size_text(size: float) -> str:

@@ -1,49 +1,76 @@
-"""What happened to a host, in a sentence each."""
+"""What happened to a host, and how it isolates jobs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 from django.utils.translation import gettext as _
 
-from dstackweb.backends.models import HostEvent
-from dstackweb.wording import units
+from dstackweb.backends.models import HostEvent, HostEventKind, Isolation
+from dstackweb.wording.sentence import as_text, known
+from dstackweb.wording.units import cpus, gpus, mebibytes
 
 
 def told(event: HostEvent) -> str:
-    """The sentence of one event, without who did it; an unknown kind is shown as it is."""
-    data: dict[str, Any] = event.data
-    match event.kind:
-        case "joined":
-            has = [units.cpus(data.get("cpus", 0)), units.mebibytes(data.get("memory_mib"))]
-            return _("joined with %s") % ", ".join([*has, *([units.gpus(data["gpus"])] if data.get("gpus") else [])])
-        case "labelled":
-            given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
-            texts = [_("labelled %s") % ", ".join(given)] if given else []
-            if data.get("removed"):
-                texts.append(_("no longer labelled %s") % ", ".join(data["removed"]))
-            return "; ".join(texts)
-        case "sampling_fails":
-            return _("not all its GPUs can be read: %(error)s") % {"error": data.get("error", "")}
-    return {
-        "started": _("its process was started"),
-        "drained": _("drained: takes no new jobs"),
-        "undrained": _("takes jobs again"),
-        "leaving": _("told to leave"),
-        "left": _("left"),
-        "offline": _("went offline"),
-        "online": _("is back online"),
-        "nvml_missing": _("no NVML library: its GPUs, if it has any, are not seen"),
-        "nvml_found": _("NVML's library is there"),
-        "sampling_works": _("all its GPUs can be read again"),
-    }.get(event.kind, event.kind.replace("_", " "))
+    """The sentence of one event, without who did it."""
+    kind = known(HostEventKind, event.kind)
+    return as_text(event.kind) if kind is None else _event(kind, event.data)
+
+
+def _event(kind: HostEventKind, data: dict[str, Any]) -> str:
+    match kind:
+        case HostEventKind.JOINED:
+            size = [cpus(data.get("cpus", 0)), mebibytes(data.get("memory_mib"))]
+            return _("joined with %s") % ", ".join([*size, *([gpus(data["gpus"])] if data.get("gpus") else [])])
+        case HostEventKind.LABELLED:
+            return _labelled(data)
+        case HostEventKind.STARTED:
+            return _("its agent started")
+        case HostEventKind.DRAINED:
+            return _("drained: takes no new jobs")
+        case HostEventKind.UNDRAINED:
+            return _("takes jobs again")
+        case HostEventKind.LEAVING:
+            return _("asked to leave")
+        case HostEventKind.LEFT:
+            return _("left")
+        case HostEventKind.OFFLINE:
+            return _("went offline")
+        case HostEventKind.ONLINE:
+            return _("is back online")
+        case HostEventKind.NVML_MISSING:
+            return _("no NVML library: GPUs cannot be detected")
+        case HostEventKind.NVML_FOUND:
+            return _("NVML library found")
+        case HostEventKind.SAMPLING_FAILS:
+            return _("some GPUs cannot be read: %s") % str(data.get("error", ""))
+        case HostEventKind.SAMPLING_WORKS:
+            return _("all GPUs can be read again")
+        case never:
+            assert_never(never)
+
+
+def _labelled(data: dict[str, Any]) -> str:
+    given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
+    texts = [_("labels set: %s") % ", ".join(given)] if given else []
+    if data.get("removed"):
+        texts.append(_("labels removed: %s") % ", ".join(data["removed"]))
+    return "; ".join(texts)
 
 
 def isolation(code: str) -> str:
     """How a host keeps jobs apart from the server."""
-    return {
-        "user": _("jobs run as another user"),
-        "container": _("jobs run in containers"),
-        "shared": _("none: jobs share the server's user"),
-        "none": _("none: jobs are refused"),
-    }.get(code, code)
+    found = known(Isolation, code)
+    match found:
+        case Isolation.USER:
+            return _("jobs run as another user")
+        case Isolation.CONTAINER:
+            return _("jobs run in containers")
+        case Isolation.SHARED:
+            return _("none: jobs share the server's user")
+        case Isolation.NONE:
+            return _("none: jobs are refused")
+        case None:
+            return code
+        case never:
+            assert_never(never)

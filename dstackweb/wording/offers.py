@@ -1,39 +1,52 @@
-"""The words for offers of any backend: why one is or isn't to be had, and why a backend could not be asked."""
+"""Offers: how available they are and why, what they have, and why a backend cannot be asked for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never, cast
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from dstackweb.backends.aws import wording as aws_wording
-from dstackweb.backends.contract import Offer
+from dstackweb.backends.contract import Availability, Offer, PlaceCode
+from dstackweb.runs.codes import Shortfall
 from dstackweb.spec.requirements import Requirements
-from dstackweb.wording import waiting
-from dstackweb.wording.statuses import Label
+from dstackweb.wording.sentence import Label, as_text, known
 from dstackweb.wording.units import cpus, mebibytes
+from dstackweb.wording.waiting import tried
 
 OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "no_isolation"})
 
 
 def why(detail: Mapping[str, Any], needs: Requirements) -> str:
-    """How likely an offer is to be had for these needs, with its numbers (`Offer.detail`)."""
-    if detail.get("code") in OF_HOSTS:
-        wants = {"gpus": needs.gpu_count_min, "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}
-        return waiting.offer_detail({**wants, **detail})
-    if detail.get("code") == "idle_instance":
-        return str(_("Kept from an earlier run of the project"))
+    """Why an offer is or isn't available for these needs, with its numbers (`Offer.detail`)."""
+    code = detail.get("code")
+    if code in OF_HOSTS:
+        return _of_host(detail, needs)
+    if code == "idle_instance":
+        return _("Kept from an earlier run of the project")
     return aws_wording.availability(detail)
 
 
+def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:
+    if detail["code"] != "idle":
+        wanted = {"gpus": needs.gpu_count_min, "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}
+        label = tried(PlaceCode(detail["code"]), cast(Shortfall, {**wanted, **detail}))
+        return label.text or label.label
+    if detail.get("gpus_total"):
+        return _("%(free)d of %(total)d GPUs free") % {"free": detail["gpus_free"], "total": detail["gpus_total"]}
+    free = int(detail["cpus_free"])
+    return ngettext("%d CPU free", "%d CPUs free", free) % free
+
+
 def failure(error: Mapping[str, Any]) -> str:
-    """Why something could not be asked, and what to do."""
+    """Why a source could not be asked, and what to do."""
     match error.get("code"):
         case "not_served":
-            return str(_("Nothing here serves backends of the kind %s.") % error.get("kind", ""))
+            return _("This server does not support backends of the kind %s.") % str(error.get("kind", ""))
         case "failed":
-            return str(_("Its offers can't be read: %s") % error.get("text", ""))
+            return _("Its offers cannot be read: %s") % str(error.get("text", ""))
     return aws_wording.failure(error)
 
 
@@ -45,5 +58,21 @@ def has(offer: Offer) -> str:
 
 def availability(code: str) -> Label:
     """An offer's availability as a badge."""
-    tones = {"available": "go", "idle": "go", "no_quota": "bad", "not_available": "bad"}
-    return Label(code.replace("_", " "), "", tones.get(code, "wait"))
+    found = known(Availability, code)
+    match found:
+        case Availability.AVAILABLE:
+            return Label(_("available"), "", "go")
+        case Availability.IDLE:
+            return Label(_("idle"), "", "go")
+        case Availability.BUSY:
+            return Label(_("busy"), "")
+        case Availability.NO_QUOTA:
+            return Label(_("no quota"), "", "bad")
+        case Availability.NOT_AVAILABLE:
+            return Label(_("not available"), "", "bad")
+        case Availability.UNKNOWN:
+            return Label(_("unknown"), "")
+        case None:
+            return Label(as_text(code), "")
+        case never:
+            assert_never(never)

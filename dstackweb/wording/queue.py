@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from dstackweb.runs.codes import LimitCode
 from dstackweb.wording import units
+from dstackweb.wording.sentence import as_text, known
 
 HOUR = 60
 DAY = 24 * HOUR
@@ -39,11 +41,11 @@ def changed(data: dict[str, Any]) -> list[str]:
 def _one(name: str, old: Any, new: Any) -> str:
     match name:
         case "name":
-            return _("made") if old is None else _("renamed from %(old)s to %(new)s") % {"old": old, "new": new}
+            return _("created") if old is None else _("renamed from %(old)s to %(new)s") % {"old": old, "new": new}
         case "paused":
             return _("paused") if new else _("resumed")
         case "draining":
-            return _("draining from now on") if new else _("takes new runs again")
+            return _("draining: takes no new runs") if new else _("takes new runs again")
         case "ageing_minutes":
             return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
     return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
@@ -59,9 +61,17 @@ def _limit(value: int | None) -> str:
 
 def setting(name: str) -> str:
     """What a setting is called."""
-    return {
-        "max_running": _("runs placed at once"),
-        "max_gpus": _("GPUs held at once"),
-        "max_running_per_user": _("runs of one member placed at once"),
-        "max_gpus_per_user": _("GPUs of one member held at once"),
-    }.get(name, name.replace("_", " "))
+    limit = known(LimitCode, name)
+    match limit:
+        case LimitCode.MAX_RUNNING:
+            return _("runs placed at once")
+        case LimitCode.MAX_GPUS:
+            return _("GPUs held at once")
+        case LimitCode.MAX_RUNNING_PER_USER:
+            return _("runs placed at once per member")
+        case LimitCode.MAX_GPUS_PER_USER:
+            return _("GPUs held at once per member")
+        case None:
+            return as_text(name)
+        case never:
+            assert_never(never)

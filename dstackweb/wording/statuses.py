@@ -1,89 +1,148 @@
-"""Statuses and why runs, jobs and cloud instances ended. An unknown code is shown as it is: a newer server wrote it."""
+"""Statuses, and why runs, jobs and cloud instances ended. A code that this version doesn't know is shown as it is."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import assert_never
 
 from django.utils.translation import gettext as _
 
-
-class Label(NamedTuple):
-    """A short word for a badge, a sentence for beside it, and a tone: `go`, `wait`, `bad` or `info`."""
-
-    label: str
-    text: str
-    tone: str = "wait"
+from dstackweb.backends.contract import InstanceEnd, LaunchFailure
+from dstackweb.runs.states import Reason, RunStatus
+from dstackweb.wording.sentence import known
 
 
 def status(code: str) -> str:
     """A run's or job's status; dstack's own words, which the API and the command line use as well."""
-    return {
-        "pending": _("pending"),
-        "submitted": _("submitted"),
-        "provisioning": _("provisioning"),
-        "running": _("running"),
-        "terminating": _("terminating"),
-        "done": _("done"),
-        "failed": _("failed"),
-        "terminated": _("terminated"),
-    }.get(code, code)
+    found = known(RunStatus, code)
+    match found:
+        case RunStatus.PENDING:
+            return _("pending")
+        case RunStatus.SUBMITTED:
+            return _("submitted")
+        case RunStatus.PROVISIONING:
+            return _("provisioning")
+        case RunStatus.RUNNING:
+            return _("running")
+        case RunStatus.TERMINATING:
+            return _("terminating")
+        case RunStatus.DONE:
+            return _("done")
+        case RunStatus.FAILED:
+            return _("failed")
+        case RunStatus.TERMINATED:
+            return _("terminated")
+        case None:
+            return code
+        case never:
+            assert_never(never)
 
 
 def termination(code: str) -> str:
     """Why a run or a job ended, as a sentence."""
-    return {
-        "all_jobs_done": _("All commands finished."),
-        "job_failed": _("A job failed."),
-        "stopped_by_user": _("Stopped by a member."),
-        "aborted_by_user": _("Aborted by a member."),
-        "retry_limit_exceeded": _("It failed again after the time for retries had passed."),
-        "server_error": _("The server could not go on with it."),
-        "done_by_runner": _("All commands finished."),
-        "container_exited_with_error": _("A command failed."),
-        "terminated_by_user": _("Stopped by a member."),
-        "terminated_by_server": _("Stopped because another node of the run ended."),
-        "max_duration_exceeded": _("It ran longer than its max_duration."),
-        "executor_error": _("Its runner failed."),
-        "instance_unreachable": _("It was interrupted: its host or its runner went away."),
-        "failed_to_start_due_to_no_capacity": _("It could not be started on its host in time."),
-        "out_of_capacity": _("No cloud had a machine for it."),
-        "interrupted_by_no_capacity": _("It was interrupted: the cloud took its spot machine back."),
-        "creating_container_error": _("Its container could not be created."),
-        "log_quota_exceeded": _("It wrote more log than is allowed."),
-        "hold_ended": _("Held for its time, and given back."),
-        "given_back": _("Given back before its time was over."),
-        "terminated_due_to_utilization_policy": _("Stopped by the utilization policy: its GPUs were not used enough."),
-    }.get(code, code)
+    found = known(Reason, code)
+    return code if found is None else _termination(found)
 
 
-def no_machine(code: str) -> str:
-    """Why a cloud's machine was not to be had, or has ended, after its name and a colon."""
-    return {
-        "no_capacity": _("the cloud has none now"),
-        "quota": _("the account's quota is used up"),
-        "spot_price": _("spot machines cost more than is paid for them now"),
-        "not_allowed": _("the backend's credentials don't allow it"),
-        "ami": _("there is no image for it"),
-        "network": _("its network can't be used"),
-        "refused": _("the cloud refused"),
-        "not_started": _("it did not come up in time"),
-        "no_gpus": _("it shows fewer GPUs than it has; its image needs NVIDIA's driver"),
-        "interrupted": _("the cloud took it back"),
-        "cloud": _("it ended by itself, or somebody ended it at the cloud"),
-        "unreachable": _("the cloud could not be asked"),
-        "silent": _("it has not called for too long"),
-        "overdue": _("its job did not stop in time"),
-        "finished": _("its work is done"),
-        "idle": _("nothing was left for it to do"),
-        "stopped": _("it was ended by hand"),
-        "deleted": _("its backend was deleted"),
-    }.get(code, code)
+def _termination(reason: Reason) -> str:
+    match reason:
+        case Reason.ALL_JOBS_DONE | Reason.DONE_BY_RUNNER:
+            return _("All commands finished.")
+        case Reason.JOB_FAILED:
+            return _("A job failed.")
+        case Reason.STOPPED_BY_USER | Reason.TERMINATED_BY_USER:
+            return _("Stopped by a member.")
+        case Reason.ABORTED_BY_USER:
+            return _("Aborted by a member.")
+        case Reason.RETRY_LIMIT_EXCEEDED:
+            return _("It failed again after the time for retries was over.")
+        case Reason.SERVER_ERROR:
+            return _("The server failed to continue it.")
+        case Reason.CONTAINER_EXITED_WITH_ERROR:
+            return _("A command failed.")
+        case Reason.TERMINATED_BY_SERVER:
+            return _("Stopped because another node of the run ended.")
+        case Reason.MAX_DURATION_EXCEEDED:
+            return _("It reached its max_duration.")
+        case Reason.EXECUTOR_ERROR:
+            return _("Its runner failed.")
+        case Reason.INSTANCE_UNREACHABLE:
+            return _("Interrupted: its host or its runner was lost.")
+        case Reason.NO_CAPACITY:
+            return _("Its host did not start it in time.")
+        case Reason.OUT_OF_CAPACITY:
+            return _("No cloud had an instance for it.")
+        case Reason.INTERRUPTED:
+            return _("Interrupted: the cloud reclaimed its spot instance.")
+        case Reason.CREATING_CONTAINER_ERROR:
+            return _("Its container could not be created.")
+        case Reason.HOLD_ENDED:
+            return _("Its hold ended on time.")
+        case Reason.GIVEN_BACK:
+            return _("Released before its hold ended.")
+        case Reason.UTILIZATION_POLICY:
+            return _("Stopped by its utilization policy: GPUs underutilized.")
+        case never:
+            assert_never(never)
+
+
+def instance_end(code: str) -> str:
+    """Why a cloud instance could not be launched, or has ended, to follow its name and a colon."""
+    refused, ended = known(LaunchFailure, code), known(InstanceEnd, code)
+    return _launch_failure(refused) if refused else _instance_end(ended) if ended else code
+
+
+def _launch_failure(code: LaunchFailure) -> str:
+    match code:
+        case LaunchFailure.NO_CAPACITY:
+            return _("the cloud has no capacity now")
+        case LaunchFailure.QUOTA:
+            return _("the account's quota is used up")
+        case LaunchFailure.SPOT_PRICE:
+            return _("the spot price is above the price offered")
+        case LaunchFailure.NOT_ALLOWED:
+            return _("the backend's credentials lack a permission")
+        case LaunchFailure.AMI:
+            return _("no image can be used for it")
+        case LaunchFailure.NETWORK:
+            return _("its network cannot be used")
+        case LaunchFailure.REFUSED:
+            return _("the cloud refused")
+        case never:
+            assert_never(never)
+
+
+def _instance_end(code: InstanceEnd) -> str:
+    match code:
+        case InstanceEnd.NOT_STARTED:
+            return _("it did not start in time")
+        case InstanceEnd.NO_GPUS:
+            return _("it shows fewer GPUs than it has; its image needs the NVIDIA driver")
+        case InstanceEnd.INTERRUPTED:
+            return _("the cloud reclaimed it")
+        case InstanceEnd.CLOUD:
+            return _("it ended by itself or in the cloud's console")
+        case InstanceEnd.UNREACHABLE:
+            return _("the cloud could not be reached")
+        case InstanceEnd.SILENT:
+            return _("it has sent no heartbeat for too long")
+        case InstanceEnd.OVERDUE:
+            return _("its job did not stop in time")
+        case InstanceEnd.FINISHED:
+            return _("its job ended")
+        case InstanceEnd.IDLE:
+            return _("it was idle")
+        case InstanceEnd.STOPPED:
+            return _("somebody stopped it")
+        case InstanceEnd.DELETED:
+            return _("its backend was deleted")
+        case never:
+            assert_never(never)
 
 
 def exited(code: int) -> str:
     """An exit code, with what it usually means where it has a usual meaning."""
     usual = {
-        126: _("the command can't be executed"),
+        126: _("the command cannot be executed"),
         127: _("command not found"),
         130: _("interrupted"),
         137: _("killed; often out of memory"),

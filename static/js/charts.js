@@ -19,7 +19,7 @@ const KINDS = {
     scale: { distr: 4, asinh: 60, range: (_u, _min, max) => [0, MARKS_S.find((mark) => mark >= Math.max(max, 300)) ?? max] },
     splits: (u) => MARKS_S.filter((mark) => mark <= u.scales.y.max),
     filter: (_u, splits) => splits, // uPlot's own drops what is no power of ten
-    mark: (seconds) => (seconds ? durationText(seconds).replace(" h 00", " h") : "0"),
+    mark: (seconds) => (seconds ? durationText(seconds) : "0"),
     tell: (band, i, words) =>
       band.placed[i]
         ? words.wait

@@ -12,17 +12,17 @@ export const serverNow = () => Date.now() + skewMs;
 
 export const clockText = (date) => clock.format(date);
 
-// The same words as `dstackweb.web.wording.duration`.
+// Writes what `dstackweb.wording.units.duration` writes.
 export function durationText(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")}`;
-  const hours = Math.floor((s % 86400) / 3600);
-  return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
+  const [first, firstS, second, secondS] = s < 86400 ? ["h", 3600, "min", 60] : ["d", 86400, "h", 3600];
+  const rest = Math.floor((s % firstS) / secondS);
+  return `${Math.floor(s / firstS)} ${first}${rest ? ` ${rest} ${second}` : ""}`;
 }
 
-/** What is left, to the second in its last hour: `4:12`, `2 h 05`. */
+/** What is left, to the second in its last hour: `4:12`, `2 h 5 min`. */
 export function leftText(seconds) {
   const s = Math.max(0, Math.ceil(seconds));
   return s < 3600 ? `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}` : durationText(s);

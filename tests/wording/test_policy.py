@@ -8,6 +8,7 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording import events as event_words
 from dstackweb.wording import policy as policy_words
+from dstackweb.wording import units
 
 LOW = {
     "gpu": 1, "node": 0, "nodes": 1, "min": 50, "window_s": 1800, "scope": "any",
@@ -22,13 +23,13 @@ LOW = {
         (90, "90 s"),
         (1800, "30 min"),
         (3600, "1 h"),
-        (5400, "1 h 30"),
+        (5400, "1 h 30 min"),
         (86_400, "1 d"),
         (88_200, "1470 min"),
     ],
 )
 def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
-    assert policy_words.span(seconds) == text
+    assert units.exact_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
     [
         ({}, "GPU 1 was below 50 % for 30 min"),
         ({"nodes": 4, "node": 2}, "GPU 1 of node 2 was below 50 % for 30 min"),
-        ({"gpu": None, "scope": "all"}, "Every GPU was below 50 % for 30 min"),
-        ({"gpu": None, "scope": "all", "nodes": 2}, "Every GPU of node 0 was below 50 % for 30 min"),
+        ({"gpu": None, "scope": "all"}, "All GPUs were below 50 % for 30 min"),
+        ({"gpu": None, "scope": "all", "nodes": 2}, "All GPUs of node 0 were below 50 % for 30 min"),
     ],
 )
 def test_what_was_low_is_named(changed: dict[str, Any], text: str) -> None:
@@ -47,11 +48,11 @@ def test_what_was_low_is_named(changed: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({}, "When a GPU is below 10 % for 30 min, the run is stopped."),
-        ({"scope": "all"}, "When every GPU of a node is below 10 % for 30 min, the run is stopped."),
+        ({}, "Stop the run when a GPU stays below 10 % for 30 min."),
+        ({"scope": "all"}, "Stop the run when all GPUs of a node stay below 10 % for 30 min."),
         (
             {"action": "notify", "warmup_s": 600},
-            "When a GPU is below 10 % for 30 min, people are told; not counted in the first 10 min.",
+            "Notify when a GPU stays below 10 % for 30 min, not counting the first 10 min.",
         ),
     ],
 )
@@ -66,34 +67,33 @@ def test_a_policy_is_a_sentence(changed: dict[str, Any], text: str) -> None:
         (
             "utilization_notice",
             LOW | {"stops_at": "2026-01-05T10:30:00+00:00"},
-            "GPU 1 has been below 50 % since 2026-01-05 10:00 UTC: "
-            "it is stopped at 2026-01-05 10:30 UTC, if it stays so",
+            "GPU 1 has been below 50 % since 2026-01-05 10:00 UTC; "
+            "the run stops at 2026-01-05 10:30 UTC unless it is used",
         ),
         ("utilization_stop", LOW, "stopped by its utilization policy: GPU 1 was below 50 % for 30 min"),
         (
             "utilization_stop",
             LOW | {"next": "train-7"},
-            "stopped by its utilization policy: GPU 1 was below 50 % for 30 min; first in line now: train-7",
+            "stopped by its utilization policy: GPU 1 was below 50 % for 30 min; first in the queue now: train-7",
         ),
         (
             "utilization_would_stop",
             LOW | {"notifies": True},
-            "its utilization policy would have stopped it: GPU 1 was below 50 % for 30 min (its policy only notifies)",
+            "its utilization policy would have stopped it: GPU 1 was below 50 % for 30 min (the policy only notifies)",
         ),
         (
             "utilization_would_stop",
             LOW,
-            "its utilization policy would have stopped it: GPU 1 was below 50 % for 30 min "
-            "(policies only observe here)",
+            "its utilization policy would have stopped it: GPU 1 was below 50 % for 30 min (policies here only report)",
         ),
         (
             "utilization_kept",
             {"until": "2026-01-05T11:00:00+00:00", "reason": "100 % of the data loads"},
-            "kept from being stopped until 2026-01-05 11:00 UTC: “100 % of the data loads”",
+            "exempt from its policy until 2026-01-05 11:00 UTC: “100 % of the data loads”",
         ),
         ("utilization_next", {"run": "train-7"}, "its GPUs went to train-7"),
         ("utilization_next", {}, "its GPUs went to a run of another project"),
-        ("utilization_policy_changed", {"after": None}, "its utilization policy was taken away"),
+        ("utilization_policy_changed", {"after": None}, "its utilization policy was removed"),
     ],
 )
 def test_events_are_worded(kind: str, data: dict[str, Any], text: str) -> None:

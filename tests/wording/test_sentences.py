@@ -12,6 +12,7 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web.templatetags import dstackweb_tags
 from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, units, waiting
+from dstackweb.wording.sentence import fill, joined
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -50,7 +51,7 @@ def test_a_message_that_repeats_the_reason_before_it_is_left_out(reason: str, me
 def test_a_machine_that_starts_is_told_of_with_its_price() -> None:
     data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
     event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
-    assert event_words.told(event, nodes=1) == "aws eu m5.large (spot) starts as i-1, for $0.0350 an hour"
+    assert event_words.told(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
 
 
 def test_an_event_of_a_newer_server_is_still_told() -> None:
@@ -73,18 +74,18 @@ def test_an_event_of_a_newer_server_is_still_told() -> None:
         (
             "impossible",
             {"code": "too_large", "memory_mib": 2048, "short": ["memory_mib"], "memory_mib_total": 1024},
-            "no host could ever give this: needs 2 GB of memory, the largest host has 1 GB",
+            "no host has enough: 2 GB of memory required, the largest host has 1 GB",
         ),
         (
             "impossible",
             {"code": "image_not_supported", "image": "x:1"},
-            "it asks for the image x:1, and no host runs containers",
+            "it needs the image x:1, and no host runs containers",
         ),
-        ("backend_unavailable", {"code": "no_hosts"}, "no host is registered yet"),
+        ("backend_unavailable", {"code": "no_hosts"}, "no host has joined yet"),
         (
             "backend_unavailable",
             {"code": "hosts_offline", "hosts": ["a", "b"]},
-            "the hosts that could run it are offline or draining: a, b",
+            "the matching hosts are offline or draining: a, b",
         ),
     ],
 )
@@ -98,28 +99,33 @@ def test_amounts_have_the_unit_that_fits() -> None:
     ]  # fmt: skip
 
 
-def test_the_moments_in_a_sentence_are_told_apart_for_the_readers_zone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = dt.datetime(2031, 5, 4, 9, 30, tzinfo=dt.UTC)
-    monkeypatch.setattr(timezone, "now", lambda: now)
-    today, later = now.replace(hour=18, minute=40), now.replace(day=6)
-    text = f"busy until at most {units.moment(today.isoformat())}; kept until {units.moment(later.isoformat())}"
-    pieces = list(units.moments(text))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert [at for _, at in pieces if at] == [today, later]
+NOW = dt.datetime(2031, 5, 4, 9, 30, tzinfo=dt.UTC)
 
 
-@pytest.mark.parametrize("text", ["", "at 25:99 UTC", "on 2031-02-30 10:00 UTC", "no moment at all"])
-def test_what_only_looks_like_a_moment_stays_text(text: str) -> None:
-    pieces = list(units.moments(text))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert not any(at for _, at in pieces)
+@pytest.fixture
+def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timezone, "now", lambda: NOW)
+
+
+@pytest.mark.usefixtures("_noon")
+def test_a_sentence_keeps_its_moments_apart_through_all_that_is_done_to_it() -> None:
+    today, later = NOW.replace(hour=18, minute=40), NOW.replace(day=6)
+    busy = fill("busy until %(at)s", at=today)
+    text = "it is " + joined("; ", [busy, fill("reserved until %(at)s for %(run)s", at=later, run="x %s")]) + "."
+    assert text == "it is busy until 18:40 UTC; reserved until 2031-05-06 09:30 UTC for x %s."
+    assert [part for part in text.parts if isinstance(part, dt.datetime)] == [today, later]
+    assert busy.capitalized().parts == ("Busy until ", today)
+
+
+def test_text_that_looks_like_a_moment_stays_text() -> None:
+    assert str(dstackweb_tags.moments(fill("%(text)s", text="at 10:00 UTC\0at\0"))) == "at 10:00 UTCat"
+    assert str(dstackweb_tags.moments("at 10:00 UTC")) == "at 10:00 UTC"
 
 
 def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped() -> None:
-    page = str(dstackweb_tags.moments("kept for <b>, until 2031-05-06 09:30 UTC at most"))
+    at = dt.datetime(2031, 5, 6, 9, 30, tzinfo=dt.UTC)
+    page = str(dstackweb_tags.moments(fill("reserved for %(run)s until %(at)s at most", run="<b>", at=at)))
     assert page == (
-        "kept for &lt;b&gt;, until <time datetime=2031-05-06T09:30:00Z data-when=hour>2031-05-06 09:30 UTC"
+        "reserved for &lt;b&gt; until <time datetime=2031-05-06T09:30:00Z data-when=hour>2031-05-06 09:30 UTC"
         "</time> at most"
     )

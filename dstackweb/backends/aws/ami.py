@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.refusals import said
-from dstackweb.backends.contract import LaunchFailed, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -79,7 +79,7 @@ def forget() -> None:
 def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> str:
     family = instance_type.partition(".")[0]
     if not is_published_for(family):
-        raise LaunchFailed("ami", f"no public image has a driver for {family}", instance_type=instance_type)
+        raise LaunchFailed(LaunchFailure.AMI, f"no public image has a driver for {family}", instance_type=instance_type)
     architectures, gpus = _kind(aws, region, instance_type)
     architecture = next((one for one in config.architectures if one in architectures), "x86_64")
     name = PARAMETERS[architecture, gpus]
@@ -90,7 +90,9 @@ def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> 
             answer = aws.call("ssm", region, "GetParameter", Name=name)
         except SourceFailed as failed:
             if said(failed).code == "ParameterNotFound":
-                raise LaunchFailed("ami", f"{region} has no public image {name}", parameter=name) from failed
+                raise LaunchFailed(
+                    LaunchFailure.AMI, f"{region} has no public image {name}", parameter=name
+                ) from failed
             raise
         image_id = answer["Parameter"]["Value"]
         _ids[key] = time.monotonic(), image_id
@@ -110,7 +112,7 @@ def _described(aws: Aws, region: str, image_id: str) -> Image:
     answer = aws.call("ec2", region, "DescribeImages", ImageIds=[image_id])
     found: list[dict[str, Any]] = answer.get("Images", [])
     if not found:
-        raise LaunchFailed("ami", f"{region} has no image {image_id} for this account", image=image_id)
+        raise LaunchFailed(LaunchFailure.AMI, f"{region} has no image {image_id} for this account", image=image_id)
     root = found[0].get("RootDeviceName", "")
     disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in found[0].get("BlockDeviceMappings", ())}
     return Image(image_id, root, int(disks.get(root, {}).get("VolumeSize", 0)))

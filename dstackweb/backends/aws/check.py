@@ -20,7 +20,7 @@ from django.db import connections
 
 from dstackweb.backends.aws import ami, launch, prices, quotas, reach, refusals
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.contract import LaunchFailed, MachineOrder, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, MachineOrder, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -185,7 +185,7 @@ class _Check:
         ids = self._images(region)
         told = self.aws.call("ec2", region, "DescribeImages", ImageIds=ids).get("Images", ())
         if len(told) < len(set(ids)):
-            raise LaunchFailed("ami", ", ".join(ids))
+            raise LaunchFailed(LaunchFailure.AMI, ", ".join(ids))
         return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in told]}
 
     def _images(self, region: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws import ami, machines, refusals, subnets
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.contract import LaunchFailed, Machine, MachineOrder, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, Machine, MachineOrder, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -28,7 +28,7 @@ def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
         refusal = refusals.refusal(failed)
         if refusal is None:
             raise
-        if refusal.code == "ami":
+        if refusal.code is LaunchFailure.AMI:
             ami.forget()  # a published image may be withdrawn
         raise refusal from failed
 
@@ -40,7 +40,7 @@ def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> 
         zones = subnets.fetch(aws, config, order.region)
     wanted = places(config, order, zones)
     if not wanted:
-        raise LaunchFailed("network", f"no subnet is in {', '.join(order.zones)}")
+        raise LaunchFailed(LaunchFailure.NETWORK, f"no subnet is in {', '.join(order.zones)}")
     failures: list[SourceFailed] = []
     while wanted:
         subnet, zone = wanted.pop(0)
@@ -84,7 +84,7 @@ def _run_in(
         if made is not None:
             return made
         if code == "IdempotentInstanceTerminated":
-            raise LaunchFailed("refused", "its machine was started before, and has ended") from failed
+            raise LaunchFailed(LaunchFailure.REFUSED, "its machine was started before, and has ended") from failed
         # It is there, and not yet in the list: the next try finds it.
         raise SourceFailed("service_error", api="ec2:RunInstances", region=order.region, text=code) from None
     return machines.read(answer["Instances"][0], order.region)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.refusals import said
-from dstackweb.backends.contract import Machine, MachineState, SourceFailed
+from dstackweb.backends.contract import InstanceEnd, Machine, MachineState, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -63,7 +63,7 @@ def read(described: Mapping[str, Any], region: str) -> Machine:
     if state in (MachineState.STOPPED, MachineState.ENDING, MachineState.GONE):
         reason = described.get("StateReason") or {}
         code, text = reason.get("Code", ""), reason.get("Message", "") or described.get("StateTransitionReason", "")
-        why = "interrupted" if code in INTERRUPTED else "cloud" if code else ""
+        why = InstanceEnd.INTERRUPTED if code in INTERRUPTED else InstanceEnd.CLOUD if code else ""
     return Machine(
         instance=tags.get(INSTANCE_TAG, ""),
         cloud_id=described["InstanceId"],

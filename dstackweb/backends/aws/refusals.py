@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dstackweb.backends.contract import LaunchFailed, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
 
-NO_CAPACITY = "no_capacity"
-
-CODES: Mapping[str, str] = {
+CODES: Mapping[str, LaunchFailure] = {
     **dict.fromkeys(
         (
             "InsufficientCapacity",
@@ -22,7 +20,7 @@ CODES: Mapping[str, str] = {
             "ReservationCapacityExceeded",
             "UnfulfillableCapacity",
         ),
-        NO_CAPACITY,
+        LaunchFailure.NO_CAPACITY,
     ),
     **dict.fromkeys(
         (
@@ -36,9 +34,9 @@ CODES: Mapping[str, str] = {
             "VcpuLimitExceeded",
             "VolumeLimitExceeded",
         ),
-        "quota",
+        LaunchFailure.QUOTA,
     ),
-    **dict.fromkeys(("SpotMaxPriceTooLow",), "spot_price"),
+    **dict.fromkeys(("SpotMaxPriceTooLow",), LaunchFailure.SPOT_PRICE),
     **dict.fromkeys(
         (
             "InvalidAMIAttributeItemValue",
@@ -47,7 +45,7 @@ CODES: Mapping[str, str] = {
             "InvalidAMIID.Unavailable",
             "InvalidAMIName.NotFound",
         ),
-        "ami",
+        LaunchFailure.AMI,
     ),
     **dict.fromkeys(
         (
@@ -67,7 +65,7 @@ CODES: Mapping[str, str] = {
             "SecurityGroupsPerInterfaceLimitExceeded",
             "VPCIdNotSpecified",
         ),
-        "network",
+        LaunchFailure.NETWORK,
     ),
 }
 """EC2's codes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html) as those of LaunchFailed.
@@ -78,7 +76,7 @@ All others of the kind "the request is wrong" are `refused`, and those of the ki
 OF_THE_ZONE = {
     "Unsupported",
     "VolumeTypeNotAvailableInZone",
-    *(code for code, means in CODES.items() if means == NO_CAPACITY),
+    *(code for code, means in CODES.items() if means == LaunchFailure.NO_CAPACITY),
 }
 OF_THE_SUBNET = {"InsufficientFreeAddressesInSubnet"}
 """Another subnet may do, where there is one: for the former codes one in another zone."""
@@ -115,15 +113,15 @@ def refusal(failed: SourceFailed) -> LaunchFailed | None:
     """What a failed launch says of the machine that was asked for; None: nothing, so it may be asked for again."""
     answer = said(failed)
     if failed.code == "access_denied":
-        return LaunchFailed("not_allowed", answer.text, action=failed.data["action"])
+        return LaunchFailed(LaunchFailure.NOT_ALLOWED, answer.text, action=failed.data["action"])
     if answer.code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
-        return LaunchFailed("not_allowed", answer.text, action="iam:CreateServiceLinkedRole")
+        return LaunchFailed(LaunchFailure.NOT_ALLOWED, answer.text, action="iam:CreateServiceLinkedRole")
     if answer.code == "AuthFailure" and "images" in answer.text:
-        return LaunchFailed("ami", answer.text)
+        return LaunchFailed(LaunchFailure.AMI, answer.text)
     if answer.code == "OptInRequired" and "arketplace" in answer.text:
-        return LaunchFailed("ami", answer.text)
+        return LaunchFailed(LaunchFailure.AMI, answer.text)
     if answer.code in CODES:
         return LaunchFailed(CODES[answer.code], answer.text)
     if failed.code == "service_error" and answer.code and answer.status < 500:
-        return LaunchFailed("refused", f"{answer.code}: {answer.text}")
+        return LaunchFailed(LaunchFailure.REFUSED, f"{answer.code}: {answer.text}")
     return None

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import transaction
 
 from dstackweb.accounts.models import User
-from dstackweb.backends.models import Host, HostEvent
+from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
 
@@ -34,7 +34,7 @@ def set_draining(host: Host, by: User, draining: bool) -> bool:
             .update(draining=draining, leaving=False)
         )
         if changed:
-            _record(host, by, "drained" if draining else "undrained")
+            _record(host, by, HostEventKind.DRAINED if draining else HostEventKind.UNDRAINED)
     host.refresh_from_db()
     return bool(changed)
 
@@ -58,7 +58,7 @@ def set_labels(host: Host, by: User, changes: Mapping[str, str | None]) -> None:
 def record_labels(host: Host, by: User, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """The event of changed labels: those that were set, and the names of those that went."""
     given = {name: value for name, value in after.items() if before.get(name) != value}
-    _record(host, by, "labelled", set=given, removed=sorted(set(before) - set(after)))
+    _record(host, by, HostEventKind.LABELLED, set=given, removed=sorted(set(before) - set(after)))
 
 
 def leave(host: Host, by: User) -> None:
@@ -70,7 +70,7 @@ def leave(host: Host, by: User) -> None:
         raise Conflict(f"{host.name} is the server's own machine and can't leave; drain it to keep jobs away")
     with transaction.atomic():
         if Host.joined.filter(pk=host.pk, leaving=False).update(leaving=True, draining=True):
-            _record(host, by, "leaving")
+            _record(host, by, HostEventKind.LEAVING)
     host.refresh_from_db()
 
 
@@ -79,5 +79,5 @@ def may_leave(host: Host) -> bool:
     return host.cluster != settings.DSTACKWEB_CLUSTERS["control"]
 
 
-def _record(host: Host, by: User, kind: str, **data: Any) -> None:
+def _record(host: Host, by: User, kind: HostEventKind, **data: Any) -> None:
     HostEvent.objects.create(host=host, kind=kind, actor=by, data=data)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.hosts.gpu_match import gpu_matches, is_part
 from dstackweb.spec.requirements import Requirements
 
@@ -78,28 +78,25 @@ class Fit:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a job doesn't fit on a host now: a code and its numbers.
+    """Why a job doesn't fit on a host now: a code and its numbers."""
 
-    Codes, most permanent first: `too_small`, `no_isolation`, `offline`, `draining`, `busy`.
-    """
-
-    code: str
+    code: PlaceCode
     data: dict[str, Any] = field(default_factory=dict)
 
 
 def fit(host: HostView, needs: Requirements) -> Fit | Miss:
     """What a job with these needs would take of the host now, or why it can't."""
     if not could_ever_fit(host, needs):
-        return Miss("too_small", _numbers(host.emptied(), needs))
+        return Miss(PlaceCode.TOO_SMALL, _numbers(host.emptied(), needs))
     if host.isolation == "none":
-        return Miss("no_isolation")
+        return Miss(PlaceCode.NO_ISOLATION)
     if not host.online:
-        return Miss("offline")
+        return Miss(PlaceCode.OFFLINE)
     if host.draining:
-        return Miss("draining")
+        return Miss(PlaceCode.DRAINING)
     gpus = _choose([gpu for gpu in gpus_matching(host, needs) if gpu.free], needs.gpu_count_min)
     if gpus is None or host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
-        return Miss("busy", _numbers(host, needs))
+        return Miss(PlaceCode.BUSY, _numbers(host, needs))
     return Fit(
         host_id=host.id,
         host_name=host.name,
@@ -166,9 +163,9 @@ def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: st
     gpus = gpus_matching(host, needs) or host.gpus
     detail: dict[str, Any]
     if image is not None and host.isolation != "container":
-        availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
+        availability, detail = Availability.NOT_AVAILABLE, {"code": PlaceCode.IMAGE_NOT_SUPPORTED, "image": image}
     elif isinstance(outcome, Miss):
-        availability = Availability.BUSY if outcome.code == "busy" else Availability.NOT_AVAILABLE
+        availability = Availability.BUSY if outcome.code == PlaceCode.BUSY else Availability.NOT_AVAILABLE
         detail = {"code": outcome.code, **outcome.data}
     else:
         availability = Availability.IDLE

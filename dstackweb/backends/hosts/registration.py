@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.isolation import Arrangement
 from dstackweb.backends.hosts.probe import GpuProbe, Probe
-from dstackweb.backends.models import Backend, BackendKind, Gpu, Host, HostEvent
+from dstackweb.backends.models import Backend, BackendKind, Gpu, Host, HostEvent, HostEventKind
 
 EMBEDDED = "hosts"
 """The name of the backend that every deployment has."""
@@ -63,7 +63,9 @@ def register(
         if starting:
             _start(host, labels or {})
         if created or starting:
-            HostEvent.objects.create(host=host, kind="joined" if created else "started", data=_size(probe))
+            HostEvent.objects.create(
+                host=host, kind=HostEventKind.JOINED if created else HostEventKind.STARTED, data=_size(probe)
+            )
         _write_gpus(host, probe.gpus)
     return host
 

@@ -14,6 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import Keep, ProjectPolicies
 from dstackweb.gpus.policy.binding import policy_of
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
@@ -67,7 +68,7 @@ def keep(run: Run, user: User, role: str, reason: str, *, minutes: int | None = 
         until = max(now, kept_until(fresh.pk) or now) + dt.timedelta(minutes=wanted)
         made = Keep.objects.create(run=fresh, by=user, at=now, until=until, reason=reason)
         told = {"minutes": wanted, "until": until.isoformat(), "reason": reason, "left": policies.keeps - before - 1}
-        record(fresh, "utilization_kept", told, actor=user, at=now)
+        record(fresh, RunEventKind.UTILIZATION_KEPT, told, actor=user, at=now)
         touch(fresh.queue_id)
     return made
 

@@ -23,6 +23,7 @@ from dstackweb.gpus.models import GpuSeries, JobPolicy
 from dstackweb.gpus.policy import binding, window
 from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
@@ -171,7 +172,7 @@ def _apply(profile: Profile, policy: UtilizationPolicy | None, run_id: int, acto
             "before": before.model_dump(mode="json") if before else None,
             "after": after.model_dump(mode="json") if after else None,
         }
-        record(run, "utilization_policy_changed", told, actor=actor, at=now)
+        record(run, RunEventKind.UTILIZATION_POLICY_CHANGED, told, actor=actor, at=now)
         jobs = Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING).order_by("node")
         for job in list(jobs):
             binding.rebind(job)

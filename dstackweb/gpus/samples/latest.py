@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import StrEnum
 
 from django.db.models import OuterRef, Q, Subquery
 
@@ -13,18 +14,28 @@ from dstackweb.gpus.policy.window import MAX_GAP
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 
+
+class HeldBack(StrEnum):
+    """What holds a GPU's clocks down."""
+
+    POWER_CAP = "power_cap"
+    POWER_BRAKE = "power_brake"
+    HEAT = "heat"
+    HARDWARE = "hardware"
+
+
 HELD_BACK = {
-    0x04: "power_cap",
-    0x08: "hardware",
-    0x20: "heat",
-    0x40: "heat",
-    0x80: "power_brake",
+    0x04: HeldBack.POWER_CAP,
+    0x08: HeldBack.HARDWARE,
+    0x20: HeldBack.HEAT,
+    0x40: HeldBack.HEAT,
+    0x80: HeldBack.POWER_BRAKE,
 }
 """NVML's bits (nvmlClocksEventReasons) that mean slower than it could be: not those of a GPU that idles, nor of clocks
 that somebody set."""
 
 
-def held_back(bits: int | None) -> list[str]:
+def held_back(bits: int | None) -> list[HeldBack]:
     """The codes of what holds a GPU's clocks down."""
     return list(dict.fromkeys(code for bit, code in HELD_BACK.items() if (bits or 0) & bit))
 

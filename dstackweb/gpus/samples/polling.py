@@ -7,14 +7,16 @@ import datetime as dt
 from django.db import connection
 
 from dstackweb.backends.hosts.nvml import Look
-from dstackweb.backends.models import Host, HostEvent
+from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import HostSampling
 
 AN_HOUR = dt.timedelta(hours=1)
 MOST_AN_HOUR = 12
 """Events of one host about its sampling: a GPU that comes and goes with each look must not fill its list."""
-NO_LIBRARY, LIBRARY, FAILS, WORKS = "nvml_missing", "nvml_found", "sampling_fails", "sampling_works"
+KINDS = (
+    HostEventKind.NVML_MISSING, HostEventKind.NVML_FOUND, HostEventKind.SAMPLING_FAILS, HostEventKind.SAMPLING_WORKS,
+)  # fmt: skip
 
 
 def note(host: Host, look: Look, at_ms: int) -> None:
@@ -28,13 +30,14 @@ def note(host: Host, look: Look, at_ms: int) -> None:
     )
     events = []
     if before.library != look.library:
-        events.append(HostEvent(host=host, at=at, kind=LIBRARY if look.library else NO_LIBRARY))
+        events.append(
+            HostEvent(host=host, at=at, kind=HostEventKind.NVML_FOUND if look.library else HostEventKind.NVML_MISSING)
+        )
     if before.error != look.error:
         data = {"error": look.error} if look.error else {}
-        events.append(HostEvent(host=host, at=at, kind=FAILS if look.error else WORKS, data=data))
-    told = HostEvent.objects.filter(
-        host=host, kind__in=(NO_LIBRARY, LIBRARY, FAILS, WORKS), at__gt=at - AN_HOUR
-    ).count()
+        kind = HostEventKind.SAMPLING_FAILS if look.error else HostEventKind.SAMPLING_WORKS
+        events.append(HostEvent(host=host, at=at, kind=kind, data=data))
+    told = HostEvent.objects.filter(host=host, kind__in=KINDS, at__gt=at - AN_HOUR).count()
     HostEvent.objects.bulk_create(events[: max(0, MOST_AN_HOUR - told)])
 
 

@@ -17,6 +17,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import wakeups
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
@@ -174,7 +175,7 @@ def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) ->
         for pk, run in told.items()
     ]
     RunEvent.objects.bulk_create(
-        _event(change, "move_undone", user, at, {}) for change in undone if change.run.pk in moved
+        _event(change, RunEventKind.MOVE_UNDONE, user, at, {}) for change in undone if change.run.pk in moved
     )
     _record_priorities([change for change in back if change.id not in moved], before, user, at)
     return undone
@@ -229,7 +230,7 @@ def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], s
 
 def _record_moves(changes: Iterable[RunChange], target: Target, user: User, at: dt.datetime) -> None:
     where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
-    RunEvent.objects.bulk_create(_event(change, "moved", user, at, where) for change in changes)
+    RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in changes)
 
 
 def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
@@ -237,7 +238,7 @@ def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], use
     RunEvent.objects.bulk_create(
         RunEvent(
             run=run,
-            kind="priority",
+            kind=RunEventKind.PRIORITY,
             actor=user,
             attempt=run.attempt,
             at=at,
@@ -248,7 +249,7 @@ def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], use
     )
 
 
-def _event(change: RunChange, kind: str, user: User, at: dt.datetime, more: dict[str, Any]) -> RunEvent:
+def _event(change: RunChange, kind: RunEventKind, user: User, at: dt.datetime, more: dict[str, Any]) -> RunEvent:
     data = {
         "from": change.position_before,
         "to": change.position_after,

@@ -18,6 +18,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
+from dstackweb.backends.contract import InstanceEnd
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Forbidden, NotFound, TooEarly
 from dstackweb.lib.secrets import digest
@@ -162,7 +163,7 @@ def _end_without_gpus(job: Job, instance: Instance) -> None:
     with transaction.atomic():
         attempts.ended(job.pk, Reason.EXECUTOR_ERROR, message=message)
         Instance.objects.filter(pk=instance.pk, status=InstanceStatus.RUNNING).update(
-            status=InstanceStatus.STOPPING, status_s=0, why="no_gpus", error=message
+            status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.NO_GPUS, error=message
         )
 
 

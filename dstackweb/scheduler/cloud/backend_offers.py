@@ -11,6 +11,7 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend, BackendKind
 from dstackweb.backends.registry import UnknownKind
 from dstackweb.offers import catalog
+from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent
 from dstackweb.scheduler.placement.capacity import Budget
 from dstackweb.scheduler.placement.hosts import HOSTS
@@ -31,7 +32,7 @@ class Market:
         others = Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS)
         self.backends = {backend.name: backend for backend in others}
         self._answers: dict[tuple[str, Requirements, str | None], Sequence[Offer]] = {}
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, Unavailable] = {}
 
     def ask(self, spec: EffectiveSpec) -> Asked:
         """Offers of the backends that the run names; without names, of all that cost nothing.
@@ -43,19 +44,19 @@ class Market:
         else:
             names = [name for name in spec.backends if name != HOSTS]
         offers: list[Offer] = []
-        failed: dict[str, str] = {}
+        failed: dict[str, Unavailable] = {}
         for name in names:
             answer = self._answer(name, spec)
-            if isinstance(answer, str):
+            if isinstance(answer, Unavailable):
                 failed[name] = answer
             else:
                 offers += answer
         return Asked(tuple(offers), failed)
 
-    def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | str:
+    def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | Unavailable:
         key = (name, spec.requirements, spec.image)
         if name not in self.backends:
-            return "no_such_backend"
+            return Unavailable.NO_SUCH_BACKEND
         if name not in self._failed and key not in self._answers:
             self._read(name, key)
         return self._failed[name] if name in self._failed else self._answers[key]
@@ -65,10 +66,10 @@ class Market:
         try:
             self._answers[key] = catalog.driver(self.backends[name], wait_s=0).offers(requirements, image=image)
         except UnknownKind:
-            self._failed[name] = "not_served"
+            self._failed[name] = Unavailable.NOT_SERVED
         except Exception as error:
             log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)
-            self._failed[name] = "failed"
+            self._failed[name] = Unavailable.FAILED
 
 
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.contract import Availability, InstanceEnd, Offer
 from dstackweb.backends.models import Instance, InstanceStatus
 
 SILENT_S = 60.0
@@ -81,4 +81,4 @@ def take(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> 
 def end(instance_id: UUID) -> bool:
     """End an idle instance early. Returns False, changing nothing, when it has a job or is ending already."""
     idle = Instance.objects.filter(pk=instance_id, status=InstanceStatus.RUNNING, holder=None)
-    return bool(idle.update(status=InstanceStatus.STOPPING, why="stopped", idle_until=None, status_s=0))
+    return bool(idle.update(status=InstanceStatus.STOPPING, why=InstanceEnd.STOPPED, idle_until=None, status_s=0))

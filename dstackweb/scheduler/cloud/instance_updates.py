@@ -16,6 +16,7 @@ from dstackweb.backends.contract import Machine, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import ended
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
@@ -65,7 +66,7 @@ def _record_started(instance: Instance, machine: Machine) -> None:
     if landed and job is not None and run is not None:
         Job.objects.filter(pk=job.pk).update(price=instance.price)
         data = {**_offer_data(instance), "cloud_id": machine.cloud_id}
-        record(run, "machine_started", data, node=job.node, attempt=job.attempt)
+        record(run, RunEventKind.MACHINE_STARTED, data, node=job.node, attempt=job.attempt)
 
 
 def _offer_data(instance: Instance) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def _reassign_job(
     if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
         raise _InstanceChanged
     data = {**_offer_data(instance), "code": why, "text": text}
-    record(run, "offer_failed", data, node=fresh.node, attempt=fresh.attempt)
+    record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
     if offer is None:
         ended(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
         if not give_up():
@@ -165,7 +166,7 @@ def _other_offer(job: Job) -> Offer | None:
 
 def _refused_offers(job: Job) -> set[offers.Key]:
     """The offers that this attempt was refused."""
-    events = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind="offer_failed")
+    events = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED)
     return {
         (data["backend"], data["region"], data["instance_type"], data["spot"], "")
         for data in events.values_list("data", flat=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dstackweb.backends.contract import Machine, MachineState, Offer
+from dstackweb.backends.contract import InstanceEnd, Machine, MachineState, Offer
 from dstackweb.backends.models import InstanceStatus
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.placement import offers
@@ -79,37 +79,37 @@ class InstanceView:
     """Its backend exists and is enabled."""
 
 
-def reason_to_end(row: InstanceView, job: InstanceJob | None, now: dt.datetime, rules: Deadlines) -> str | None:
+def reason_to_end(row: InstanceView, job: InstanceJob | None, now: dt.datetime, rules: Deadlines) -> InstanceEnd | None:
     """Why an instance that is not ending yet must end, as a code; None while it may stay."""
     match row.status:
         case InstanceStatus.REQUESTED:
-            return "unreachable" if row.status_s > GIVE_UP_S else None
+            return InstanceEnd.UNREACHABLE if row.status_s > GIVE_UP_S else None
         case InstanceStatus.STARTING:
-            return "not_started" if row.status_s > rules.start_s else None
+            return InstanceEnd.NOT_STARTED if row.status_s > rules.start_s else None
         case InstanceStatus.RUNNING:
             return _unused(row, now, rules) if job is None else _stuck(row, job, rules)
     return None
 
 
-def _unused(row: InstanceView, now: dt.datetime, rules: Deadlines) -> str | None:
+def _unused(row: InstanceView, now: dt.datetime, rules: Deadlines) -> InstanceEnd | None:
     if row.interrupted_at is not None:
-        return "interrupted"
+        return InstanceEnd.INTERRUPTED
     if row.silent_s > rules.lost_after_s:
-        return "silent"
-    return "idle" if row.idle_until is None or row.idle_until <= now or not row.wanted else None
+        return InstanceEnd.SILENT
+    return InstanceEnd.IDLE if row.idle_until is None or row.idle_until <= now or not row.wanted else None
 
 
-def _stuck(row: InstanceView, job: InstanceJob, rules: Deadlines) -> str | None:
+def _stuck(row: InstanceView, job: InstanceJob, rules: Deadlines) -> InstanceEnd | None:
     if job.is_untouched:
         if row.interrupted_at is not None:
-            return "interrupted"
-        return "not_started" if min(row.status_s, job.status_s) > rules.claim_s else None
+            return InstanceEnd.INTERRUPTED
+        return InstanceEnd.NOT_STARTED if min(row.status_s, job.status_s) > rules.claim_s else None
     if job.status == JobStatus.TERMINATING:
         late_s = job.status_s - job.stop_grace_s
         if late_s > STOP_MAX_S or min(late_s, job.silent_s) > STOP_MARGIN_S:
-            return "overdue"
+            return InstanceEnd.OVERDUE
     lost_s = rules.lost_after_s + job.spare_s + STOP_MARGIN_S
-    return "silent" if min(row.silent_s, job.silent_s) > lost_s else None
+    return InstanceEnd.SILENT if min(row.silent_s, job.silent_s) > lost_s else None
 
 
 class JobFollowUp(Enum):
@@ -130,12 +130,12 @@ def follow_up(row: InstanceView, job: InstanceJob | None, why: str) -> JobFollow
         return JobFollowUp.NOTHING
     if not job.is_untouched:
         return JobFollowUp.END
-    return JobFollowUp.WAIT_AGAIN if row.ready or why == "unreachable" else JobFollowUp.OTHER_OFFER
+    return JobFollowUp.WAIT_AGAIN if row.ready or why == InstanceEnd.UNREACHABLE else JobFollowUp.OTHER_OFFER
 
 
 def job_end_reason(why: str) -> Reason:
     """The reason of a job that may have been executing when its instance ended for `why`."""
-    return Reason.INTERRUPTED if why == "interrupted" else Reason.INSTANCE_UNREACHABLE
+    return Reason.INTERRUPTED if why == InstanceEnd.INTERRUPTED else Reason.INSTANCE_UNREACHABLE
 
 
 def idle_time_s(row: InstanceView, reason: str, idle_duration_s: int | None) -> int:

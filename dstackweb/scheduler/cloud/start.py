@@ -15,7 +15,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import LaunchFailed, MachineOrder, SourceFailed
+from dstackweb.backends.contract import InstanceEnd, LaunchFailed, LaunchFailure, MachineOrder, SourceFailed
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
 from dstackweb.lib import leases
@@ -75,7 +75,9 @@ def _launch(instance: Instance) -> bool:
     if instance.backend.deleted_at is not None:
         # The order may have been sent, and its answer lost.
         asked = instance.join_digest != ""
-        cloud_rows.end_instance(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, "deleted")
+        cloud_rows.end_instance(
+            instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, InstanceEnd.DELETED
+        )
         return True
     token, digest = agents.join_token(instance.pk)
     Instance.objects.filter(pk=instance.pk).update(join_digest=digest)
@@ -83,7 +85,7 @@ def _launch(instance: Instance) -> bool:
         machine = registry.cloud(instance.backend).launch(_order(instance, token))
     except LaunchFailed as refused:
         log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
-        if refused.code == "quota":
+        if refused.code is LaunchFailure.QUOTA:
             cloud_rows.refresh_quotas(instance.backend, instance.region)
         cloud_rows.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
         return True

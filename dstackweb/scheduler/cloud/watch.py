@@ -19,11 +19,12 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Machine, SourceFailed
+from dstackweb.backends.contract import InstanceEnd, Machine, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
 from dstackweb.runs import wakeups
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
@@ -130,8 +131,8 @@ def poll_region(backend: Backend, region: str) -> None:
 
 def _update_row(instance: Instance, machine: Machine | None) -> bool:
     """Update a row from the cloud's answer; returns whether the instance must be terminated."""
-    interrupted = instance.interrupted_at is not None or instance.why == "interrupted"
-    why = "interrupted" if interrupted else (machine.why if machine else "") or "cloud"
+    interrupted = instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED
+    why = InstanceEnd.INTERRUPTED if interrupted else (machine.why if machine else "") or InstanceEnd.CLOUD
     text = machine.text if machine else ""
     match cloud_state(cloud.instance_view(instance), machine):
         case CloudState.THERE | CloudState.ALIVE as there:
@@ -169,7 +170,7 @@ def release_instances(instances: Iterable[Instance]) -> None:
         elif instance.status == InstanceStatus.STOPPING:
             same.update(holder=None)
         else:
-            same.update(holder=None, status=InstanceStatus.STOPPING, why="finished", status_s=0)
+            same.update(holder=None, status=InstanceStatus.STOPPING, why=InstanceEnd.FINISHED, status_s=0)
 
 
 def _ends_due() -> Iterator[Callable[[], object]]:
@@ -203,7 +204,7 @@ def _stop_interrupted(job: Job, instance: Instance) -> None:
             return
         grace = grace_s(job.run.spec.get("stop_duration_s") or 0, instance.interrupted_at, now)
         if fresh.status != JobStatus.TERMINATING:
-            record(run, "spot_interruption", {"at": instance.interrupted_at.isoformat()}, node=job.node)
+            record(run, RunEventKind.SPOT_INTERRUPTION, {"at": instance.interrupted_at.isoformat()}, node=job.node)
             move_job(fresh, JobStatus.TERMINATING, now=now, stop_reason=Reason.INTERRUPTED, stop_grace_s=grace)
         elif fresh.stop_grace_s is None or grace + GRACE_STEP_S < fresh.stop_grace_s - fresh.status_s:
             Job.objects.filter(pk=fresh.pk).update(stop_grace_s=grace, status_s=0)

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from dstackweb.backends.models import Host, HostEvent
+from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.runs.models import Allocation, Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
@@ -20,11 +20,11 @@ def record_presence() -> None:
         now = timezone.now()
         with transaction.atomic():
             if Host.objects.filter(pk=host.pk, offline_since=None, silent_s__gte=limit).update(offline_since=now):
-                HostEvent.objects.create(host=host, kind="offline", at=now)
+                HostEvent.objects.create(host=host, kind=HostEventKind.OFFLINE, at=now)
     for host in joined.exclude(offline_since=None).filter(silent_s__lt=limit):
         with transaction.atomic():
             if Host.objects.filter(pk=host.pk, offline_since=host.offline_since).update(offline_since=None):
-                HostEvent.objects.create(host=host, kind="online")
+                HostEvent.objects.create(host=host, kind=HostEventKind.ONLINE)
 
 
 def remove_left_hosts() -> None:
@@ -39,5 +39,5 @@ def remove_left_hosts() -> None:
         with transaction.atomic():
             going = Host.objects.filter(pk=host.pk, leaving=True, left_at=None)
             if going.update(left_at=now, offline_since=None):
-                HostEvent.objects.create(host=host, kind="left", at=now)
+                HostEvent.objects.create(host=host, kind=HostEventKind.LEFT, at=now)
                 PeriodicJob.objects.filter(name__in=PeriodicJob.host_names(host.name)).delete()

@@ -21,6 +21,7 @@ from django.utils import timezone
 from dstackweb.backends.models import Host, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.attempts import ended, requeue_due, settle
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import make_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
@@ -155,7 +156,7 @@ def _end_late_job(late: Job) -> None:
             return
         if job.message:
             message += f": {job.message}"
-        record(run, "start_deadline", {}, node=job.node, attempt=job.attempt)
+        record(run, RunEventKind.START_DEADLINE, {}, node=job.node, attempt=job.attempt)
         if not job.claim_nonce:
             ended(job.pk, Reason.NO_CAPACITY, message=message)
             return

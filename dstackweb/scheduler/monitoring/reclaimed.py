@@ -10,6 +10,7 @@ from uuid import UUID
 from django.db import transaction
 
 from dstackweb.gpus.models import PolicyStop
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Allocation, Job
 from dstackweb.runs.selectors import TEXTS
 from dstackweb.runs.states import JOB_ACTIVE
@@ -81,5 +82,5 @@ def _record_next(stop: PolicyStop, job: Job) -> bool:
         if won:
             # Members who cannot see another project's run must not learn its name.
             mine = job.run.project_id == stop.project_id
-            record(run, "utilization_next", {"run": job.run.name} if mine else {}, attempt=stop.attempt)
+            record(run, RunEventKind.UTILIZATION_NEXT, {"run": job.run.name} if mine else {}, attempt=stop.attempt)
     return bool(won)

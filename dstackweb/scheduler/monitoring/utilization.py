@@ -26,6 +26,7 @@ from dstackweb.gpus.policy.policy_status import index_of
 from dstackweb.gpus.policy.warnings import Act, Case, due, warned
 from dstackweb.gpus.policy.window import UNKNOWN, Kind, Verdict, judge
 from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
@@ -142,7 +143,7 @@ def _notice(run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], now: dt.datet
     ).stops_ms
     stops_at = to_moment(stops_ms).isoformat() if stops_ms is not None else None
     data = {**_event_data(run, node, node.verdict), "stops_at": stops_at}
-    record(run, "utilization_notice", data, node=node.job.node, attempt=node.job.attempt, at=now)
+    record(run, RunEventKind.UTILIZATION_NOTICE, data, node=node.job.node, attempt=node.job.attempt, at=now)
     touch(run.queue_id)
     return Act.NOTICE
 
@@ -160,7 +161,7 @@ def _report_would_stop(
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return Act.NOTHING
     data = _event_data(run, node, verdict) | {"notifies": notifies}
-    record(run, "utilization_would_stop", data, node=node.job.node, attempt=node.job.attempt, at=now)
+    record(run, RunEventKind.UTILIZATION_WOULD_STOP, data, node=node.job.node, attempt=node.job.attempt, at=now)
     _add_to_ledger(run, node, verdict, jobs, now, observed=True)
     touch(run.queue_id)
     return Act.WOULD_STOP
@@ -182,7 +183,7 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> A
         run,
         RunStatus.TERMINATING,
         now=now,
-        event="utilization_stop",
+        event=RunEventKind.UTILIZATION_STOP,
         data={"reason": Reason.UTILIZATION_POLICY, **data},
         stop_reason=Reason.UTILIZATION_POLICY,
         status_message=message,

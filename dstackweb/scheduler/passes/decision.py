@@ -6,7 +6,7 @@ The same pure functions as the pass uses, on the rows as they are. Nothing is st
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from django.utils import timezone
 from pydantic import ValidationError
 
-from dstackweb.backends.contract import Offer
+from dstackweb.backends.contract import Offer, PlaceCode
 from dstackweb.backends.hosts.fit import HostView, Miss, fit
+from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
@@ -38,7 +39,7 @@ class Tried:
 
     backend: str
     where: str
-    code: str
+    code: PlaceCode
     data: dict[str, Any] = field(default_factory=dict)
     price: Decimal | None = None
 
@@ -51,8 +52,8 @@ class Decision:
     kept for this run or, where that matters to it, for another.
     """
 
-    outcome: str
-    data: dict[str, Any]
+    outcome: WaitReason
+    data: Mapping[str, Any]
     tried: list[Tried]
     at: dt.datetime
     reservation: Shown | None = None
@@ -62,28 +63,28 @@ class Decision:
     @property
     def fits(self) -> bool:
         """Whether the next pass that comes to it places it."""
-        return self.outcome == "starting"
+        return self.outcome == WaitReason.STARTING
 
 
 def decide_now(run: Run) -> Decision:
     """What a pass would decide on this run (read with its queue and project), were it its turn."""
     now = timezone.now()
     if run.status != RunStatus.SUBMITTED:
-        return Decision("not_waiting", {}, [], now)
+        return Decision(WaitReason.NOT_WAITING, {}, [], now)
     try:
         spec = EffectiveSpec.model_validate(run.spec)
     except ValidationError:
-        return Decision("backend_unavailable", {"code": "unreadable"}, [], now)
+        return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
     kept = stored()
     capacity = loading.capacity([run.queue], Market(), now, kept.reserved if kept else None)
     waiting = loading.waiting(run, run.queue, spec)
     outcome = capacity.decide(waiting)
-    found = [Waits("queue_paused")] if run.queue.paused else []
+    found = [Waits(WaitReason.QUEUE_PAUSED)] if run.queue.paused else []
     if isinstance(outcome, Waits):
         found.append(outcome)
-    final = most_permanent(found) if found else Waits("starting")
+    final = most_permanent(found) if found else Waits(WaitReason.STARTING)
     tries = list(tried(waiting, capacity))
-    matters = kept is not None and (kept.run_id == run.pk or any(one.code == "reserved" for one in tries))
+    matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in tries))
     return Decision(
         outcome=final.reason,
         data=final.data,
@@ -105,7 +106,7 @@ def tried(run: Waiting, capacity: Capacity) -> Iterator[Tried]:
             yield _tried_host(run.spec, host, beside.get(host.id, host))
     asked = capacity.asked(run)
     for name, code in sorted(asked.failed.items()):
-        yield Tried(name, "", code)
+        yield Tried(name, "", PlaceCode(code))
     for offer in sorted(asked.offers, key=lambda offer: (offers.refusal(run.spec, offer) is not None, offer.price)):
         yield _tried_offer(run.spec, offer)
 
@@ -118,21 +119,22 @@ def _tried_host(spec: EffectiveSpec, host: HostView, beside: HostView) -> Tried:
     if isinstance(outcome, Miss):
         return Tried(HOSTS, host.name, outcome.code, outcome.data)
     nodes = len(gang(spec, [beside]))
-    return Tried(HOSTS, host.name, "fits" if nodes else "reserved", {"nodes": nodes, "of": spec.nodes}, Decimal(0))
+    code = PlaceCode.FITS if nodes else PlaceCode.RESERVED
+    return Tried(HOSTS, host.name, code, {"nodes": nodes, "of": spec.nodes}, Decimal(0))
 
 
-def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[str, dict[str, Any]] | None:
+def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str, Any]] | None:
     """Why the run doesn't go to this host, whatever is free there."""
     if spec.spot_policy == "spot":
-        return "is_on_demand", {}
+        return PlaceCode.IS_ON_DEMAND, {}
     if spec.regions is not None and host.labels.get("region") not in spec.regions:
-        return "other_region", {"asked": list(spec.regions)}
+        return PlaceCode.OTHER_REGION, {"asked": list(spec.regions)}
     if spec.instance_types is not None and host.name not in spec.instance_types:
-        return "other_instance_type", {"asked": list(spec.instance_types)}
+        return PlaceCode.OTHER_INSTANCE_TYPE, {"asked": list(spec.instance_types)}
     if not labels.match(spec.labels, host.labels):
-        return "has_no_labels", {"asked": labels.shown(spec.labels)}
+        return PlaceCode.HAS_NO_LABELS, {"asked": labels.shown(spec.labels)}
     if spec.image and host.isolation != "container":
-        return "image_not_supported", {"image": spec.image}
+        return PlaceCode.IMAGE_NOT_SUPPORTED, {"image": spec.image}
     return None
 
 
@@ -140,8 +142,8 @@ def _tried_offer(spec: EffectiveSpec, offer: Offer) -> Tried:
     where = " ".join(filter(None, (offer.region, offer.instance_type, "(spot)" if offer.spot else "")))
     refused = offers.refusal(spec, offer)
     if refused is not None:
-        data = {"max_price": spec.max_price} if refused == "too_expensive" else {}
+        data = {"max_price": spec.max_price} if refused is PlaceCode.TOO_EXPENSIVE else {}
         return Tried(offer.backend, where, refused, data, offer.price)
     nodes = offers.room(offer, {}, spec.nodes)
-    code = "fits" if nodes else offers.NOT_NOW.get(offer.availability, "busy")
+    code = PlaceCode.FITS if nodes else offers.NOT_NOW.get(offer.availability, PlaceCode.BUSY)
     return Tried(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from django.utils import timezone
 
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import Market
 from dstackweb.scheduler.monitoring import reclaimed
@@ -142,21 +143,21 @@ class Pass:
         spec = line.spec(run)
         if spec is None:
             # What an earlier version stored and this one can't read holds up nobody else.
-            self._skip(line, run, Waits("backend_unavailable", {"code": "unreadable"}))
+            self._skip(line, run, Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
             return
         waiting = loading.waiting(run, line.queue, spec)
         outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Waits):
             self._skip(line, run, outcome)
             if made := self.capacity.would_reserve(waiting, outcome):
-                self._keep(made, why="outranked")
+                self._keep(made, why=ReservationEnd.OUTRANKED)
             return
         line.pop()
         self.placements.append(Placement(run, line.queue, outcome))
         # A verdict ends with its reason, in the transaction that places its shape. The next run is decided anew.
         self._tell_no_more(line.queue, run.shape)
         if self._holds_for(run.pk):
-            self._keep(None, why="placed")
+            self._keep(None, why=ReservationEnd.PLACED)
         self.capacity.take(waiting, outcome)
         if isinstance(outcome, Placed):
             self.held[line.queue.project_id] = self.held[line.queue.project_id].plus(

@@ -12,6 +12,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import host_offers
+from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import now_us
@@ -42,7 +43,7 @@ class Plan:
     @property
     def impossible(self) -> bool:
         """Nothing that is set up could ever give it."""
-        return self.waits is not None and self.waits.reason == "impossible"
+        return self.waits is not None and self.waits.reason == WaitReason.IMPOSSIBLE
 
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
@@ -72,7 +73,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
 def _waits(run: Waiting, queue: Queue, capacity: Capacity) -> Waits | None:
     """What would hold it up now, wherever it stands in the queue."""
     outcome = capacity.decide(run)
-    found = [Waits("queue_paused")] if queue.paused else []
+    found = [Waits(WaitReason.QUEUE_PAUSED)] if queue.paused else []
     if isinstance(outcome, Waits):
         found.append(outcome)
     return most_permanent(found) if found else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dstackweb.runs.codes import ReservationEnd, RunEventKind
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import record
@@ -86,14 +87,14 @@ def stored() -> Stored | None:
         return None
     run = row.run
     if run.status != RunStatus.SUBMITTED:
-        return Stored(run.pk, run.queue_id, None, "left")
+        return Stored(run.pk, run.queue_id, None, ReservationEnd.LEFT)
     if run.queue.paused:
-        return Stored(run.pk, run.queue_id, None, "queue_paused")
+        return Stored(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED)
     try:
         spec = EffectiveSpec.model_validate(run.spec)
         nodes = tuple(Node.from_row(node) for node in row.nodes)
     except (ValidationError, TypeError, KeyError):
-        return Stored(run.pk, run.queue_id, None, "unreadable")
+        return Stored(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE)
     of = waiting(run, run.queue, spec)
     return Stored(run.pk, run.queue_id, Reserved(of, nodes, row.made_at, row.starts_at, row.expires_at))
 
@@ -106,17 +107,17 @@ def write(change: Change, now: dt.datetime) -> set[int]:
     queues: set[int] = set()
     if change.before is not None and change.is_of_another_run:
         Reservation.objects.filter(pk=1, run=change.before.run_id).delete()
-        _record(change.before.run_id, "reservation_ended", {"reason": change.why}, now)
+        _record(change.before.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
         queues.add(change.before.queue_id)
     if change.after is not None:
         _store(change.after, now if change.is_made_anew else change.after.made_at)
         if change.is_of_another_run:
-            _record(change.after.run.id, "reserved", _told(change.after), now)
+            _record(change.after.run.id, RunEventKind.RESERVED, _told(change.after), now)
         queues.add(change.after.run.queue_id)
     return queues
 
 
-def _record(run_id: int, kind: str, data: dict[str, Any], now: dt.datetime) -> None:
+def _record(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:
     """Nothing, where the run was deleted meanwhile."""
     run = Run.objects.filter(pk=run_id).first()
     if run is not None:

@@ -15,18 +15,13 @@ from typing import Any
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
+from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
 from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waiting, Waits, place
 from dstackweb.scheduler.placement.limits import Limits, Tally, gpus_asked
 from dstackweb.scheduler.placement.offers import Asked, Bought
 from dstackweb.scheduler.placement.reservation import Holder, Reserved
 from dstackweb.spec.effective import EffectiveSpec
-
-PERMANENCE = (
-    "impossible", "no_quota", "budget_limit", "queue_paused", "user_limit", "queue_limit", "reserved_for_other",
-    "backend_unavailable", "waiting_for_capacity", "starting",
-)  # fmt: skip
-"""Reasons, most permanent first. Of what must all be cured the first is told, of alternatives the last."""
 
 UNTIL_STEP_S = 300
 """Ends are told to the next five minutes, so that what is told changes seldom."""
@@ -134,7 +129,7 @@ class Capacity:
     def would_reserve(self, run: Waiting, waits: Waits) -> Reserved | None:
         """What is to be reserved for a run that was just found to wait; None when it isn't its turn."""
         waited_s = (self.now - run.queued_at).total_seconds()
-        if waits.reason != "waiting_for_capacity" or waited_s <= self.rules.reserve_after_s:
+        if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.rules.reserve_after_s:
             return None
         if self.reserved is not None and not (run.id != self.reserved.run.id and self._stands_before(run)):
             return None
@@ -142,18 +137,18 @@ class Capacity:
             return None
         return reservation.plan(run, self.hosts, self.holders, self.now, self.rules.reserve_for_s)
 
-    def judged(self, reserved: Reserved) -> Reserved | str:
+    def judged(self, reserved: Reserved) -> Reserved | ReservationEnd | WaitReason:
         """What becomes of a reservation in another pass: as it is kept, or the code of why it ends."""
         if reserved.expires_at is not None and reserved.expires_at <= self.now:
-            return "expired"
+            return ReservationEnd.EXPIRED
         self.keep(reserved)
         outcome = self.decide(reserved.run)
-        if isinstance(outcome, Waits) and outcome.reason != "waiting_for_capacity":
+        if isinstance(outcome, Waits) and outcome.reason != WaitReason.WAITING_FOR_CAPACITY:
             return outcome.reason
         args = (self.hosts, self.holders, self.now, self.rules.reserve_for_s)
         kept = reservation.renewed(reserved, *args)
         # What was kept has gone: the run's turn hasn't, so that other nodes take its place.
-        return kept or reservation.plan(reserved.run, *args) or "vanished"
+        return kept or reservation.plan(reserved.run, *args) or ReservationEnd.VANISHED
 
     def beside_reserved(self) -> Sequence[HostView]:
         """The hosts as those see them that the reservation binds."""
@@ -187,19 +182,21 @@ class Capacity:
         if isinstance(there, Bought):
             return there
         found = [waits for waits in (here, there) if waits is not None]
-        return least_permanent(found) if found else Waits("backend_unavailable", {"code": "no_backend"})
+        if not found:
+            return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_BACKEND})
+        return least_permanent(found)
 
     def _on_hosts(self, run: Waiting) -> Placed | Waits:
         outcome = place(run.spec, self.hosts)
         if isinstance(outcome, Waits):
-            if outcome.reason == "waiting_for_capacity":
-                return Waits(outcome.reason, outcome.data | self._until(run.spec, outcome.data))
+            if outcome.reason == WaitReason.WAITING_FOR_CAPACITY:
+                return Waits(outcome.reason, {**outcome.data, **self._until(run.spec, outcome.data)})
             return outcome
         if not self.is_bound(run):
             return outcome
         beside = place(run.spec, self.beside_reserved())
         if isinstance(beside, Waits):
-            return Waits("reserved_for_other", self._reserved_data(run))
+            return Waits(WaitReason.RESERVED_FOR_OTHER, self._reserved_data(run))
         left = {host.id: host for host in self.hosts}
         for made in beside.fits:
             left[made.host_id] = taken(left[made.host_id], made)
@@ -217,13 +214,13 @@ class Capacity:
             return outcome
         free = replace(asked, offers=tuple(offer for offer in asked.offers if not offer.price))
         without = offers.choose(run.spec, free, self.used)
-        return without if isinstance(without, Bought) else Waits("budget_limit", budget_data(budget))
+        return without if isinstance(without, Bought) else Waits(WaitReason.BUDGET_LIMIT, budget_data(budget))
 
-    def _reserved_data(self, run: Waiting) -> dict[str, Any]:
+    def _reserved_data(self, run: Waiting) -> ReservedData:
         """For whom and from when, and what lets a run in before. People of other projects learn no names."""
         assert self.reserved is not None
         starts, expires, other = self.reserved.starts_at, self.reserved.expires_at, self.reserved.run
-        data: dict[str, Any] = {
+        data: ReservedData = {
             "starts_at": starts.isoformat() if starts else None,
             "expires_at": expires.isoformat() if expires else None,
             "spare_s": run.spec.stop_duration_s + reservation.MARGIN_S,
@@ -254,15 +251,15 @@ def may_use_hosts(spec: EffectiveSpec) -> bool:
 
 def most_permanent(found: Iterable[Waits]) -> Waits:
     """The first of what must all be cured."""
-    return min(found, key=lambda waits: PERMANENCE.index(waits.reason))
+    return min(found, key=lambda waits: waits.reason.place)
 
 
 def least_permanent(found: Iterable[Waits]) -> Waits:
     """The one of several ways to start that is cured first; the first of equals."""
-    return max(found, key=lambda waits: PERMANENCE.index(waits.reason))
+    return max(found, key=lambda waits: waits.reason.place)
 
 
-def budget_data(budget: Budget) -> dict[str, Any]:
+def budget_data(budget: Budget) -> BudgetData:
     """Both numbers, what was spent to a percent of the budget: it grows all the time, and is told when it changes."""
     step = max(budget.limit / 100, Decimal("0.01"))
     return {"budget": str(budget.limit), "spent": str((budget.spent // step * step).quantize(Decimal("0.01")))}

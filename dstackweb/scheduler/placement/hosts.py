@@ -6,11 +6,12 @@ The caller loads hosts into `HostView`s and applies what comes back; nothing her
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
+from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -51,10 +52,13 @@ class Placed:
 
 @dataclass(frozen=True)
 class Waits:
-    """Why a run can't be placed now: a reason of docs/design.md#scheduling and its numbers."""
+    """Why a run can't be placed now, with the numbers of that reason (`runs.codes`)."""
 
-    reason: str
-    data: dict[str, Any] = field(default_factory=dict)
+    reason: WaitReason
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        WaitReason(self.reason)
 
 
 def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
@@ -63,7 +67,7 @@ def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
         return refusal
     allowed = [host for host in hosts if may_use(spec, host)]
     if hosts and not allowed:
-        return Waits("impossible", _no_such_place(spec, hosts))
+        return Waits(WaitReason.IMPOSSIBLE, _no_such_place(spec, hosts))
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
     fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
     if len(fits) < spec.nodes:
@@ -95,7 +99,7 @@ def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, 
     alone = {name: {name: values} for name, values in (spec.labels or {}).items()}
     missing = [asked for asked in alone.values() if not any(labels.match(asked, host.labels) for host in hosts)]
     return {
-        "code": "no_such_place",
+        "code": Impossible.NO_SUCH_PLACE,
         "regions": list(spec.regions or ()),
         "instance_types": list(spec.instance_types or ()),
         "labels": labels.shown(spec.labels),
@@ -128,9 +132,9 @@ def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], di
 def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Waits | None:
     """What no amount of waiting on the team's own machines would cure."""
     if spec.spot_policy == "spot":
-        return Waits("impossible", {"code": "no_spot_on_hosts"})
+        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
     if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
-        return Waits("impossible", {"code": "image_not_supported", "image": spec.image})
+        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
     return None
 
 
@@ -140,16 +144,17 @@ def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[Hos
     numbers: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "gpus": needs.gpu_count_min,
                                "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}  # fmt: skip
     if not hosts:
-        return Waits("backend_unavailable", {"code": "no_hosts", **numbers})
+        return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_HOSTS, **numbers})
     if not _would_do(spec, capable):
-        return Waits("impossible", {"code": "too_large", **numbers, **shortfall(hosts, needs)})
+        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.TOO_LARGE, **numbers, **shortfall(hosts, needs)})
     here = [host for host in capable if host.online and not host.draining]
     ready = [host for host in here if host.isolation != "none"]
     if not _would_do(spec, ready):
-        code, useless = ("hosts_offline", here) if len(here) < len(capable) else ("no_isolation", ready)
+        offline = len(here) < len(capable)
+        code, useless = (Unavailable.HOSTS_OFFLINE, here) if offline else (Unavailable.NO_ISOLATION, ready)
         names = [host.name for host in capable if host not in useless]
-        return Waits("backend_unavailable", {"code": code, "hosts": names, **numbers})
-    return Waits("waiting_for_capacity", {**numbers, **shortfall(ready, needs)})
+        return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "hosts": names, **numbers})
+    return Waits(WaitReason.WAITING_FOR_CAPACITY, {**numbers, **shortfall(ready, needs)})
 
 
 def _would_do(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:

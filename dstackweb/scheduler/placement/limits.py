@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dstackweb.runs.codes import LimitCode, LimitData, WaitReason
 from dstackweb.scheduler.placement.hosts import Waits
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -55,8 +56,7 @@ def whole_queue(limits: Limits, tally: Tally, queue_id: int) -> Waits | None:
     used = tally.runs[queue_id, None]
     if limits.max_running is None or used < limits.max_running:
         return None
-    numbers = {"limit": limits.max_running, "used": used, "asked": 1, "never": not limits.max_running}
-    return Waits("queue_limit", {"code": "max_running", **numbers})
+    return _over(WaitReason.QUEUE_LIMIT, LimitCode.MAX_RUNNING, limits.max_running, used, 1)
 
 
 def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: int) -> list[Waits]:
@@ -66,15 +66,20 @@ def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: in
     """
     mine, all_ = (queue_id, user_id), (queue_id, None)
     each = [
-        ("user_limit", "max_running_per_user", limits.max_running_per_user, tally.runs[mine], 1),
-        ("user_limit", "max_gpus_per_user", limits.max_gpus_per_user, tally.gpus[mine], gpus),
-        ("queue_limit", "max_running", limits.max_running, tally.runs[all_], 1),
-        ("queue_limit", "max_gpus", limits.max_gpus, tally.gpus[all_], gpus),
+        (WaitReason.USER_LIMIT, LimitCode.MAX_RUNNING_PER_USER, limits.max_running_per_user, tally.runs[mine], 1),
+        (WaitReason.USER_LIMIT, LimitCode.MAX_GPUS_PER_USER, limits.max_gpus_per_user, tally.gpus[mine], gpus),
+        (WaitReason.QUEUE_LIMIT, LimitCode.MAX_RUNNING, limits.max_running, tally.runs[all_], 1),
+        (WaitReason.QUEUE_LIMIT, LimitCode.MAX_GPUS, limits.max_gpus, tally.gpus[all_], gpus),
     ]
     over = [
-        Waits(reason, {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit})
+        _over(reason, code, limit, used, asked)
         for reason, code, limit, used, asked in each
         # A run without GPUs exceeds no limit of GPUs, also where they are held beyond one that was lowered.
         if limit is not None and asked and used + asked > limit
     ]
     return sorted(over, key=lambda waits: not waits.data["never"])
+
+
+def _over(reason: WaitReason, code: LimitCode, limit: int, used: int, asked: int) -> Waits:
+    data: LimitData = {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit}
+    return Waits(reason, data)

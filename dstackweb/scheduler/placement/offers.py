@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.whole import meets
+from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Waits
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
@@ -25,21 +26,18 @@ IDLE_SHARE = Decimal("0.5")
 """So much of its price is an idle machine weighed by."""
 
 NOT_NOW = {
-    Availability.NO_QUOTA: "no_quota",
-    Availability.NOT_AVAILABLE: "not_available",
-    Availability.BUSY: "busy",
+    Availability.NO_QUOTA: PlaceCode.NO_QUOTA,
+    Availability.NOT_AVAILABLE: PlaceCode.NOT_AVAILABLE,
+    Availability.BUSY: PlaceCode.BUSY,
 }
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the backends that a run may use have answered.
-
-    `failed` has for each backend without an answer the code of why: `no_such_backend`, `not_served`, `failed`.
-    """
+    """What the backends that a run may use have answered; `failed`: those without an answer, and why."""
 
     offers: tuple[Offer, ...] = ()
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, Unavailable] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -72,23 +70,23 @@ def key(offer: Offer) -> Key:
     return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
 
 
-def refusal(spec: EffectiveSpec, offer: Offer) -> str | None:
+def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
     """Why the run never takes this offer, whether it is to be had or not; None when it may."""
     named = spec.backends is not None and offer.backend in spec.backends
     if offer.price > 0 and not named:
-        return "not_named"
+        return PlaceCode.NOT_NAMED
     if spec.labels:
-        return "has_no_labels"
+        return PlaceCode.HAS_NO_LABELS
     if spec.regions is not None and offer.region not in spec.regions:
-        return "other_region"
+        return PlaceCode.OTHER_REGION
     if spec.instance_types is not None and offer.instance_type not in spec.instance_types:
-        return "other_instance_type"
+        return PlaceCode.OTHER_INSTANCE_TYPE
     if spec.spot_policy == "on-demand" and offer.spot:
-        return "is_spot"
+        return PlaceCode.IS_SPOT
     if spec.spot_policy == "spot" and not offer.spot:
-        return "is_on_demand"
+        return PlaceCode.IS_ON_DEMAND
     if spec.max_price is not None and offer.price > Decimal(str(spec.max_price)):
-        return "too_expensive"
+        return PlaceCode.TOO_EXPENSIVE
     return None
 
 
@@ -141,20 +139,20 @@ def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: in
     """The reason that is cured first: any backend that answers, or any offer that comes free, would do."""
     data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
     if any(offer.availability != Availability.NO_QUOTA for offer in found):
-        return Waits("waiting_for_capacity", {"code": "offers", **data})
+        return Waits(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
     if asked.failed:
         return _failed(asked.failed)
     if found:
-        return Waits("no_quota", {**data, "backends": _names(found)})
+        return Waits(WaitReason.NO_QUOTA, {**data, "backends": _names(found)})
     refused = Counter(why for offer in asked.offers if (why := refusal(spec, offer)))
-    return Waits("impossible", {"code": "no_offer", "refused": dict(sorted(refused.items()))})
+    return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_OFFER, "refused": dict(sorted(refused.items()))})
 
 
-def _failed(failed: Mapping[str, str]) -> Waits:
+def _failed(failed: Mapping[str, Unavailable]) -> Waits:
     """One code for all: what may come back by itself is named before what an admin must set up."""
-    order = ("failed", "not_served", "no_such_backend")
-    code = min(failed.values(), key=order.index)
-    return Waits("backend_unavailable", {"code": code, "backends": sorted(n for n, c in failed.items() if c == code)})
+    code = min(failed.values(), key=list(Unavailable).index)
+    names = sorted(name for name, why in failed.items() if why == code)
+    return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "backends": names})
 
 
 def _names(offers: Iterable[Offer]) -> list[str]:

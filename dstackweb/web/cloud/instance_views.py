@@ -27,8 +27,8 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import idle
 from dstackweb.web.cloud import budget, offer_rows
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page
-from dstackweb.web.runs.details import SAID_ALL
 from dstackweb.wording import statuses
+from dstackweb.wording.events import REPEATED
 
 POLL_S = 3
 GONE_SHOWN = 12
@@ -55,7 +55,7 @@ class MachineLine:
         idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
         status = _("idle") if idle else _STATUS[machine.status]()
         tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
-        told = statuses.no_machine(machine.why) if machine.why else ""
+        told = statuses.instance_end(machine.why) if machine.why else ""
         return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told)
 
     @property
@@ -101,7 +101,7 @@ def machines_page(request: PageRequest) -> HttpResponse:
     now = timezone.now()
     there = list(_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
     lately = Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR)
-    went, refused = _of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=SAID_ALL)
+    went, refused = _of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=REPEATED)
     gone = list(went.exclude(refused).select_related("backend").order_by("-created_at")[:GONE_SHOWN])
     refusals = went.filter(refused).count()
     shown = [

@@ -16,7 +16,7 @@ from dstackweb.offers.freshness import Freshness
 from dstackweb.spec.requirements import Requirements
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units
-from dstackweb.wording.statuses import Label
+from dstackweb.wording.sentence import Label
 
 WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
@@ -213,9 +213,9 @@ def lines(
         other = "prices" if offer.spot else "spot_prices"
         used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
         share = float(100 * offer.price / most) if most else 0.0
-        each = units.hourly(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
+        each = units.dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
         source = None if offer.backend in own else worst(used)
-        price = units.hourly(offer.price) if offer.price or offer.backend not in own else ""
+        price = units.dollars(offer.price) if offer.price or offer.backend not in own else ""
         badge = offer_words.availability(offer.availability)
         return OfferLine(offer, gpu(offer), badge, offer_words.why(offer.detail, needs), share, price, each, source)
 

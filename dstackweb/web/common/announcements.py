@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import RunStatus
 from dstackweb.web.common.pages import PageRequest
@@ -15,9 +17,9 @@ LOOK_BACK = 5000
 """Events searched at most; after a long absence only the newest are announced."""
 KINDS = (
     *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
-    "retry",
-    "requeued",
-    "utilization_notice",
+    RunEventKind.RETRY,
+    RunEventKind.REQUEUED,
+    RunEventKind.UTILIZATION_NOTICE,
 )
 
 
@@ -25,7 +27,7 @@ class Announcements(NamedTuple):
     """`last` is the newest event there is; `lines` those that the reader does not know yet."""
 
     last: int
-    lines: list[str]
+    lines: Sequence[str]
 
 
 def announcements(request: PageRequest) -> Announcements:
@@ -42,5 +44,5 @@ def announcements(request: PageRequest) -> Announcements:
         .only("pk", "kind", "data", "node", "run__name", "run__spec")
         .order_by("-pk")[:AT_MOST]
     )
-    lines = [f"{event.run.name}: {event_words.told(event, event.run.spec.get('nodes', 1))}" for event in events]
+    lines = [f"{event.run.name}: " + event_words.told(event, event.run.spec.get("nodes", 1)) for event in events]
     return Announcements(last, lines[::-1])

@@ -13,6 +13,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
+from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
@@ -90,7 +91,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
         "first_shown": (page - 1) * PER_PAGE + 1,
         "last_shown": (page - 1) * PER_PAGE + len(rows),
-        "first": next((row for row in head if row.reason != "impossible"), None),
+        "first": next((row for row in head if row.reason != WaitReason.IMPOSSIBLE), None),
         "placed": _newest_cells(queue, counts, *PLACED),
         "pending": _newest_cells(queue, counts, RunStatus.PENDING),
         "gpus_held": placed.gpus[queue.pk, None],

@@ -7,13 +7,11 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from dstackweb.runs import placement_summary, spend
 from dstackweb.runs.models import Job, Run, RunEvent
@@ -21,6 +19,7 @@ from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, units
+from dstackweb.wording.sentence import Sentence
 
 
 class Step(NamedTuple):
@@ -131,46 +130,16 @@ def _why(job: Job) -> str:
     return f"{reason} {event_words.beyond(reason, job.message)}".strip()
 
 
-@dataclass(frozen=True)
-class EventLine:
+class EventLine(NamedTuple):
     """One thing that happened, and who did it."""
 
     event: RunEvent
-    text: str
-
-    @classmethod
-    def of(cls, event: RunEvent, nodes: int) -> EventLine:
-        """The row with its sentence."""
-        return cls(event, event_words.told(event, nodes))
+    text: Sentence
 
 
 def events(found: Iterable[RunEvent], nodes: int) -> list[EventLine]:
-    """The rows, newest first. Offers that were refused one after the other for the same cause are one row."""
-    lines: list[EventLine] = []
-    for (kind, _attempt, node, code), group in groupby(found, _alike):
-        same = list(group)
-        if kind == "offer_failed" and code in SAID_ALL and len(same) > 1:
-            names = ", ".join(_offered(event.data) for event in reversed(same))
-            why = statuses.no_machine(code)
-            where = _("node %d") % node + ": " if nodes > 1 and node is not None else ""
-            told = ngettext("%(n)d offer, %(why)s: %(names)s", "%(n)d offers, %(why)s: %(names)s", len(same))
-            lines.append(EventLine(same[0], where + told % {"n": len(same), "why": why, "names": names}))
-        else:
-            lines += [EventLine.of(event, nodes) for event in same]
-    return lines
-
-
-SAID_ALL = ("no_capacity", "quota")
-"""Causes that say all; what clouds add to them is said of each offer in other words."""
-
-
-def _alike(event: RunEvent) -> tuple[str, int, int | None, str]:
-    return event.kind, event.attempt, event.node, str(event.data.get("code", ""))
-
-
-def _offered(data: dict[str, Any]) -> str:
-    place = " ".join(str(data[key]) for key in ("region", "instance_type") if data.get(key))
-    return _("%s (spot)") % place if data.get("spot") else place
+    """The rows, newest first."""
+    return [EventLine(event, text) for event, text in event_words.grouped(found, nodes)]
 
 
 class Setting(NamedTuple):

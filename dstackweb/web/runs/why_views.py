@@ -19,7 +19,8 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Tried, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import statuses, waiting
+from dstackweb.wording import waiting
+from dstackweb.wording.sentence import Label
 
 NEIGHBOURS = 3
 """Shown on each side."""
@@ -85,7 +86,7 @@ class TriedLine:
     """One host or offer in words, with what is free there where it is a host."""
 
     tried: Tried
-    label: statuses.Label
+    label: Label
     host: HostView | None
 
     @property

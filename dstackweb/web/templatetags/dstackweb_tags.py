@@ -19,6 +19,7 @@ from dstackweb.web.cloud import budget as budgets
 from dstackweb.web.common import navigation
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import statuses, units
+from dstackweb.wording.sentence import Sentence, moment
 
 register = template.Library()
 
@@ -26,7 +27,7 @@ _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
 
 register.filter("duration", units.duration)
-register.filter("hourly", units.hourly)
+register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
 register.filter("status_word", statuses.status)
 register.filter("reason_word", statuses.termination)
@@ -48,11 +49,15 @@ def _instant(at: dt.datetime) -> str:
 
 @register.filter
 def moments(text: str) -> SafeString:
-    """A sentence whose moments are shown in the reader's zone."""
-    pieces = (
-        (format_html(_TIME, _instant(at), "hour", "", piece) if at else piece) for piece, at in units.moments(text)
-    )
-    return format_html_join("", "{}", ((piece,) for piece in pieces))
+    """A sentence with its moments in the reader's time zone."""
+    parts = text.parts if isinstance(text, Sentence) else (text,)
+    return format_html_join("", "{}", ((_moment(part),) for part in parts))
+
+
+def _moment(part: str | dt.datetime) -> str:
+    if isinstance(part, str):
+        return part
+    return format_html(_TIME, _instant(part), "hour", "", moment(part))
 
 
 @register.inclusion_tag("common/sidebar.html", takes_context=True)

@@ -98,16 +98,14 @@ def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, m
     assert run.provenance["utilization_policy"] == {"source": "profile", "profile": "nightly"}
     event = run.events.get(kind="utilization_policy_changed")
     assert event.actor == member
-    assert told(event, 1) == (
-        "its utilization policy was changed: When a GPU is below 50 % for 2 min, the run is stopped."
-    )
+    assert told(event, 1) == ("its utilization policy changed: Stop the run when a GPU stays below 50 % for 2 min.")
     assert names(profile) == set()
     assert apply_all(profile, member) == 0
     save(profile, None)
     assert apply_all(profile, member) == 1
     run.refresh_from_db()
     assert (run.spec["utilization_policy"], run.provenance["utilization_policy"]) == (None, {"source": "default"})
-    assert told(run.events.last(), 1) == "its utilization policy was taken away"
+    assert told(run.events.last(), 1) == "its utilization policy was removed"
 
 
 def test_a_hold_is_only_told_by_the_new_policy_too(project: Project, member: User) -> None:
@@ -187,7 +185,7 @@ def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_butto
     page = admin_client.get(apply_url).content.decode()
     assert "main/train-llama" in page
     assert "own-policy" not in page
-    assert "below 20 % for 1 h," in page
+    assert "below 20 % for 1 h" in page
     assert "below 50 % for 2 min" in page
     mark = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).mark
     assert "Choose at least one run" in admin_client.post(apply_url, {"mark": mark}, follow=True).content.decode()

@@ -112,7 +112,7 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert [(change.position_before, change.position_after) for change in back.changes] == [(None, None)]
     assert (back.slips, back.slips_total) == ([], None)
     assert move_words.done(back) == "e was moved"
-    assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved to before d"
+    assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved before d"
     front = reorder.move([runs["e"]], manager, "manager", Target("top"))
     assert move_words.done(front) == "e is at position 1 now, priority 50 → 51"
     mine = reorder.move([runs["a"]], member, "member", Target("bottom"))

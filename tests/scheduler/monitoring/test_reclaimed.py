@@ -27,7 +27,7 @@ def test_the_event_says_who_is_first_in_line_and_later_who_got_the_gpus(project:
     watch(MINUTE)
     PolicyStop.objects.update(at=job.placed_at)  # the pass below goes by the real time
     stop = job.run.events.get(kind="utilization_stop")
-    assert told(stop, 1).endswith("GPU 0 was below 50 % for 1 min; first in line now: train-7")
+    assert told(stop, 1).endswith("GPU 0 was below 50 % for 1 min; first in the queue now: train-7")
     stopped(job.run)
     assert place_all() == 1
     ledger = PolicyStop.objects.get()

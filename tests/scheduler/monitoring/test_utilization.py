@@ -112,7 +112,7 @@ def test_with_the_scope_all_one_busy_gpu_keeps_the_run(project: Project, member:
     job = begin(project, member, gpus=2, utilization_policy={**IDLE, "scope": "all"})
     assert watch(3 * MINUTE, lambda uuid, ms: 99 if uuid == job.gpus[0] else 0) == []
     assert watch(5 * MINUTE, from_ms=3 * MINUTE + EVERY_MS) == [(4 * MINUTE, Act.STOP)]
-    assert Run.objects.get(pk=job.run_id).status_message == "Every GPU was below 50 % for 1 min."
+    assert Run.objects.get(pk=job.run_id).status_message == "All GPUs were below 50 % for 1 min."
 
 
 def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project, member: User) -> None:

@@ -64,4 +64,4 @@ def test_a_label_that_no_host_has_is_named(names: str, labels: dict[str, tuple[s
 
 def test_labels_that_no_host_has_at_once_are_named() -> None:
     hosts = [host("a", disk="nvme"), host("b", region="eu")]
-    assert why(hosts, disk=("nvme",), region=("eu",)) == "no host has all that it names at once: disk=nvme, region=eu"
+    assert why(hosts, disk=("nvme",), region=("eu",)) == "no host matches all of disk=nvme, region=eu"

@@ -82,7 +82,7 @@ def test_a_full_queue_whose_limit_is_lifted_says_what_it_waits_for_now(project: 
     limited(project, max_running=0)
     run = make_run(project, member, resources={"cpu": 9})
     place_all()
-    assert "lets nothing start" in waiting.reason(*reason(run)).text
+    assert "nothing can start" in waiting.reason(*reason(run)).text
     limited(project, max_running=None)
     place_all()
     assert reason(run)[0] == "impossible"
@@ -124,4 +124,4 @@ def test_smaller_runs_go_on_below_a_limit_of_gpus_and_too_large_ones_hear_that_t
     assert {Run.objects.get(pk=run.pk).status for run in (one, none)} == {RunStatus.PROVISIONING}
     code, data = reason(never)
     assert (code, data["never"]) == ("queue_limit", True)
-    assert "can never start" in waiting.reason(code, data).text
+    assert "more than the queue's limit" in waiting.reason(code, data).text

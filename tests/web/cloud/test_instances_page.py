@@ -71,7 +71,7 @@ def test_a_machine_tells_what_it_serves_and_what_it_has_cost(
     assert "End now" not in text
     text = page(as_user(ann), "/p/main/runs/train/")
     assert re.search(r'Cost so far <b><span class="dw-cost" data-cost="3\.\d+" data-rate="3\.0000"', text)
-    assert "$3.0000 an hour now" in text
+    assert "$3.00 an hour now" in text
 
 
 def test_a_run_on_own_hosts_costs_nothing_and_says_nothing_of_it(project: Project, ann: User, as_user: SignIn) -> None:
@@ -121,9 +121,9 @@ def test_what_became_of_machines_is_told_for_a_day(backend: Backend, project: Pr
         created_at=now - dt.timedelta(days=2), instance_type="p4d.24xlarge",
     )  # fmt: skip
     text = page(admin)
-    assert "The cloud has none now" in text
+    assert "The cloud has no capacity now" in text
     assert "none in us-east-1a" in text
-    assert "The cloud took it back" in text
+    assert "The cloud reclaimed it" in text
     assert "p4d.24xlarge" not in text
     assert "The project has no machine of a cloud now" in text
 
@@ -211,9 +211,9 @@ def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
     run = make_run(project, ann, "train")
     attempts.ended(cloud_job(run).pk, Reason.OUT_OF_CAPACITY, message="None in eu-west-1.")
     run.refresh_from_db()
-    assert (run.status, run.status_message) == ("pending", "No cloud had a machine for it. None in eu-west-1.")
+    assert (run.status, run.status_message) == ("pending", "No cloud had an instance for it. None in eu-west-1.")
     text = page(as_user(ann), "/p/main/runs/train/")
-    assert "<b>No cloud had a machine for it.</b> It will be tried again" in text
+    assert "<b>No cloud had an instance for it.</b> It will be tried again" in text
     assert '<div class="mono">None in eu-west-1.</div>' in text
 
 
@@ -226,7 +226,7 @@ def test_offers_that_were_refused_one_after_the_other_are_one_row_of_the_timelin
         data = {"backend": "aws", "region": region, "instance_type": "g5.xlarge", "spot": spot, "code": code}
         record(run, "offer_failed", {**data, "text": "Our system is working on it."}, node=0, attempt=1)
     text = page(as_user(ann), "/p/main/runs/train/")
-    assert "2 offers, the cloud has none now: eu g5.xlarge (spot), us g5.xlarge" in text
+    assert "2 offers: the cloud has no capacity now: eu g5.xlarge (spot), us g5.xlarge" in text
     assert text.count("Our system is working on it.") == 1
 
 

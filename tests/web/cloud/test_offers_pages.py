@@ -85,7 +85,7 @@ def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, cl
     text = page(client)
     assert "8 × H100 80 GB" in text
     assert "$55.04" in text
-    assert "$6.8800 per GPU" in text
+    assert "$6.88 per GPU" in text
     assert "64 of 64 vCPUs are in use, and it needs 4." in text
     assert "Fits 13 more" in text
     assert text.index("$0.2978") < text.index("$0.8048") < text.index("$55.04")

@@ -62,7 +62,7 @@ def chart_of(page: str) -> dict:
 def test_a_low_gpu_is_told_with_since_when_and_when_it_stops(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
-    assert "When a GPU is below 50 % for 1 h, the run is stopped." in text
+    assert "Stop the run when a GPU stays below 50 % for 1 h." in text
     assert "GPU 1 below 50 % for 40 min, stops in 18 min" in text or "for 41 min, stops in 18 min" in text
     assert "run file" in text
 
@@ -183,7 +183,7 @@ def test_the_owner_keeps_it_with_a_reason_that_everybody_reads(
     assert "Kept until" in page
     assert "by ann: “it loads its data”" in plain(page)
     assert 'action="/p/main/runs/' + str(run.uid) + '/keep/"' not in page  # it is kept already
-    assert "kept from being stopped until" in plain(page)
+    assert "exempt from its policy until" in plain(page)
 
 
 def test_only_the_owner_and_managers_are_offered_to_keep_it(

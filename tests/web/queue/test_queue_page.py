@@ -45,7 +45,7 @@ def test_a_waiting_run_says_why_with_numbers(project: Project, ann: User, as_use
     place_all()
     page = as_user(ann).get("/p/main/queue/").content.decode()
     assert "needs 1 GPU, 0 of 1 free on box-1" in page
-    assert "no host could ever give this: needs 9 GPUs, the most on one host is 1" in page
+    assert "no host has enough: 9 GPUs required, at most 1 on one host" in page
 
 
 def test_what_starts_next_is_the_first_run_that_ever_could(project: Project, ann: User, as_user: SignIn) -> None:

@@ -37,7 +37,7 @@ def test_a_manager_saves_settings_and_the_page_tells_who_did(
     assert (queue.max_running, queue.max_gpus, queue.max_gpus_per_user) == (3, None, 0)
     page = as_user(ann).get(URL).content.decode()
     assert "ageing: 30 min per point → 60 min per point" in page
-    assert "draining from now on" in page
+    assert "draining: takes no new runs" in page
     assert "· mia" in page
     assert "stands like one submitted now with 1 more point of priority" in page
     strict = client.post(URL, FILLED | {"ageing_minutes": ""})

@@ -51,7 +51,7 @@ def test_what_no_host_could_ever_give_is_held_only_by_who_says_so(project: Proje
     client = as_user(ann)
     answer = client.post("/p/main/hold/", {**FORM, "gpu": "99"})
     assert answer.status_code == 422
-    assert "No host could ever give this: needs 99 GPUs" in answer.content.decode()
+    assert "No host has enough: 99 GPUs required" in answer.content.decode()
     assert not Run.objects.exists()
     assert client.post("/p/main/hold/", {**FORM, "gpu": "99", "anyway": "yes"}).status_code == 302
     assert Run.objects.get().is_hold
@@ -93,13 +93,13 @@ def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User
     assert "Give back" in shown
     assert "the hold" in shown
     answer = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX)
-    assert (answer.status_code, "1 h 00 more" in answer["HX-Trigger"]) == (204, True)
+    assert (answer.status_code, "has 1 h more" in answer["HX-Trigger"]) == (204, True)
     assert Run.objects.get().extended_s == 3600
     refused = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
     assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
     assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}).status_code == 302
     shown = page(client, "runs/mine/")
-    assert "5 h 00 in all" in shown
+    assert "5 h in total" in shown
     assert "changed since" in shown
 
 
@@ -140,7 +140,7 @@ def test_a_hold_that_ended_says_how_and_can_be_asked_for_again(project: Project,
     run = begun(project, ann, gpu="A100:1", memory="8GB")
     attempts.ended(placed_job(run).pk, "max_duration_exceeded", exit_code=0)
     client = as_user(ann)
-    assert "Held for its time, and given back." in page(client, "runs/mine/")
+    assert "Its hold ended on time." in page(client, "runs/mine/")
     form = page(client, f"hold/?from={run.uid}")
     assert 'value="A100:1"' in form
     assert 'value="8GB"' in form

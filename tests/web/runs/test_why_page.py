@@ -75,7 +75,7 @@ def test_limits_and_a_reservation_that_hold_it_up_are_named(
     place_all()
     queues.change(project.queues.get(), mia, "manager", max_gpus=1)
     run = make_run(project, ann, "waits", resources={"gpu": 1})
-    assert "hold 1 of their 1" in text_of(why(as_user(ann), run))
+    assert "hold 1 of at most 1" in text_of(why(as_user(ann), run))
 
 
 def test_a_run_that_is_not_in_the_queue_says_so(project: Project, ann: User, as_user: SignIn) -> None:

@@ -1,0 +1,210 @@
+"""The codes of what happens to runs and of why they wait, with the data that goes with them.
+
+Codes and data are stored and served; `dstackweb.wording` turns them into sentences. A new member has no words until the
+type checker is satisfied there.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypedDict
+
+
+class WaitReason(StrEnum):
+    """Why a run waits, the most permanent reason first.
+
+    Of reasons that must all be cured the first is shown, of alternatives the last.
+    """
+
+    NOT_WAITING = "not_waiting"
+    IMPOSSIBLE = "impossible"
+    NO_QUOTA = "no_quota"
+    BUDGET_LIMIT = "budget_limit"
+    QUEUE_PAUSED = "queue_paused"
+    USER_LIMIT = "user_limit"
+    QUEUE_LIMIT = "queue_limit"
+    RESERVED_FOR_OTHER = "reserved_for_other"
+    BACKEND_UNAVAILABLE = "backend_unavailable"
+    WAITING_FOR_CAPACITY = "waiting_for_capacity"
+    STARTING = "starting"
+
+    @property
+    def place(self) -> int:
+        """Its place in the order of permanence, 0 the most permanent."""
+        return _PLACES[self]
+
+
+_PLACES = {reason: place for place, reason in enumerate(WaitReason)}
+
+
+class Impossible(StrEnum):
+    """`code` of IMPOSSIBLE."""
+
+    NO_SPOT_ON_HOSTS = "no_spot_on_hosts"
+    NO_OFFER = "no_offer"
+    IMAGE_NOT_SUPPORTED = "image_not_supported"
+    NO_SUCH_PLACE = "no_such_place"
+    TOO_LARGE = "too_large"
+
+
+class Unavailable(StrEnum):
+    """`code` of BACKEND_UNAVAILABLE."""
+
+    FAILED = "failed"
+    NOT_SERVED = "not_served"
+    NO_SUCH_BACKEND = "no_such_backend"
+    NO_BACKEND = "no_backend"
+    NO_HOSTS = "no_hosts"
+    HOSTS_OFFLINE = "hosts_offline"
+    NO_ISOLATION = "no_isolation"
+    UNREADABLE = "unreadable"
+
+
+class LimitCode(StrEnum):
+    """`code` of USER_LIMIT and QUEUE_LIMIT: the queue's setting that is reached."""
+
+    MAX_RUNNING = "max_running"
+    MAX_GPUS = "max_gpus"
+    MAX_RUNNING_PER_USER = "max_running_per_user"
+    MAX_GPUS_PER_USER = "max_gpus_per_user"
+
+
+class LimitData(TypedDict):
+    """Of USER_LIMIT and QUEUE_LIMIT. `never`: the run alone asks for more than the limit."""
+
+    code: LimitCode
+    limit: int
+    used: int
+    asked: int
+    never: bool
+
+
+class BudgetData(TypedDict):
+    """Of BUDGET_LIMIT, USD as text."""
+
+    budget: str
+    spent: str
+
+
+class ReservedData(TypedDict, total=False):
+    """Of RESERVED_FOR_OTHER; moments in ISO 8601. `run` and `project` only for members of that project.
+
+    `spare_s` is what a run takes beyond its `max_duration` before it is gone.
+    """
+
+    run: str
+    project: str
+    starts_at: str | None
+    expires_at: str | None
+    spare_s: int
+
+
+class Shortfall(TypedDict, total=False):
+    """What a host lacks: `short` lists `gpus`, `cpus`, `memory_mib`, and each of these has its numbers.
+
+    `busy` GPUs are held until `busy_until` (ISO 8601) at the latest. `code` is `offers` where offers were asked for.
+    """
+
+    code: str
+    offers: int
+    host: str
+    short: list[str]
+    nodes: int
+    nodes_placed: int
+    gpus: int
+    gpus_free: int
+    gpus_held: int
+    gpus_outside: int
+    gpus_total: int
+    cpus: int
+    cpus_free: int
+    cpus_total: int
+    memory_mib: int
+    memory_mib_free: int
+    memory_mib_total: int
+    busy: int
+    busy_until: str
+
+
+class ImpossibleData(Shortfall, total=False):
+    """Of IMPOSSIBLE. `refused` counts offers by the code of why the run takes none of them (a PlaceCode)."""
+
+    image: str
+    regions: list[str]
+    instance_types: list[str]
+    labels: list[str]
+    missing: list[str]
+    hosts_total: int
+    refused: dict[str, int]
+
+
+class UnavailableData(TypedDict, total=False):
+    """Of BACKEND_UNAVAILABLE and NO_QUOTA: the hosts or backends it is about."""
+
+    code: str
+    hosts: list[str]
+    backends: list[str]
+
+
+class ReservationEnd(StrEnum):
+    """Why a reservation ended; a reason to wait (WaitReason) stands for a run that waits for something else now."""
+
+    PLACED = "placed"
+    LEFT = "left"
+    OUTRANKED = "outranked"
+    VANISHED = "vanished"
+    EXPIRED = "expired"
+    QUEUE_PAUSED = "queue_paused"
+    UNREADABLE = "unreadable"
+
+
+class ScheduleWait(StrEnum):
+    """Why the next occurrence of a schedule is not created yet, or never will be."""
+
+    NAME_TAKEN = "name_taken"
+    DRAINING = "draining"
+    NO_MEMBER = "no_member"
+
+
+class RunEventKind(StrEnum):
+    """What happened to a run or to one of its jobs."""
+
+    SUBMITTED = "submitted"
+    PRIORITY = "priority"
+    MOVED = "moved"
+    MOVE_UNDONE = "move_undone"
+    QUEUE = "queue"
+    RESERVED = "reserved"
+    RESERVATION_ENDED = "reservation_ended"
+    PENDING = "pending"
+    PROVISIONING = "provisioning"
+    RUNNING = "running"
+    STOP_REQUESTED = "stop_requested"
+    TERMINATING = "terminating"
+    DONE = "done"
+    FAILED = "failed"
+    TERMINATED = "terminated"
+    RETRY = "retry"
+    REQUEUED = "requeued"
+    EXTENDED = "extended"
+    SCHEDULED = "scheduled"
+    CAME_ROUND = "came_round"
+    NEXT_SCHEDULED = "next_scheduled"
+    SCHEDULE_WAITS = "schedule_waits"
+    SCHEDULE_ENDED = "schedule_ended"
+    START_DEADLINE = "start_deadline"
+    SPOT_INTERRUPTION = "spot_interruption"
+    UTILIZATION_NOTICE = "utilization_notice"
+    UTILIZATION_STOP = "utilization_stop"
+    UTILIZATION_WOULD_STOP = "utilization_would_stop"
+    UTILIZATION_KEPT = "utilization_kept"
+    UTILIZATION_NEXT = "utilization_next"
+    UTILIZATION_POLICY_CHANGED = "utilization_policy_changed"
+    OFFER_FAILED = "offer_failed"
+    MACHINE_STARTED = "machine_started"
+    CLAIMED = "claimed"
+    JOB_RUNNING = "job_running"
+    JOB_TERMINATING = "job_terminating"
+    JOB_DONE = "job_done"
+    JOB_FAILED = "job_failed"
+    JOB_TERMINATED = "job_terminated"

@@ -1,0 +1,83 @@
+"""What a code is worded as: a sentence whose moments stay apart from its text, and a label with its tone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from django.utils import timezone
+
+
+class Sentence(str):
+    """Text that keeps its moments in `parts`, so that pages show them in the reader's time zone.
+
+    As a string they are in UTC, with the day where it isn't today.
+    """
+
+    parts: tuple[str | dt.datetime, ...]
+
+    def __new__(cls, *parts: str | dt.datetime) -> Sentence:
+        flat = tuple(each for part in parts for each in (part.parts if isinstance(part, Sentence) else (part,)) if each)
+        made = super().__new__(cls, "".join(part if isinstance(part, str) else moment(part) for part in flat))
+        made.parts = flat
+        return made
+
+    def __add__(self, other: str) -> Sentence:
+        return Sentence(self, other)
+
+    def __radd__(self, other: str) -> Sentence:
+        return Sentence(other, self)
+
+    def capitalized(self) -> Sentence:
+        """With its first letter in upper case; the rest stays."""
+        first, *rest = self.parts or ("",)
+        return Sentence(first[:1].upper() + first[1:] if isinstance(first, str) else first, *rest)
+
+
+def fill(template: str, **values: Any) -> Sentence:
+    """`template % values`; moments and sentences among the values keep their parts."""
+    kept = {name: value for name, value in values.items() if isinstance(value, dt.datetime | Sentence)}
+    texts = {name: f"\0{name}\0" if name in kept else _clean(value) for name, value in values.items()}
+    pieces = (template % texts).split("\0")
+    return Sentence(*(kept[piece] if place % 2 else piece for place, piece in enumerate(pieces)))
+
+
+def _clean(value: Any) -> Any:
+    return value.replace("\0", "") if isinstance(value, str) else value
+
+
+def joined(separator: str, sentences: Iterable[str]) -> Sentence:
+    """Like `separator.join`."""
+    parts: list[str] = []
+    for each in sentences:
+        parts += [separator, each]
+    return Sentence(*parts[1:])
+
+
+def moment(at: dt.datetime) -> str:
+    """`18:40 UTC`, with the day where it isn't today."""
+    at = at.astimezone(dt.UTC)
+    return f"{at:%H:%M} UTC" if at.date() == timezone.now().astimezone(dt.UTC).date() else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+class Label(NamedTuple):
+    """A short word for a badge, a sentence to go beside it, and a tone: `go`, `wait`, `bad` or `info`."""
+
+    label: str
+    text: str
+    tone: str = "wait"
+
+
+Code = TypeVar("Code", bound=Enum)
+
+
+def known(codes: type[Code], code: str) -> Code | None:
+    """The member for a stored code; None for one that another version of the server wrote."""
+    return codes(code) if code in codes._value2member_map_ else None
+
+
+def as_text(code: str) -> str:
+    """What is shown of a code that this version doesn't know."""
+    return code.replace("_", " ")

@@ -1,0 +1,125 @@
+"""Every code of every catalogue has words, and all of them go through gettext."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+from django.utils import translation
+
+from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
+from dstackweb.backends.models import HostEvent, HostEventKind, Isolation
+from dstackweb.gpus.samples.latest import HeldBack
+from dstackweb.progress.states import TaskState
+from dstackweb.runs.codes import (
+    Impossible,
+    LimitCode,
+    ReservationEnd,
+    RunEventKind,
+    ScheduleWait,
+    Unavailable,
+    WaitReason,
+)
+from dstackweb.runs.models import RunEvent
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.wording import events, hosts, offers, policy, progress, queue, statuses, waiting
+
+AT = "2031-05-04T09:30:00+00:00"
+DATA: dict[str, Any] = {
+    "from": 2, "to": 1, "priority": [50, 50], "target": "top", "queue": "default", "hosts": ["box-1"], "at": AT,
+    "gpu": 1, "node": 0, "nodes": 1, "min": 50, "window_s": 1800, "low_since": AT, "stops_at": AT, "until": AT,
+    "cloud_id": "i-1", "price": "1.5", "backend": "aws", "region": "eu", "instance_type": "g5.xlarge",
+    "by_s": 60, "total_s": 120, "cpus": 2, "memory_mib": 2048, "set": {"disk": "nvme"}, "code": "no_capacity",
+    "short": ["gpus"], "gpus": 2, "gpus_free": 0, "gpus_total": 1, "limit": 1, "used": 1, "asked": 2,
+    "budget": "100", "spent": "100", "starts_at": AT, "expires_at": None, "backends": ["aws"], "offers": 1,
+    "reason": "stopped_by_user",
+}  # fmt: skip
+OF_KIND: dict[RunEventKind, dict[str, Any]] = {
+    RunEventKind.PROVISIONING: {"nodes": [{"host": "box-1", "gpus": 2}]},
+    RunEventKind.UTILIZATION_KEPT: {"reason": "100 %"},
+}
+
+
+def _event(kind: RunEventKind, **data: Any) -> str:
+    more = OF_KIND.get(kind, {})
+    return events.told(RunEvent(kind=kind, data={**DATA, **more, **data}), nodes=1)
+
+
+def _wait(reason: WaitReason) -> str:
+    return waiting.reason(reason, {**DATA, "code": "max_running"}).text
+
+
+CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
+    RunStatus: statuses.status,
+    JobStatus: statuses.status,
+    Reason: statuses.termination,
+    LaunchFailure: statuses.instance_end,
+    InstanceEnd: statuses.instance_end,
+    WaitReason: _wait,
+    Impossible: lambda code: waiting.reason(WaitReason.IMPOSSIBLE, {**DATA, "code": code}).text,
+    Unavailable: lambda code: waiting.reason(WaitReason.BACKEND_UNAVAILABLE, {**DATA, "code": code}).text,
+    LimitCode: queue.setting,
+    PlaceCode: lambda code: waiting.tried(code, {**DATA, "asked": ["eu"]}).label,
+    Availability: lambda code: offers.availability(code).label,
+    RunEventKind: _event,
+    ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
+    ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
+    HostEventKind: lambda kind: hosts.told(HostEvent(kind=kind, data=DATA)),
+    Isolation: hosts.isolation,
+    HeldBack: lambda code: policy.held_back([code])[0],
+    TaskState: progress.state,
+}
+CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]
+OF_LIMITS = [
+    (reason, {**DATA, "code": code, "never": never})
+    for reason in (WaitReason.USER_LIMIT, WaitReason.QUEUE_LIMIT)
+    for code in LimitCode
+    for never in (False, True)
+]
+OF_DATA = {"box", "aws", "eu", "g", "xlarge", "default", "nvme", "disk", "i", "min", "max", "duration", "m"}
+
+
+@pytest.fixture
+def _shouted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A language in which everything is in upper case, but for the names of values."""
+
+    def shout(text: str) -> str:
+        return re.sub(r"%\(\w+\)[sd]|%[sd%]|[^%]+", lambda m: m[0] if m[0].startswith("%") else m[0].upper(), text)
+
+    def shout_many(one: str, more: str, n: int) -> str:
+        return shout(one if n == 1 else more)
+
+    monkeypatch.setattr(translation._trans, "gettext", shout, raising=False)
+    monkeypatch.setattr(translation._trans, "ngettext", shout_many, raising=False)
+
+
+@pytest.mark.usefixtures("_shouted")
+@pytest.mark.parametrize(("words", "code"), CODES, ids=lambda value: str(getattr(value, "value", "")))
+def test_a_code_has_words_of_the_readers_language(words: Callable[[Any], str], code: Any) -> None:
+    """A code that is shown as it is would be in lower case."""
+    text = words(code)
+    assert text
+    assert not [word for word in re.findall(r"[a-z]+", text) if word not in OF_DATA], text
+
+
+@pytest.mark.parametrize(("reason", "data"), OF_LIMITS)
+def test_each_limit_is_worded_with_its_numbers(reason: WaitReason, data: dict[str, Any]) -> None:
+    text = waiting.reason(reason, data).text
+    assert text != "a limit is reached"
+    assert any(digit in text for digit in "0123456789")
+
+
+def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
+    assert events.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
+    assert waiting.reason("full_moon", {}).label == waiting.tried("full_moon", {}).label == "full moon"
+    assert hosts.told(HostEvent(kind="full_moon", data={})) == "full moon"
+    assert statuses.termination("full_moon") == statuses.instance_end("full_moon") == "full_moon"
+
+
+def test_a_wait_needs_a_reason_of_the_catalogue() -> None:
+    with pytest.raises(ValueError, match="maintenance"):
+        Waits("maintenance")  # type: ignore[arg-type]
