@@ -4,7 +4,7 @@
 
 Tasks that do nothing, four to a group, go from released to forgotten. Rates of a shared machine go up and down by much
 more than the plugin takes, so watched and unwatched rounds take turns (A B B A) in the same processes, and a round is
-compared with the one beside it, of which the median and the quartiles are told.
+compared with the one beside it, and the median and the quartiles are printed.
 
 First the scheduler's engine in this process, without network, ticks and sending, in rounds so short that noise cancels:
 what the plugin's hook adds to a transition. Then a scheduler in a process of its own that is watched as any is. Its
@@ -46,7 +46,7 @@ from distributed.core import connect
 from distributed.deploy.subprocess import SubprocessCluster
 
 from bench import sides
-from dstackweb.tracking.dask import GroupCounts, watch
+from dstackweb.tracking.dask import ReportingPlugin, watch
 
 PREFIXES = ("load", "clean", "augment", "train", "score")
 TASKS = 4
@@ -54,7 +54,7 @@ TASKS = 4
 ENGINE_GROUPS, ENGINE_PAIRS, ENGINE_WARM_UP = 50, 400, 20
 GROUPS, PAIRS = 3_000, 10
 PAUSE_S = 1.0
-"""After a round: its last counts are told meanwhile."""
+"""After a round: its last counts are reported meanwhile."""
 SPEC = Task("bench", abs, 1)
 WORKER = "tcp://127.0.0.1:1"
 FINISHED = {"nbytes": 28, "type": pickle.dumps(int), "typename": "int", "metadata": {}, "thread": 1, "status": "OK"}
@@ -82,7 +82,7 @@ def _spread(values: list[float], digits: int = 2) -> str:
 
 
 class _Sink:
-    """Stands in for a worker's connection: keeps what the scheduler tells it to do."""
+    """Stands in for a worker's connection: keeps what the scheduler asks it to do."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ async def _engine(url: str) -> None:
         joined = asyncio.create_task(scheduler.add_worker(_Silent(), address=WORKER, **_registration()))
         await asyncio.sleep(0.1)
         scheduler.stream_comms[WORKER] = sink = _Sink()
-        plugin = GroupCounts(url, "t")
+        plugin = ReportingPlugin(url, "t")
         await scheduler.register_scheduler_plugin(plugin, name=plugin.name, idempotent=True)
         pairs = []
         for number in range(ENGINE_WARM_UP + ENGINE_PAIRS):
@@ -129,7 +129,7 @@ async def _engine(url: str) -> None:
                 if watched:
                     scheduler.plugins[plugin.name] = plugin
                 took[watched] = _live(scheduler, sink)
-                plugin._ledger.dirty.clear()
+                plugin._counter.dirty.clear()
             pairs.append((took[False], took[True]))
         joined.cancel()
         await asyncio.wait([joined])
@@ -255,7 +255,7 @@ def _clock_ticks(dask_scheduler: Any) -> str:
 
         return clocked
 
-    plugin._look_over, plugin._tell = around(plugin._look_over), around(plugin._tell)
+    plugin._mark_changed, plugin._tell = around(plugin._mark_changed), around(plugin._tell)
     return name
 
 
@@ -266,14 +266,14 @@ def _before(dask_scheduler: Any) -> Reading:
 
 
 async def _after(dask_scheduler: Any) -> tuple[Reading, Reading]:
-    """When all tasks are gone, and when all of them are told."""
+    """When all tasks are gone, and when all of them are reported."""
     while dask_scheduler.tasks:
         await asyncio.sleep(0.01)
     done = _reading(dask_scheduler)
     await asyncio.sleep(PAUSE_S)
-    told = _reading(dask_scheduler)
+    reported = _reading(dask_scheduler)
     gc.enable()
-    return done, told
+    return done, reported
 
 
 async def _until_unwatched() -> None:

@@ -1,4 +1,4 @@
-"""Reporting from user code: what a program does, task by task, to the progress pages. Standard library only."""
+"""Report a program's tasks to the progress pages. Standard library only."""
 
 from dstackweb.tracking.current import flush
 from dstackweb.tracking.items import track

@@ -1,7 +1,7 @@
-"""A `distributed` cluster's tasks on a progress page: `watch(client)`, or `--preload dstackweb.tracking.dask`.
+"""Report the tasks of a `distributed` cluster: `watch(client)`, or `--preload dstackweb.tracking.dask`.
 
-The scheduler's own counts are told, group by group, by its own names. Nothing of this waits on the scheduler's loop:
-a transition marks its group, a short tick reads what is marked, and `sender`'s thread speaks HTTP.
+The scheduler's own counts are reported per group, under its own names. Nothing blocks the scheduler's event loop: a
+transition marks its group, a short tick reads marked groups, and the sender's thread sends them.
 """
 
 from __future__ import annotations
@@ -22,60 +22,60 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dstackweb.tracking
 from dstackweb.tracking.current import TOKEN, URL
-from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, fitting
-from dstackweb.tracking.ledger import Ledger
+from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, shorten_name
+from dstackweb.tracking.group_counts import GroupCounter
 from dstackweb.tracking.sender import EXIT_S, Sender
 
 log = logging.getLogger("dstackweb.tracking")
 
 TICK_S = 0.5
 TICK_MAX_S = 5.0
-SHARE = 0.005
-"""Of a busy scheduler's loop, for reading what is marked: a longer tick is followed by a longer pause. Sending it takes
-the sender's thread about as much again, and marking it the loop."""
-GROUPS_A_TICK = 500
-"""Marked groups that one tick reads: some milliseconds. The others wait for the next."""
-LOOKED_OVER_A_TICK = 500
+LOOP_SHARE = 0.005
+"""Share of a busy scheduler's loop spent on reading marked groups: a longer tick is followed by a longer pause. Sending
+costs the sender's thread about the same again, and marking costs the loop the same."""
+GROUPS_PER_TICK = 500
+"""Marked groups read by one tick, which takes some milliseconds. The others wait for the next one."""
+CHECKED_PER_TICK = 500
 BACKLOG_MAX = 10_000
-"""While so many groups wait to be sent, no more are read: they stay marked, and are told as they are then."""
+"""While so many groups wait to be sent, no more are read. They stay marked and are reported later."""
 FAILURES_MAX = 1_000
-"""Messages of a tick; those of tasks that failed only because of another take half of them at most."""
+"""Messages per tick. Tasks that failed because of another task take at most half of them."""
 
 
 def watch(client: Client, *, url: str | None = None, token: str | None = None) -> Any:
     """Show the tasks of `client`'s cluster on the page of this run, from now until the cluster or the run ends.
 
-    `url` and `token` default to DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN, which every job of dstackweb has;
-    without them nothing happens. Watching twice is watching once. The scheduler needs no dstackweb installed, but it
-    must reach `url`. With an asynchronous client the result is to be awaited. Raises ValueError when `url` is no URL.
+    `url` and `token` default to DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN, which every job has; without them
+    nothing is reported. A second call changes nothing. The scheduler does not need dstackweb, but must reach `url`.
+    Await the result with an asynchronous client. Raises ValueError when `url` is not an http or https URL.
     """
     plugin = _from_environment(url, token)
     if plugin is None:
-        return _nothing() if client.asynchronous else None
-    return client.register_plugin(_Portable(plugin), name=plugin.name)
+        return _do_nothing() if client.asynchronous else None
+    return client.register_plugin(_PortablePlugin(plugin), name=plugin.name)
 
 
 async def dask_setup(scheduler: Any) -> None:
-    """What `dask scheduler --preload dstackweb.tracking.dask` calls; workers and clients are left alone."""
+    """Called by `dask scheduler --preload dstackweb.tracking.dask`. Does nothing on workers and clients."""
     if isinstance(scheduler, Scheduler) and (plugin := _from_environment(None, None)):
         await scheduler.register_scheduler_plugin(plugin, name=plugin.name, idempotent=True)
 
 
-def _from_environment(url: str | None, token: str | None) -> GroupCounts | None:
+def _from_environment(url: str | None, token: str | None) -> ReportingPlugin | None:
     url = url or os.environ.get(URL)
     token = token or os.environ.get(TOKEN)
     if not url or not token:
         log.debug("%s and %s are not set: this cluster's tasks are not reported", URL, TOKEN)
         return None
-    return GroupCounts(url, token)
+    return ReportingPlugin(url, token)
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass
 
 
-class GroupCounts(SchedulerPlugin):
-    """Tells a scheduler's task groups to one URL. Raises ValueError when that is none of http or https."""
+class ReportingPlugin(SchedulerPlugin):
+    """Reports a scheduler's task groups to one URL. Raises ValueError when it is not an http or https URL."""
 
     idempotent = True
 
@@ -83,21 +83,21 @@ class GroupCounts(SchedulerPlugin):
         self.to = (url, token)
         self.name = f"dstackweb-{hashlib.sha256(f'{url} {token}'.encode()).hexdigest()[:12]}"
         self._sender = Sender(url, token)
-        self._ledger = Ledger()
-        self._dirty = self._ledger.dirty
+        self._counter = GroupCounter()
+        self._dirty = self._counter.dirty
         self._failures: list[tuple[str, str, str, str]] = []
-        self._looking: Iterator[Any] = iter(())
+        self._unchecked: Iterator[Any] = iter(())
         self._ticking: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.to
 
     async def start(self, scheduler: Any) -> None:
-        """Tell the groups that are there, and go on with what moves."""
-        if self._ticking is None:  # a scheduler starts what it was given before it ran itself
+        """Report the existing groups, then the changes."""
+        if self._ticking is None:  # a scheduler starts plugins again that it was given before it ran
             self._scheduler = scheduler
             self._tasks = scheduler.tasks
-            self._ledger.attach(scheduler.task_groups.values())
+            self._counter.attach(scheduler.task_groups.values())
             self._ticking = asyncio.create_task(self._tick())
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -109,29 +109,29 @@ class GroupCounts(SchedulerPlugin):
         elif group not in dirty:
             dirty[group] = 0
         if finish == "erred":
-            self._failed(task)
+            self._add_failure(task)
 
     async def close(self) -> None:
-        """Tell the last counts, and that nothing follows: within some seconds, or not at all."""
+        """Report the last counts and the end of this reporter, within EXIT_S seconds."""
         if self._ticking is not None:
             self._ticking.cancel()
-            self._tell(None)
+            self._report(None)
             await self._end()
 
     async def _tick(self) -> None:
         moved = 0
         try:
-            while not self._sender.over and self._scheduler.plugins.get(self.name) is self:
+            while not self._sender.stopped and self._scheduler.plugins.get(self.name) is self:
                 began = time.thread_time()
-                self._look_over()
+                self._mark_changed()
                 if self._sender.backlog < BACKLOG_MAX:
-                    self._tell(GROUPS_A_TICK)
-                pause_s = min(max(TICK_S, (time.thread_time() - began) / SHARE), TICK_MAX_S)
+                    self._report(GROUPS_PER_TICK)
+                pause_s = min(max(TICK_S, (time.thread_time() - began) / LOOP_SHARE), TICK_MAX_S)
                 before, moved = moved, self._scheduler.transition_counter
-                await asyncio.sleep(TICK_S if moved == before else pause_s)  # a scheduler at rest has time
-            self._tell(None)  # it was unregistered, of which a plugin is told nothing
+                await asyncio.sleep(TICK_S if moved == before else pause_s)  # an idle scheduler has time
+            self._report(None)  # it was unregistered, and plugins get no notice of that
         except Exception:  # a bug here must not reach the cluster
-            log.warning("reporting the cluster's tasks ended by an error", exc_info=True)
+            log.warning("reporting the cluster's tasks stopped after an error", exc_info=True)
         if self._scheduler.plugins.get(self.name) is self:
             self._scheduler.remove_plugin(self.name)
         await self._end()
@@ -139,59 +139,59 @@ class GroupCounts(SchedulerPlugin):
     async def _end(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._sender.close, EXIT_S)
 
-    def _look_over(self) -> None:
-        """Find what no transition tells of, such as scattered data: a few groups with each tick, then the next."""
-        some = list(islice(self._looking, LOOKED_OVER_A_TICK))
-        if len(some) < LOOKED_OVER_A_TICK:
-            self._looking = iter(list(self._scheduler.task_groups.values()))
-        self._ledger.look_over(some)
+    def _mark_changed(self) -> None:
+        """Find changes without a transition, such as scattered data: check a few groups at each tick, in turn."""
+        some = list(islice(self._unchecked, CHECKED_PER_TICK))
+        if len(some) < CHECKED_PER_TICK:
+            self._unchecked = iter(list(self._scheduler.task_groups.values()))
+        self._counter.mark_changed(some)
 
-    def _tell(self, limit: int | None) -> None:
-        for told in self._ledger.collect(limit):
-            self._sender.count(*told)
+    def _report(self, limit: int | None) -> None:
+        for counts in self._counter.collect(limit):
+            self._sender.count(*counts)
         failures, self._failures = self._failures, []
         for failure in failures:
             self._sender.failure(*failure)
 
-    def _failed(self, task: Any) -> None:
+    def _add_failure(self, task: Any) -> None:
         cause = task.exception_blame
         if len(self._failures) >= (FAILURES_MAX if cause is task else FAILURES_MAX // 2):
             return
         message = cause.exception_text or "" if cause else ""
         if cause is not task:
-            message = f"It needs {cause.key}, which failed: {message}" if cause else "It needs a task that failed."
+            message = f"Its dependency {cause.key} failed: {message}" if cause else "A dependency failed."
         elif cause.traceback_text:
             message = f"{message}\n{cause.traceback_text}"
-        prefix, group = self._ledger.name_of(task.group)
-        self._failures.append((fitting(task.key, KEY_MAX), prefix, group, message[:MESSAGE_MAX]))
+        prefix, group = self._counter.reported_name(task.group)
+        self._failures.append((shorten_name(task.key, KEY_MAX), prefix, group, message[:MESSAGE_MAX]))
 
 
-class _Portable(SchedulerPlugin):
-    """A plugin that is pickled with its code, so that a scheduler without dstackweb can run it."""
+class _PortablePlugin(SchedulerPlugin):
+    """Pickles a plugin with its code, so that a scheduler without dstackweb can run it."""
 
-    def __init__(self, plugin: GroupCounts) -> None:
+    def __init__(self, plugin: ReportingPlugin) -> None:
         self._plugin = plugin
         self.idempotent = plugin.idempotent
 
     def __reduce__(self) -> tuple[Any, ...]:
         cloudpickle.register_pickle_by_value(dstackweb.tracking)
         try:
-            return cloudpickle.loads, (cloudpickle.dumps(_Packed(self._plugin)),)
+            return cloudpickle.loads, (cloudpickle.dumps(_PickledPlugin(self._plugin)),)
         finally:
             cloudpickle.unregister_pickle_by_value(dstackweb.tracking)
 
 
-class _Packed:
-    """A plugin and its code, which is looked at only where it is needed."""
+class _PickledPlugin:
+    """A pickled plugin with its code, which is loaded only where the module is missing."""
 
-    def __init__(self, plugin: GroupCounts) -> None:
+    def __init__(self, plugin: ReportingPlugin) -> None:
         self._plugin = plugin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (cloudpickle.dumps(self._plugin), *self._plugin.to)
+        return _unpickle_plugin, (cloudpickle.dumps(self._plugin), *self._plugin.to)
 
 
-def _unpacked(code: bytes, url: str, token: str) -> Any:
-    """The plugin, by the module where that is loaded: in the process that packed it, the code would overwrite it."""
+def _unpickle_plugin(code: bytes, url: str, token: str) -> Any:
+    """The plugin. Uses the module where it is loaded: unpickling the code would overwrite it there."""
     module = sys.modules.get("dstackweb.tracking.dask")
-    return cloudpickle.loads(code) if module is None else module.GroupCounts(url, token)
+    return cloudpickle.loads(code) if module is None else module.ReportingPlugin(url, token)

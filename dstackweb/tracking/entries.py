@@ -1,4 +1,4 @@
-"""What is told, as it is kept, and as it stands in a request. Pure."""
+"""Pending entries and their JSON in a request. Pure."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 KEY_MAX, NAME_MAX, MESSAGE_MAX = 300, 200, 2000
-"""Characters of a key, of a prefix or a group, and of a message, that the server takes."""
+"""Characters of a key, of a prefix or group name, and of a message that the server accepts."""
 
 Entry = tuple[str, Any, tuple[Any, ...]]
-"""Which list of the request's body it belongs to, its key, and what was told."""
+"""The list of the request's body it belongs to, its key, and its values."""
 
 
-def written(kind: str, key: Any, told: tuple[Any, ...]) -> dict[str, Any]:
-    """An entry of the request's list `kind`."""
-    return _WRITERS[kind](key, *told)
+def to_json(kind: str, key: Any, values: tuple[Any, ...]) -> dict[str, Any]:
+    """An entry of the list `kind` of the request."""
+    return _WRITERS[kind](key, *values)
 
 
-def plain(name: object) -> str:
-    """A name as nothing but text, whatever a program has for one: members of an enum, NumPy's strings, numbers."""
+def plain_text(name: object) -> str:
+    """A name as a plain `str`: programs pass enum members, NumPy strings and numbers."""
     if type(name) is str:
         return name
     return str.__str__(name) if isinstance(name, str) else str(name)
 
 
-def fitting(name: object, longest: int = NAME_MAX) -> str:
-    """A name that the server can hold: no longer than it allows, different names still different, never empty."""
-    clean = _text(plain(name)) or "?"
+def shorten_name(name: object, longest: int = NAME_MAX) -> str:
+    """A name that the server accepts: not empty, at most `longest` characters, different for different names."""
+    clean = _text(plain_text(name)) or "?"
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"
 
 
 def _text(text: str) -> str:
-    """What JSON and every database can hold: no halves of characters (as in odd file names), no NUL."""
+    """Text that JSON and every database can store: no lone surrogates (as in odd file names), no NUL."""
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _event(
     key: str, state: str, seq: int, prefix: str | None, group: str | None, duration_s: float | None, message: str
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"key": fitting(key, KEY_MAX), "state": state, "seq": seq}
+    entry: dict[str, Any] = {"key": shorten_name(key, KEY_MAX), "state": state, "seq": seq}
     if prefix:
-        entry["prefix"] = fitting(prefix)
+        entry["prefix"] = shorten_name(prefix)
     if group:
-        entry["group"] = fitting(group)
+        entry["group"] = shorten_name(group)
     if duration_s is not None:
         entry["duration_s"] = round(duration_s, 6)
     if message:
@@ -56,14 +56,15 @@ def _event(
 def _count(
     place: tuple[str, str], states: Mapping[str, int], seq: int, duration_n: int, duration_s: float
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"prefix": fitting(place[0]), "group": fitting(place[1]), "seq": seq, "states": states}
+    names = {"prefix": shorten_name(place[0]), "group": shorten_name(place[1])}
+    entry: dict[str, Any] = {**names, "seq": seq, "states": states}
     if duration_n:
         entry["duration_n"], entry["duration_s"] = duration_n, round(duration_s, 6)
     return entry
 
 
 def _failure(key: str, prefix: str, group: str, seq: int, message: str) -> dict[str, Any]:
-    names = {"key": fitting(key, KEY_MAX), "prefix": fitting(prefix), "group": fitting(group)}
+    names = {"key": shorten_name(key, KEY_MAX), "prefix": shorten_name(prefix), "group": shorten_name(group)}
     return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
 
 

@@ -8,32 +8,32 @@ from collections.abc import Iterable, Iterator
 from operator import length_hint
 from typing import TypeVar
 
-from dstackweb.tracking.current import current
-from dstackweb.tracking.entries import plain
+from dstackweb.tracking.current import current_sender
+from dstackweb.tracking.entries import plain_text
 from dstackweb.tracking.sender import Sender
 
 T = TypeVar("T")
 
-Label = tuple[dict[str, int], int, float]
+Counts = tuple[dict[str, int], int, float]
 
 
 def track(
     iterable: Iterable[T], total: int | None = None, *, prefix: str = "items", group: str | None = None
 ) -> Iterator[T]:
-    """Iterate over `iterable`, and report its items: done, the one being worked on, and those that wait.
+    """Iterate ended `iterable`, and report how many items are done, running and waiting.
 
-    `total`: how many there will be, for an iterable that does not know its length. `prefix` names the bar; `group`, a
-    part of it, is the prefix where it is not given. An item is done when the next one is asked for; the rest is
-    released when the loop is left early, and an item that the iterable could not give (it raised) has failed. Loops
-    with one prefix and group are counted together, in one process and in several.
+    `total`: number of items, for an iterable without a length. `prefix` names the bar; `group` is a part of it and
+    defaults to the prefix. An item is done when the next one is requested. When the loop is left early, the remaining
+    items are released; when the iterable raises, one item has failed. Loops with the same prefix and group are counted
+    together, within a process and across processes.
     """
-    if current() is None:
+    if current_sender() is None:
         return iter(iterable)
-    return _walk(iterable, _Progress(_length(iterable, total)), (plain(prefix), plain(group or prefix)))
+    return _walk(iterable, _Progress(_length(iterable, total)), (plain_text(prefix), plain_text(group or prefix)))
 
 
 def _length(iterable: Iterable[object], total: int | None) -> int:
-    """How many items are known to come; 0 where nobody knows. What a program's own `len` raises is not raised here."""
+    """Expected number of items, 0 when unknown. Exceptions of a program's own `__len__` are ignored."""
     try:
         return int(length_hint(iterable) if total is None else total)
     except Exception:
@@ -41,7 +41,7 @@ def _length(iterable: Iterable[object], total: int | None) -> int:
 
 
 class _Progress:
-    """One loop. Written by the thread that iterates, read by the sender's: `done` before `started`."""
+    """One loop. The iterating thread writes it; the sender's thread reads `done` before `started`."""
 
     __slots__ = ("done", "failed", "released", "seconds", "started", "total")
 
@@ -52,12 +52,12 @@ class _Progress:
 
 
 def _walk(iterable: Iterable[T], progress: _Progress, place: tuple[str, str]) -> Iterator[T]:
-    sender = current()  # of the process that begins the loop
+    sender = current_sender()  # of the process that starts the loop
     if sender is None:
         yield from iterable
         return
     pid, clock = os.getpid(), time.perf_counter
-    tally = _tally(sender, place)
+    tally = _loop_counts(sender, place)
     tally.add(progress)
     try:
         for item in iterable:
@@ -70,7 +70,7 @@ def _walk(iterable: Iterable[T], progress: _Progress, place: tuple[str, str]) ->
     except GeneratorExit:  # the loop was left
         progress.released = max(progress.total, progress.started) - progress.done
         raise
-    except BaseException:  # the iterable has raised
+    except BaseException:  # the iterable raised
         progress.failed = 1
         progress.released = max(progress.total - progress.started - 1, 0)
         raise
@@ -79,64 +79,64 @@ def _walk(iterable: Iterable[T], progress: _Progress, place: tuple[str, str]) ->
             tally.remove(progress)
 
 
-class _Tally:
+class _LoopCounts:
     """All loops of this process with one prefix and group."""
 
     def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
         self._sender, self._place = sender, place
-        # The sender's: the garbage collector may end a loop amid a report, and two locks would be taken in two orders.
+        # The sender's own lock: the garbage collector may end a loop during a report, and two locks could deadlock.
         self._lock = sender.lock
         self._live: list[_Progress] = []
-        self._over = _Progress(0)
-        self._told: Label | None = None
+        self._ended = _Progress(0)
+        self._last_reported: Counts | None = None
 
     def add(self, progress: _Progress) -> None:
         with self._lock:
             self._live.append(progress)
-        self._sender.ask(self.tell)
+        self._sender.add_source(self.report)
 
     def remove(self, progress: _Progress) -> None:
-        """Count a loop that is over among those that were."""
-        over = self._over
+        """Add a loop that has ended to the sums."""
+        ended = self._ended
         with self._lock:
             self._live.remove(progress)
-            over.done += progress.done
-            over.failed += progress.failed
-            over.released += progress.released
-            over.seconds += progress.seconds
-        if self._sender.journal is not None:  # before this process is ended
-            self.tell()
+            ended.done += progress.done
+            ended.failed += progress.failed
+            ended.released += progress.released
+            ended.seconds += progress.seconds
+        if self._sender.spool is not None:  # before this process is terminated
+            self.report()
 
-    def tell(self) -> bool:
-        """Tell the counts, if they are other than those told last; false when all loops are over and were told.
+    def report(self) -> bool:
+        """Report the counts if they changed. Returns False once all loops have ended and were reported.
 
-        Within the lock: of two looks, the older must not be told last.
+        Holds the lock: of two readings, the older must not be reported last.
         """
         with self._lock:
-            over = self._over
-            done, failed, released, seconds = over.done, over.failed, over.released, over.seconds
-            running = ahead = 0
+            ended = self._ended
+            done, failed, released, seconds = ended.done, ended.failed, ended.released, ended.seconds
+            running = waiting = 0
             for one in list(self._live):
                 finished, started = one.done, one.started
                 done += finished
                 running += started - finished
-                ahead += max(one.total - started, 0)
+                waiting += max(one.total - started, 0)
                 seconds += one.seconds
             states = {
-                "memory": done, "erred": failed, "released": released, "processing": running, "waiting": ahead,
+                "memory": done, "erred": failed, "released": released, "processing": running, "waiting": waiting,
             }  # fmt: skip
-            told = (states, done, seconds)
-            if told == self._told:
+            counts = (states, done, seconds)
+            if counts == self._last_reported:
                 return bool(self._live)
             if self._sender.count(*self._place, states, done, seconds):
-                self._told = told
+                self._last_reported = counts
             return True
 
 
-_tallies: dict[tuple[str, tuple[str, str]], _Tally] = {}
-"""By reporter and place: a fork's child finds none of its parent's."""
+_all_loop_counts: dict[tuple[str, tuple[str, str]], _LoopCounts] = {}
+"""By reporter and (prefix, group): a forked child finds none of its parent's."""
 
 
-def _tally(sender: Sender, place: tuple[str, str]) -> _Tally:
+def _loop_counts(sender: Sender, place: tuple[str, str]) -> _LoopCounts:
     with sender.lock:
-        return _tallies.setdefault((sender.reporter, place), _Tally(sender, place))
+        return _all_loop_counts.setdefault((sender.reporter, place), _LoopCounts(sender, place))

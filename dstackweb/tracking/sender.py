@@ -1,7 +1,7 @@
-"""Telling the server, in the background: what was told is kept by key, the newest only, and sent in batches.
+"""Send reports in the background: only the newest entry per key is kept, and entries are sent in batches.
 
-Whoever reports calls `event`, `count` or `failure`: a lock and a dictionary, no I/O. One daemon thread sends. A server
-that is away costs one warning and bounded memory; what is then too much is dropped, and its number told once.
+Callers use `event`, `count` or `failure`, which take a lock and write a dictionary, without I/O. One daemon thread
+sends. An unreachable server costs one warning and bounded memory; further entries are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from dstackweb.tracking.entries import Entry, written
-from dstackweb.tracking.journal import Journal
-from dstackweb.tracking.post import TIMEOUT_S, Answer, Post, Verdict
+from dstackweb.tracking.client import TIMEOUT_S, Outcome, SendResult, TasksClient
+from dstackweb.tracking.entries import Entry, to_json
+from dstackweb.tracking.spool import Spool
 
 log = logging.getLogger("dstackweb.tracking")
 
 INTERVAL_S = 0.5
-"""Between two batches at least."""
+"""Shortest time between two batches."""
 SOON_S = 0.1
-"""From the first thing told after a pause to its batch: what follows meanwhile goes with it."""
+"""Delay from the first report after a pause to its batch, which collects the reports that follow."""
 BATCH = 1000
-"""Entries of a request; halved when the server finds one too large."""
+"""Entries per request. Halved when the server answers that a request is too large."""
 BODY_MAX = 900_000
-"""Bytes of a request: what proxies let through as they come."""
+"""Bytes per request, below the default limits of proxies."""
 SPLIT_MIN = 16_384
-"""A request under so many bytes that is called too large is so by what it says: smaller ones would be, too."""
-KEPT_MAX = 100_000
-"""Tasks, and beside them groups, that wait to be sent."""
+"""A smaller request that is too large (413) exceeds another limit, and splitting does not help."""
+PENDING_MAX = 100_000
+"""Most tasks, and most groups, that wait to be sent."""
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 30.0
 EXIT_S = 5.0
-"""What the end of a program waits at most for its last batches."""
+"""Longest time that the end of a program waits for its last batches."""
 
-Source = Callable[[], bool]
-"""Tells what changed since the last call; false when it is not to be asked any more."""
+CountSource = Callable[[], bool]
+"""Reports what changed since the last call. Returns False when it need not be called again."""
 
 
 def reporter_name() -> str:
-    """A name that no other process has: host, process id, and a random part, since both are used again."""
+    """A unique name: host, process id and a random part, since process ids are reused."""
     return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Sender:
-    """Sends for one reporter to one URL. All methods may be called from any thread; none of them raises.
+    """Sends the reports of one reporter to one URL. All methods are thread-safe, and none raises.
 
-    `reporter`: its name, unique per process and start; `journal`: where to keep what is not delivered yet, if this
-    process may be ended any time; `beside`: called in the sender's thread after each sending; `post` stands in for HTTP
-    in tests. A fork's child must make a sender of its own. Raises ValueError when `url` is none of http or https.
+    `reporter`: its name, unique per process and start; `spool`: keeps undelivered entries of a process that may be
+    terminated at any time; `after_send`: called in the sender's thread after each sending; `post`: replaces HTTP in
+    tests. A forked child must create its own sender. Raises ValueError when `url` is not an http or https URL.
     """
 
     def __init__(
@@ -64,40 +64,38 @@ class Sender:
         *,
         reporter: str | None = None,
         interval_s: float = INTERVAL_S,
-        post: Callable[[bytes, float], Answer] | None = None,
-        kept_max: int = KEPT_MAX,
-        journal: Journal | None = None,
-        beside: Callable[[], None] | None = None,
+        post: Callable[[bytes, float], SendResult] | None = None,
+        pending_max: int = PENDING_MAX,
+        spool: Spool | None = None,
+        after_send: Callable[[], None] | None = None,
     ) -> None:
         self.reporter = reporter or reporter_name()
         self.url = url
-        self._post = post or Post(url, token)
-        self._interval_s, self._kept_max, self._batch = interval_s, kept_max, BATCH
-        # Reentrant: a signal's handler, or what the garbage collector ends, may report while its thread reports.
+        self._post = post or TasksClient(url, token)
+        self._interval_s, self._pending_max, self._batch = interval_s, pending_max, BATCH
+        # Reentrant: a signal handler or the garbage collector may report while its thread reports.
         self.lock = threading.RLock()
         self._seq = 0
         self._events: dict[str, tuple[Any, ...]] = {}
         self._counts: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._failures: dict[str, tuple[Any, ...]] = {}
-        self._sources: dict[Source, None] = {}
+        self._sources: dict[CountSource, None] = {}
         self._sending: list[Entry] = []
         self._dropped = 0
-        self._told_anything = False
+        self._has_sent = False
         self._awake = False
         self._calls: SimpleQueue[None] = SimpleQueue()  # an Event is not reentrant
         self._hurry = threading.Event()
         self._delivered = threading.Condition()
-        self._asked = self._answered = 0
+        self._flushes_requested = self._flushes_done = 0
         self._closing = threading.Event()
         self._deadline = 0.0
-        self._over = self._complete = self._refused = False
-        self._away = False
-        self._complained = False
+        self._stopped = self._all_sent = self._attempt_ended = False
+        self._unreachable = False
+        self._warned_rejected = False
         self._thread: threading.Thread | None = None
-        self.journal = journal
-        self._beside = beside
-
-    # What reporters call.
+        self.spool = spool
+        self._after_send = after_send
 
     def event(
         self,
@@ -108,117 +106,115 @@ class Sender:
         duration_s: float | None = None,
         message: str = "",
     ) -> bool:
-        """A task entered a state (progress.states names them; `done`, `failed` and `running` will do).
+        """Report that a task entered a state (a `TaskState` of progress.states, or `done`, `failed`, `running`).
 
-        Prefix and group: the server finds them from the key where they are None. `duration_s`: what its processing
-        took. Returns whether it was kept for sending.
+        When prefix and group are None, the server derives them from the key. `duration_s`: how long the task was
+        processed. Returns whether the report was accepted for sending.
         """
         with self.lock:
             seq = self._next_seq()
-            if (key not in self._events and len(self._events) >= self._kept_max) or self._over:
+            if (key not in self._events and len(self._events) >= self._pending_max) or self._stopped:
                 self._dropped += 1
                 return False
-            self._events[key] = told = (state, seq, prefix, group, duration_s, message)
-            if self.journal is not None:
-                self.journal.write("events", key, told)
-        return self._kept()
+            self._events[key] = values = (state, seq, prefix, group, duration_s, message)
+            if self.spool is not None:
+                self.spool.write("events", key, values)
+        return self._wake_thread()
 
     def count(
         self, prefix: str, group: str, states: Mapping[str, int], duration_n: int = 0, duration_s: float = 0.0
     ) -> bool:
-        """How many tasks of a group there are in each state now, `forgotten` among them, of all this reporter knows.
+        """Report the number of a group's tasks in each state now, including `forgotten`.
 
-        `duration_n`, `duration_s`: how many of its tasks were timed so far, and their seconds in all. Returns whether
-        it was kept for sending: if not, tell it again later, since counts are absolute.
+        `duration_n`, `duration_s`: number of timed tasks so far, and their total seconds. Returns whether the report
+        was accepted for sending; if not, report again later: counts are absolute.
         """
         with self.lock:
             seq = self._next_seq()
-            if ((prefix, group) not in self._counts and len(self._counts) >= self._kept_max) or self._over:
+            if ((prefix, group) not in self._counts and len(self._counts) >= self._pending_max) or self._stopped:
                 return False
-            self._counts[prefix, group] = told = (dict(states), seq, duration_n, duration_s)
-            if self.journal is not None:
-                self.journal.write("counts", (prefix, group), told)
-        return self._kept()
+            self._counts[prefix, group] = values = (dict(states), seq, duration_n, duration_s)
+            if self.spool is not None:
+                self.spool.write("counts", (prefix, group), values)
+        return self._wake_thread()
 
     def failure(self, key: str, prefix: str, group: str, message: str) -> bool:
-        """A task failed that is counted by `count`. Returns whether it was kept for sending."""
+        """Report the failure of a task that `count` counts. Returns whether it was accepted for sending."""
         with self.lock:
             seq = self._next_seq()
-            if (key not in self._failures and len(self._failures) >= self._kept_max) or self._over:
+            if (key not in self._failures and len(self._failures) >= self._pending_max) or self._stopped:
                 return False
-            self._failures[key] = told = (prefix, group, seq, message)
-            if self.journal is not None:
-                self.journal.write("failures", key, told)
-        return self._kept()
+            self._failures[key] = values = (prefix, group, seq, message)
+            if self.spool is not None:
+                self.spool.write("failures", key, values)
+        return self._wake_thread()
 
-    def ask(self, source: Source) -> None:
-        """Call `source` before each sending, in the sender's thread, until it returns false."""
+    def add_source(self, source: CountSource) -> None:
+        """Call `source` before each sending, in the sender's thread, until it returns False."""
         with self.lock:
             self._sources[source] = None
-        self._kept()
+        self._wake_thread()
 
     @property
     def backlog(self) -> int:
-        """Entries that wait to be sent: many while the server is slow or away."""
+        """Number of entries that wait to be sent."""
         return len(self._events) + len(self._counts) + len(self._failures) + len(self._sending)
 
     @property
-    def over(self) -> bool:
-        """The attempt is over, or this sender was closed: nothing more is sent."""
-        return self._over
+    def stopped(self) -> bool:
+        """Whether nothing more is sent: the attempt has ended, or this sender was closed."""
+        return self._stopped
 
     def flush(self, timeout_s: float = EXIT_S) -> bool:
-        """Send all now; whether all had been delivered within `timeout_s`."""
+        """Send everything now. Returns whether all was delivered within `timeout_s`."""
         with self._delivered:
-            if self._over:
-                return self._complete
+            if self._stopped:
+                return self._all_sent
             if self._thread is None:
                 return not self.backlog
-            self._asked += 1
-            mine = self._asked
+            self._flushes_requested += 1
+            mine = self._flushes_requested
             self._hurry.set()
             self._wake()
-            return self._delivered.wait_for(lambda: self._answered >= mine, timeout_s) and not self._over
+            return self._delivered.wait_for(lambda: self._flushes_done >= mine, timeout_s) and not self._stopped
 
     def close(self, timeout_s: float = EXIT_S) -> bool:
-        """Send the rest, and that this reporter has ended: what it told of unfinished tasks means released.
+        """Send the remaining entries and the end of this reporter, which releases its unfinished tasks.
 
-        Whether all was delivered within `timeout_s`; nothing is sent after it.
+        Returns whether all was delivered within `timeout_s`. Nothing is sent afterwards.
         """
         thread = self._thread
         if thread is None or not thread.is_alive():
-            self._over = True
-            return self._complete or (thread is None and not self.backlog)
+            self._stopped = True
+            return self._all_sent or (thread is None and not self.backlog)
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._hurry.set()
         self._wake()
         thread.join(timeout_s + 0.1)
-        if thread.is_alive() and not self._over:
-            log.warning("%d tasks or groups were not reported: no answer in time", self.backlog)
-        self._over = True
-        return self._complete
+        if thread.is_alive() and not self._stopped:
+            log.warning("%d tasks or groups were not reported: no response in time", self.backlog)
+        self._stopped = True
+        return self._all_sent
 
-    def tell_for(self, entries: Iterable[Entry], timeout_s: float) -> bool:
-        """In the name of a process that has died: tell what it had not delivered, and its end, in this thread.
+    def send_for(self, entries: Iterable[Entry], timeout_s: float) -> bool:
+        """Send the undelivered entries of a process that has died, and its end, in this thread.
 
-        Whether all was delivered within `timeout_s`.
+        Returns whether all was delivered within `timeout_s`.
         """
         self._sending += entries
-        self._told_anything = True
+        self._has_sent = True
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._deliver()
         self._end()
-        return self._complete or self._refused
-
-    # What they need, with the lock held or without.
+        return self._all_sent or self._attempt_ended
 
     def _next_seq(self) -> int:
         self._seq = seq = max(self._seq + 1, time.time_ns() // 1000)
         return seq
 
-    def _kept(self) -> bool:
+    def _wake_thread(self) -> bool:
         self._wake()
         if self._thread is None:
             self._start()
@@ -237,114 +233,114 @@ class Sender:
             self._thread = thread
         try:
             thread.start()
-        except RuntimeError as error:  # the interpreter is ending, or the machine has no room for a thread
+        except RuntimeError as error:  # the interpreter is shutting down, or no thread can be started
             log.debug("cannot report: %s", error)
-            self._over = True
-
-    # The thread.
+            self._stopped = True
 
     def _run(self) -> None:
         next_at, soon_s = 0.0, min(SOON_S, self._interval_s)
         try:
-            while not self._over:
+            while not self._stopped:
                 self._calls.get()
                 self._hurry.wait(max(soon_s, next_at - time.monotonic()))
-                # First the flags, then what is there: who tells something afterwards sets them again.
+                # Clear the flags before reading entries: later reports set them again.
                 self._awake = False
                 self._hurry.clear()
-                asked, closing = self._asked, self._closing.is_set()
+                flushes, closing = self._flushes_requested, self._closing.is_set()
                 self._gather()
                 self._deliver()
-                if self.journal is not None and not self._sending:
-                    self.journal.delivered()
-                if self._beside is not None:
-                    self._beside()
+                if self.spool is not None and not self._sending:
+                    self.spool.clear_sent()
+                if self._after_send is not None:
+                    self._after_send()
                 if closing:
                     self._end()
                     return
                 next_at = time.monotonic() + self._interval_s
                 with self._delivered:
-                    self._answered = asked
+                    self._flushes_done = flushes
                     self._delivered.notify_all()
                 if self._sources:
                     self._wake()
         except Exception:  # a bug here must not reach the program that reports
-            log.warning("reporting tasks ended by an error", exc_info=True)
+            log.warning("reporting tasks stopped after an error", exc_info=True)
         finally:
-            self._over = True
-            if self.journal is not None and (self._complete or self._refused):
-                self.journal.remove()
+            self._stopped = True
+            if self.spool is not None and (self._all_sent or self._attempt_ended):
+                self.spool.remove()
             self._forget()
             with self._delivered:
-                self._answered = self._asked
+                self._flushes_done = self._flushes_requested
                 self._delivered.notify_all()
 
     def _gather(self) -> None:
-        """Ask the sources, and take all that is kept."""
+        """Call the sources, then take all pending entries."""
         with self.lock:
             sources, self._sources = self._sources, {}
         for source in sources:
             if source():
                 with self.lock:
                     self._sources[source] = None
-        self._take()
+        self._drain()
 
-    def _take(self) -> None:
+    def _drain(self) -> None:
         with self.lock:
-            if self.journal is not None:
-                self.journal.turn()
+            if self.spool is not None:
+                self.spool.rotate()
             events, self._events = self._events, {}
             groups, self._counts = self._counts, {}
             failures, self._failures = self._failures, {}
-        self._sending += [("counts", key, told) for key, told in groups.items()]
-        self._sending += [("failures", key, told) for key, told in failures.items()]
-        self._sending += [("events", key, told) for key, told in events.items()]
+        self._sending += [("counts", key, values) for key, values in groups.items()]
+        self._sending += [("failures", key, values) for key, values in failures.items()]
+        self._sending += [("events", key, values) for key, values in events.items()]
 
     def _deliver(self) -> None:
-        """Send what was gathered, until nothing is left, the attempt is over, or there is no time at the exit."""
+        """Send the gathered entries until none is left, the attempt has ended, or time is up at exit."""
         failed = 0
-        while self._sending and not self._over:
+        while self._sending and not self._stopped:
             size = min(len(self._sending), self._batch)
             body = self._body(self._sending[:size])
-            answer = Answer(Verdict.SPLIT) if len(body) > BODY_MAX and size > 1 else self._ask(body)
-            if answer.verdict is Verdict.LATER:
-                self._complain(answer.detail)
-                if not self._pause(answer.wait_s, failed):
+            result = (
+                SendResult(Outcome.SPLIT) if len(body) > BODY_MAX and size > 1 else self._send_within_deadline(body)
+            )
+            if result.outcome is Outcome.RETRY:
+                self._warn_unreachable(result.detail)
+                if not self._pause(result.wait_s, failed):
                     return
                 failed += 1
                 continue
             failed = 0
-            if answer.verdict is Verdict.SPLIT and size > 1 and len(body) >= SPLIT_MIN:
+            if result.outcome is Outcome.SPLIT and size > 1 and len(body) >= SPLIT_MIN:
                 self._batch = size // 2
                 continue
-            self._settle(answer, size)
+            self._settle(result, size)
             del self._sending[:size]
 
-    def _settle(self, answer: Answer, size: int) -> None:
-        """What the server said for good of a batch."""
-        if answer.verdict is Verdict.OVER:
-            log.info("nothing more is reported: %s", answer.detail)
-            self._over = self._refused = True
+    def _settle(self, result: SendResult, size: int) -> None:
+        """Handle a final response to a batch."""
+        if result.outcome is Outcome.ENDED:
+            log.info("nothing more is reported: %s", result.detail)
+            self._stopped = self._attempt_ended = True
             return
-        if answer.verdict is Verdict.TAKEN:
-            self._told_anything = True
+        if result.outcome is Outcome.ACCEPTED:
+            self._has_sent = True
             self._batch = min(BATCH, self._batch + self._batch // 8 + 1)
-            if self._away:
-                self._away = False
+            if self._unreachable:
+                self._unreachable = False
                 log.info("tasks are reported again")
-        lost = answer.refused if answer.verdict is Verdict.TAKEN else size
-        if lost and not self._complained:
-            self._complained = True
-            log.warning("%d of the tasks reported were not taken (%s); told once", lost, answer.detail)
+        lost = result.rejected if result.outcome is Outcome.ACCEPTED else size
+        if lost and not self._warned_rejected:
+            self._warned_rejected = True
+            log.warning("%d reported tasks were rejected (%s); this is logged once", lost, result.detail)
 
-    def _complain(self, detail: str) -> None:
-        """One warning while the server is away; 429 is not away."""
-        if not self._away and not detail.startswith("429"):
-            self._away = True
-            log.warning("tasks cannot be reported to %s now (%s); the work goes on", self.url, detail)
+    def _warn_unreachable(self, detail: str) -> None:
+        """Warn once while the server is unreachable. 429 is a response."""
+        if not self._unreachable and not detail.startswith("429"):
+            self._unreachable = True
+            log.warning("cannot report tasks to %s, will retry (%s)", self.url, detail)
 
     def _pause(self, asked_s: float | None, failed: int) -> bool:
-        """Wait before the next try, as long as the server asked for; false when the program ends before that."""
+        """Wait before the next attempt. Returns False when the program ends before that."""
         closing = self._closing.is_set()
         wait_s = asked_s
         if wait_s is None:
@@ -358,7 +354,7 @@ class Sender:
         time.sleep(max(until - time.monotonic(), 0.0))
         return True
 
-    def _ask(self, body: bytes) -> Answer:
+    def _send_within_deadline(self, body: bytes) -> SendResult:
         timeout_s = TIMEOUT_S
         if self._closing.is_set():
             timeout_s = max(0.05, min(TIMEOUT_S, self._deadline - time.monotonic()))
@@ -366,25 +362,25 @@ class Sender:
 
     def _body(self, entries: list[Entry], **more: Any) -> bytes:
         body: dict[str, Any] = {"reporter": self.reporter, **more}
-        for kind, key, told in entries:
-            body.setdefault(kind, []).append(written(kind, key, told))
+        for kind, key, values in entries:
+            body.setdefault(kind, []).append(to_json(kind, key, values))
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _end(self) -> None:
-        """Say that this reporter has ended, if it ever said anything, and what it could not say."""
-        if self._told_anything and not self._over and not self._sending:
+        """Report the end of this reporter, if it reported anything, and warn about lost entries."""
+        if self._has_sent and not self._stopped and not self._sending:
             with self.lock:
                 seq = self._next_seq()
             body = self._body([], seq=seq, ended=True)
-            while (answer := self._ask(body)).verdict is Verdict.LATER:
-                if not self._pause(answer.wait_s, 0):
+            while (result := self._send_within_deadline(body)).outcome is Outcome.RETRY:
+                if not self._pause(result.wait_s, 0):
                     return
         lost = self._dropped + self.backlog
-        self._complete = not lost and not self._over
-        if lost and not self._over:
+        self._all_sent = not lost and not self._stopped
+        if lost and not self._stopped:
             log.warning("%d tasks or groups were not reported", lost)
 
     def _forget(self) -> None:
         with self.lock:
-            for kept in (self._events, self._counts, self._failures, self._sources, self._sending):
-                kept.clear()
+            for pending in (self._events, self._counts, self._failures, self._sources, self._sending):
+                pending.clear()

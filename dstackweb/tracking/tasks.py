@@ -1,4 +1,4 @@
-"""`task`: one task, told as it starts and as it ends."""
+"""`task`: report one task when it starts and when it ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
-from dstackweb.tracking.current import current
-from dstackweb.tracking.entries import plain
+from dstackweb.tracking.current import current_sender
+from dstackweb.tracking.entries import plain_text
 from dstackweb.tracking.sender import Sender
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,22 +21,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 _calls = itertools.count(1)
 
 
-class Task:
-    """What `task` makes: `with` (or `async with`) around the work of one task, or a decorator: each call is one.
+class TaskContext:
+    """Returned by `task`: a context manager (also asynchronous) for one task, or a decorator: each call is a task.
 
-    Done when the block is left; failed, with the exception's text, when one leaves it; released when it is cancelled,
-    closed early or interrupted. The exception goes on its way. One object is for one block at a time.
+    The task is done when the block ends; failed, with the exception's text, when it raises; released when it is
+    cancelled, closed early or interrupted. Exceptions propagate. Use one object for one block at a time.
     """
 
     __slots__ = ("_began", "_pid", "_sender", "group", "key", "prefix")
 
     def __init__(self, key: str | tuple[Any, ...], prefix: str | None = None, group: str | None = None) -> None:
-        self.key = plain(key)
-        self.prefix = None if prefix is None else plain(prefix)
-        self.group = None if group is None else plain(group)
+        self.key = plain_text(key)
+        self.prefix = None if prefix is None else plain_text(prefix)
+        self.group = None if group is None else plain_text(group)
 
-    def __enter__(self) -> Task:
-        self._sender: Sender | None = current()
+    def __enter__(self) -> TaskContext:
+        self._sender: Sender | None = current_sender()
         if self._sender is not None:
             self._pid = os.getpid()
             self._sender.event(self.key, "processing", self.prefix, self.group)
@@ -47,17 +47,17 @@ class Task:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sender = self._sender
-        if sender is None or self._pid != os.getpid():  # a fork's child leaves its parent's block
+        if sender is None or self._pid != os.getpid():  # a forked child leaves its parent's block
             return
         duration_s = time.perf_counter() - self._began
         if error is None:
             sender.event(self.key, "memory", self.prefix, self.group, duration_s)
         elif _is_failure(error):
-            sender.event(self.key, "erred", self.prefix, self.group, duration_s, described(error))
+            sender.event(self.key, "erred", self.prefix, self.group, duration_s, describe(error))
         else:
             sender.event(self.key, "released", self.prefix, self.group)
 
-    async def __aenter__(self) -> Task:
+    async def __aenter__(self) -> TaskContext:
         return self.__enter__()
 
     async def __aexit__(
@@ -66,42 +66,42 @@ class Task:
         self.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
-        """`function`, each of whose calls is a task named after this one's key. Generators and coroutines, too."""
+        """Make each call of `function` a task named after this key. Also for generators and coroutines."""
         return cast(F, _each_call(function, self.key, self.prefix or self.key, self.group))
 
 
 @overload
 def task(key: F, /) -> F: ...
 @overload
-def task(key: str | tuple[Any, ...], *, prefix: str | None = None, group: str | None = None) -> Task: ...
+def task(key: str | tuple[Any, ...], *, prefix: str | None = None, group: str | None = None) -> TaskContext: ...
 def task(
     key: str | tuple[Any, ...] | Callable[..., Any], *, prefix: str | None = None, group: str | None = None
 ) -> Any:
     """Report one task: `with task("train-17"):`, or `@task` or `@task("clean")` before a function.
 
-    `key` names the task, once per attempt of the run; a tuple (name, …) belongs to the group `name`. Prefix and group
-    come from the key where they are not given: `train-17` counts for `train`. Where nothing says where to report
-    (DSTACKWEB_TASKS_URL and DSTACKWEB_TASKS_TOKEN), nothing is done.
+    `key` names the task, unique within an attempt of the run; a tuple (name, …) belongs to the group `name`. Prefix and
+    group default to those of the key: `train-17` belongs to `train`. Without DSTACKWEB_TASKS_URL and
+    DSTACKWEB_TASKS_TOKEN nothing is reported.
     """
     if isinstance(key, (str, tuple)):
-        return Task(key, prefix, group)
+        return TaskContext(key, prefix, group)
     if callable(key):
         name = getattr(key, "__name__", type(key).__name__)
         return _each_call(key, name, name, None)
-    raise TypeError(f"a task's key is text or a tuple, not {type(key).__name__}")
+    raise TypeError(f"a task's key must be a string or a tuple, not {type(key).__name__}")
 
 
 def waiting(keys: Iterable[str | tuple[Any, ...]], *, prefix: str | None = None, group: str | None = None) -> None:
-    """Report tasks that are still to come, so that the bar shows how many there will be."""
-    sender = current()
+    """Report tasks that have not started, so that the bar shows the total."""
+    sender = current_sender()
     if sender is not None:
         for key in keys:
-            one = Task(key, prefix, group)
+            one = TaskContext(key, prefix, group)
             sender.event(one.key, "waiting", one.prefix, one.group)
 
 
-def described(error: BaseException) -> str:
-    """An exception in a line: what it says, and where it was raised."""
+def describe(error: BaseException) -> str:
+    """An exception in one line: type, text, and where it was raised."""
     name = type(error).__name__
     try:
         text = f"{name}: {error}" if str(error) else name
@@ -119,14 +119,14 @@ def described(error: BaseException) -> str:
 def _is_failure(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
-    return isinstance(error, Exception)  # neither a cancelled coroutine's nor a closed generator's
+    return isinstance(error, Exception)  # not CancelledError, GeneratorExit or KeyboardInterrupt
 
 
 def _each_call(function: Callable[..., Any], name: str, prefix: str, group: str | None) -> Any:
-    def one() -> Task:
-        sender = current()
+    def one() -> TaskContext:
+        sender = current_sender()
         mark = sender.reporter[-8:] if sender is not None else ""
-        return Task(f"{name}-{mark}-{next(_calls)}", prefix, group or prefix)
+        return TaskContext(f"{name}-{mark}-{next(_calls)}", prefix, group or prefix)
 
     if inspect.iscoroutinefunction(function):
 
@@ -142,7 +142,7 @@ def _each_call(function: Callable[..., Any], name: str, prefix: str, group: str 
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
             with one():
                 items = function(*args, **kwargs)
-                with contextlib.suppress(StopAsyncIteration):  # what `yield from` does for other generators
+                with contextlib.suppress(StopAsyncIteration):  # as `yield from` does in plain generators
                     item = await items.asend(None)
                     while True:
                         try:

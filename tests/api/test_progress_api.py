@@ -93,7 +93,7 @@ def test_a_rate_that_may_be_next_to_nothing_leaves_the_end_open(project: Project
     assert prefix["left_high_s"] is None or prefix["left_high_s"] > 10 * prefix["left_s"]
 
 
-def test_an_attempt_that_is_over_is_told_when_asked_for(scope: Scope, project: Project, run: Run, api: Api) -> None:
+def test_an_attempt_that_is_over_is_reported_when_asked_for(scope: Scope, project: Project, run: Run, api: Api) -> None:
     Scope.objects.filter(pk=scope.pk).update(ended_ms=1)
     add_group(make_scope(project, run.pk, 2), "train", "train-a", processing=1)
     assert told(api, "runs/sweep/progress")["total"]["total"] == 1
@@ -101,7 +101,7 @@ def test_an_attempt_that_is_over_is_told_when_asked_for(scope: Scope, project: P
     assert (found["attempt"], found["ended"], found["total"]["total"]) == (1, True, 52)
 
 
-def test_where_nothing_was_told_all_is_nothing(run: Run, api: Api) -> None:
+def test_where_nothing_was_reported_all_is_nothing(run: Run, api: Api) -> None:
     found = told(api, "runs/sweep/progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert (found["prefixes"], found["attempt"], found["version"]) == ([], None, 0)
@@ -187,7 +187,7 @@ def scrape() -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_prometheus_is_told_of_runs_whose_attempt_goes_on(scope: Scope, project: Project, member: User) -> None:
+def test_prometheus_gets_runs_whose_attempt_goes_on(scope: Scope, project: Project, member: User) -> None:
     other = make_run(project, member, "over")
     add_group(make_scope(project, other.pk, 1, ended_ms=5), "x", "x", processing=2)
     found = scrape()

@@ -88,7 +88,7 @@ def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, n
     expect(tip).to_contain_text("shuffle")
 
 
-def test_a_server_that_was_away_is_told_of_and_caught_up_with(
+def test_a_lost_server_is_announced_and_caught_up_with(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     scope = task_demo.scope_of(progress_demo.build()[1])

@@ -103,7 +103,7 @@ def test_what_is_left_takes_as_long_as_the_rate_says() -> None:
     assert left(100, None) is None
 
 
-def test_tasks_that_nobody_can_run_have_no_end_in_sight() -> None:
+def test_tasks_without_a_worker_have_no_upper_bound() -> None:
     assert left(100, Rate(2.0, 1.0, 4.0), stuck=40) == Left(30.0, 15.0, math.inf)
     assert left(40, Rate(2.0, 1.0, 4.0), stuck=40) is None
 

@@ -148,7 +148,7 @@ def test_a_new_attempt_counts_on_its_own_while_the_old_one_settles(
     assert not Scope.objects.get(pk=again).settled
 
 
-def test_a_page_that_asks_what_changed_is_told_of_what_was_released(scope_id: int) -> None:
+def test_a_page_that_polls_gets_what_was_released(scope_id: int) -> None:
     seen = Scope.objects.get().version
     finalize.end([(7, 1)], NOW)
     assert Scope.objects.get().version > seen

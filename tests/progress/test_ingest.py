@@ -203,14 +203,14 @@ def test_what_a_reporter_says_after_its_end_is_taken(scope_id: int) -> None:
     assert counted(scope_id) == {"processing": 1, "queued": 1, "memory": 2}
 
 
-def test_an_end_that_is_told_late_ends_no_more_than_the_first(scope_id: int) -> None:
+def test_an_end_that_is_reported_late_ends_no_more_than_the_first(scope_id: int) -> None:
     take(scope_id, ended=5)
     take(scope_id, ended=3)
     take(scope_id, event("a-1", S.PROCESSING, 4))
     assert counted(scope_id) == {"released": 1}
 
 
-def test_processing_is_timed_as_told_or_as_it_was_seen(scope_id: int) -> None:
+def test_processing_is_timed_as_reported_or_as_it_was_seen(scope_id: int) -> None:
     take(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
     take(scope_id, event("a-1", S.PROCESSING, 2), now_ms=NOW + 1_000)
     take(scope_id, event("a-1", S.MEMORY, 3), event("a-2", S.ERRED, 3, duration_s=0.5), now_ms=NOW + 2_500)
@@ -230,7 +230,7 @@ def test_failures_are_kept_until_their_task_is_done(scope_id: int) -> None:
     assert list(TaskFailure.objects.values_list("key", "message")) == [("a-1-y", "worse")]
 
 
-def test_failures_told_beside_counts_are_kept_by_sequence(scope_id: int) -> None:
+def test_failures_reported_beside_counts_are_kept_by_sequence(scope_id: int) -> None:
     assert outcome(take(scope_id, Failure("x", "a", "a-1", 2, "second"))) == (1, 0, [])
     assert outcome(take(scope_id, Failure("x", "a", "a-1", 1, "first"))) == (0, 1, [])
     assert outcome(take(scope_id, Failure("x", "a", "a-1", 3, "3"), Failure("x", "a", "a-1", 4, "4"))) == (1, 1, [])

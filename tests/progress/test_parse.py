@@ -36,7 +36,7 @@ def reason(where: str = "events", **entry: Any) -> str:
     return refused.reason
 
 
-def test_what_is_not_told_has_a_default() -> None:
+def test_what_is_not_reported_has_a_default() -> None:
     assert told().batch == Batch("job-0")
     assert event() == Event("train-1", S.MEMORY, NOW, "train", "train")
     (count,) = told(counts=[{"prefix": "p", "states": {}}]).batch.counts
@@ -57,11 +57,11 @@ def test_the_requests_seq_is_that_of_entries_without_one() -> None:
         ({"prefix": "p", "group": "g"}, ("p", "g")), ({"prefix": "", "group": None}, ("train", "train")),
     ],
 )  # fmt: skip
-def test_prefix_and_group_are_as_told_else_by_the_key(names: dict[str, Any], place: tuple[str, str]) -> None:
+def test_prefix_and_group_are_as_reported_else_by_the_key(names: dict[str, Any], place: tuple[str, str]) -> None:
     assert (event(**names).prefix, event(**names).group) == place
 
 
-def test_a_task_stays_where_a_request_told_of_it_first() -> None:
+def test_a_task_stays_where_a_request_reported_of_it_first() -> None:
     first = {"key": "train-0.1-1", "state": "waiting", "group": "train-0.1"}
     later = {"key": "train-0.1-1", "state": "running"}
     named_late = {"key": "test-1", "state": "done", "prefix": "p"}
@@ -95,7 +95,7 @@ def test_two_words_for_one_state_add_up() -> None:
         ({"seq": 9, "counts": [{"prefix": "a", "states": {}, "seq": 3}]}, 9),
     ],
 )  # fmt: skip
-def test_a_reporter_has_ended_with_the_last_that_it_told(body: dict[str, Any], ended_seq: int) -> None:
+def test_a_reporter_has_ended_with_the_last_that_it_reported(body: dict[str, Any], ended_seq: int) -> None:
     assert told(ended=True, **body).batch.ended_seq == ended_seq
     assert told(ended=False, **body).batch.ended_seq is None
 

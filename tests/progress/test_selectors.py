@@ -81,7 +81,7 @@ def test_an_overview_is_the_scopes_own_row(project: Project, scope: Scope) -> No
     assert selectors.of_project(project.pk + 1, NOW) is None
 
 
-def test_a_runs_newest_attempt_is_told_unless_another_is_asked_for(project: Project, scope: Scope) -> None:
+def test_a_runs_newest_attempt_is_reported_unless_another_is_asked_for(project: Project, scope: Scope) -> None:
     first, second = make_scope(project, 7, 1, ended_ms=5), make_scope(project, 7, 2)
     found = [selectors.of_run(7, NOW), selectors.of_run(7, NOW, attempt=1), selectors.of_run(7, NOW, attempt=3)]
     assert [one and (one.scope_id, one.attempt, one.ended) for one in found] == [
@@ -133,7 +133,7 @@ def test_a_part_of_the_name_is_found_as_it_stands(scope: Scope, find: str, expec
 
 
 @pytest.mark.parametrize("after", ["", "1", "x.y", "1.2.3", f"0.{2**63}", "0.-", "0.1e3"])
-def test_a_place_that_nobody_gave_out_is_refused(scope: Scope, after: str) -> None:
+def test_an_invalid_cursor_is_refused(scope: Scope, after: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  int() says it in its own words
         selectors.prefixes(scope.pk, NOW, after=after)
 

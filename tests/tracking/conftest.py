@@ -21,7 +21,7 @@ def reporting(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ear]:
     """This process reports there, from a fresh start."""
     for name, value in ear.env.items():
         monkeypatch.setenv(name, value)
-    current._forked()
+    current._after_fork()
     yield ear
     current.close(1)
-    current._forked()
+    current._after_fork()

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.support import eventually
 
-Answer = tuple[int, dict[str, str], bytes]
-OK: Answer = (200, {}, b'{"applied": 1, "outdated": 0, "refused": []}')
+Reply = tuple[int, dict[str, str], bytes]
+OK: Reply = (200, {}, b'{"applied": 1, "outdated": 0, "refused": []}')
 
 
 class Ear:
@@ -22,7 +22,7 @@ class Ear:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.tokens: set[str | None] = set()
-        self.answers: list[Answer] = []
+        self.answers: list[Reply] = []
         self.then = OK
         self.hold = threading.Event()  # no answer until it is set
         self.hold.set()
@@ -80,9 +80,9 @@ class Ear:
         newest: dict[str, tuple[int, str, dict[str, Any]]] = {}
         for body in list(self.bodies):
             for event in body.get("events", []):
-                told = (event["seq"], body["reporter"], event)
-                if event["key"] not in newest or told[:2] > newest[event["key"]][:2]:
-                    newest[event["key"]] = told
+                candidate = (event["seq"], body["reporter"], event)
+                if event["key"] not in newest or candidate[:2] > newest[event["key"]][:2]:
+                    newest[event["key"]] = candidate
         return {key: event for key, (_seq, _reporter, event) in newest.items()}
 
     def states(self) -> dict[str, str]:

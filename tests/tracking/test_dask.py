@@ -52,7 +52,7 @@ def sums(ear: Ear) -> dict[str, dict[str, int]]:
 
 def same(ear: Ear, cluster: LocalCluster, **prefixes: dict[str, int]) -> None:
     """Wait until the page says what the scheduler says, and of these prefixes so."""
-    eventually(lambda: (told := sums(ear)) == own(cluster.scheduler) and told == told | prefixes, deadline=20)
+    eventually(lambda: (shown := sums(ear)) == own(cluster.scheduler) and shown == shown | prefixes, deadline=20)
 
 
 def work(i: int) -> int:
@@ -83,7 +83,7 @@ def test_what_tasks_are_is_what_the_scheduler_says(ear: Ear, cluster: LocalClust
     assert len(messages) == 6
     assert messages[str(failed[3].key)].startswith("ValueError('3 is odd')\n")
     assert "raise ValueError" in messages[str(failed[3].key)]
-    causes = tuple(f"It needs {one.key}, which failed: ValueError(" for one in failed[1::2])
+    causes = tuple(f"Its dependency {one.key} failed: ValueError(" for one in failed[1::2])
     assert messages[str(blamed.key)].startswith(causes)
     counts = {count["group"]: count for body in ear.bodies for count in body["counts"]}
     assert counts["later"]["duration_n"] == 30
@@ -109,7 +109,7 @@ def test_keys_and_groups_need_not_be_text(ear: Ear, cluster: LocalCluster, clien
     assert failed == {"(('a', 1), 2)", "7", "('t', ('u', 1))", "n?l"}
 
 
-def test_watching_twice_counts_once_and_the_end_is_told(ear: Ear) -> None:
+def test_watching_twice_counts_once_and_the_end_is_reported(ear: Ear) -> None:
     with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
         with Client(cluster) as client:
             watch(client, url=ear.url, token="t")
@@ -135,7 +135,7 @@ def test_who_takes_the_plugin_away_again_ends_the_reporter(ear: Ear, cluster: Lo
     assert sums(ear) == {"work": {"memory": 10}}
 
 
-def test_an_attempt_that_is_over_is_told_nothing_and_the_scheduler_is_left_alone(
+def test_after_the_attempts_end_nothing_is_reported_and_the_plugin_is_removed(
     ear: Ear, cluster: LocalCluster, client: Client
 ) -> None:
     ear.answers = [(409, {}, b'{"detail": "it is over"}')]
@@ -159,10 +159,10 @@ def test_watching_a_cluster_of_ones_own_process_leaves_its_modules_alone(ear: Ea
     assert Sender.event.__globals__ is vars(sender)
 
 
-def test_without_an_address_nothing_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_nothing_is_reported(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DSTACKWEB_TASKS_URL", raising=False)
     assert watch(client) is None
-    with pytest.raises(ValueError, match="no http"):
+    with pytest.raises(ValueError, match="is not an http"):
         watch(client, url="ftp://server/tasks", token="t")
 
 
@@ -245,7 +245,7 @@ def test_a_scheduler_without_dstackweb_runs_what_it_is_given(ear: Ear, tmp_path:
         eventually(lambda: sums(ear) == {"abs": {"forgotten": 5}})
 
 
-def test_preloaded_it_tells_from_the_beginning_and_each_scheduler_by_its_own_name(ear: Ear, tmp_path: Path) -> None:
+def test_preloaded_it_reports_from_the_beginning_and_each_scheduler_by_its_own_name(ear: Ear, tmp_path: Path) -> None:
     env = {"DSTACKWEB_TASKS_URL": ear.url, "DSTACKWEB_TASKS_TOKEN": "t"}
     for _ in range(2):
         with Scheduler(tmp_path, "--preload", "dstackweb.tracking.dask", **env) as scheduler:

@@ -63,7 +63,7 @@ def test_whatever_a_program_has_for_a_number_the_loop_goes_on(reporting: Ear) ->
     assert counts(reporting, "odd") == {"memory": 10}
 
 
-def test_more_items_than_were_told_are_counted_all_the_same(reporting: Ear) -> None:
+def test_more_items_than_were_reported_are_counted_all_the_same(reporting: Ear) -> None:
     assert list(track(range(5), 3)) == [0, 1, 2, 3, 4]
     assert counts(reporting) == {"memory": 5}
 
@@ -134,23 +134,23 @@ def test_a_loop_that_the_garbage_collector_ends_is_over(reporting: Ear) -> None:
     assert counts(reporting) == {"released": 3}
 
 
-def test_a_loop_that_ends_amid_another_threads_report_locks_nobody_out(
+def test_a_loop_that_ends_amid_another_threads_report_does_not_deadlock(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does when the garbage collector ends it there."""
     walk = track(range(3))
     next(walk)
-    sender = current.current()
+    sender = current.current_sender()
     assert sender is not None
-    telling, reporter, count = threading.Event(), threading.Event(), sender.count
+    entered, reporter, count = threading.Event(), threading.Event(), sender.count
 
-    def counting(*told: Any) -> bool:
-        telling.set()
+    def counting(*values: Any) -> bool:
+        entered.set()
         reporter.wait(0.2)  # has the lock meanwhile, where it can
-        return count(*told)
+        return count(*values)
 
     def report() -> None:
-        telling.wait(5)
+        entered.wait(5)
         with sender.lock:
             reporter.set()
             walk.close()
@@ -166,15 +166,15 @@ def test_a_loop_that_ends_amid_another_threads_report_locks_nobody_out(
 def test_who_begins_a_loop_while_another_begins_does_not_lock_itself_out(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally = items._Tally
+    original = items._LoopCounts
 
-    class Interrupted(tally):
+    class Interrupted(original):
         def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
             super().__init__(sender, place)
-            monkeypatch.setattr(items, "_Tally", tally)
+            monkeypatch.setattr(items, "_LoopCounts", original)
             list(track(range(2), prefix="inner"))
 
-    monkeypatch.setattr(items, "_Tally", Interrupted)
+    monkeypatch.setattr(items, "_LoopCounts", Interrupted)
     one = threading.Thread(target=lambda: list(track(range(3))), daemon=True)
     one.start()
     one.join(5)
@@ -182,7 +182,7 @@ def test_who_begins_a_loop_while_another_begins_does_not_lock_itself_out(
     assert (counts(reporting), counts(reporting, "inner")) == ({"memory": 3}, {"memory": 2})
 
 
-def test_a_loop_that_was_never_begun_is_not_told(reporting: Ear) -> None:
+def test_a_loop_that_was_never_begun_is_not_reported(reporting: Ear) -> None:
     track(range(3))
     assert counts(reporting) == {}
 
@@ -191,13 +191,13 @@ def test_when_all_loops_are_over_the_sender_rests(reporting: Ear) -> None:
     list(track(range(3)))
     assert counts(reporting) == {"memory": 3}
     assert flush()
-    sender = current.current()
+    sender = current.current_sender()
     assert sender is not None
     assert not sender._sources
 
 
 def test_without_the_environment_the_iterator_is_the_iterables_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DSTACKWEB_TASKS_URL", raising=False)
-    current._forked()
+    current._after_fork()
     assert type(track([1])) is type(iter([1]))
-    current._forked()
+    current._after_fork()

@@ -53,7 +53,7 @@ with task("last"):
     assert ear.ended == ear.reporters
 
 
-def test_a_program_that_fails_tells_what_failed(ear: Ear, tmp_path: Path) -> None:
+def test_a_program_that_fails_reports_what_failed(ear: Ear, tmp_path: Path) -> None:
     code = """
 from dstackweb.tracking import task
 with task("load-1"):
@@ -111,7 +111,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_a_pools_workers_did_last_is_told_though_the_pool_ends_them(ear: Ear, tmp_path: Path, method: str) -> None:
+def test_the_last_work_of_terminated_pool_workers_is_reported(ear: Ear, tmp_path: Path, method: str) -> None:
     code = f"""
 import multiprocessing
 from dstackweb.tracking import task, track
@@ -181,7 +181,7 @@ if __name__ == "__main__":
     assert ear.ended == ear.reporters
 
 
-def test_a_program_that_goes_on_tells_for_its_pool_meanwhile(ear: Ear, tmp_path: Path) -> None:
+def test_a_program_that_goes_on_reports_for_its_pool_meanwhile(ear: Ear, tmp_path: Path) -> None:
     code = """
 import multiprocessing, sys
 from dstackweb.tracking import current, flush, task
@@ -237,7 +237,7 @@ import os, signal, sys, threading
 from dstackweb.tracking import current, task, track
 held, over = threading.Event(), threading.Event()
 def report():
-    with current.current().lock:
+    with current.current_sender().lock:
         held.set()
         over.wait()
 loop = track(range(3))
@@ -326,7 +326,7 @@ print(found)
     assert output == "[]\n"
 
 
-def test_a_killed_program_leaves_what_it_had_told(ear: Ear, tmp_path: Path) -> None:
+def test_a_killed_program_leaves_what_it_had_reported(ear: Ear, tmp_path: Path) -> None:
     code = """
 import time
 from dstackweb.tracking import task, waiting
@@ -341,7 +341,7 @@ with task("a-1"):
     assert not ear.ended
     again = code.replace("time.sleep(600)", "pass")
     assert run(tmp_path, again, ear.env) == ""
-    assert ear.states() == {"a-1": "memory", "a-2": "waiting"}  # told by another reporter, later
+    assert ear.states() == {"a-1": "memory", "a-2": "waiting"}  # reported by another reporter, later
     assert len(ear.reporters) == 2
 
 
@@ -360,7 +360,7 @@ print("worked")
     errors = run(tmp_path, code, {"DSTACKWEB_TASKS_URL": url, "DSTACKWEB_TASKS_TOKEN": "secret"})
     assert time.monotonic() - began < 10
     first, last = errors.splitlines()
-    assert first.startswith(f"tasks cannot be reported to {url} now (ConnectionRefusedError: ")
+    assert first.startswith(f"cannot report tasks to {url}, will retry (ConnectionRefusedError: ")
     assert last == "1001 tasks or groups were not reported"
 
 
@@ -369,7 +369,7 @@ def test_a_server_that_never_answers_is_waited_for_a_few_seconds_at_the_end(ear:
     began = time.monotonic()
     errors = run(tmp_path, "from dstackweb.tracking import task\nwith task('a'): pass\n", ear.env)
     assert time.monotonic() - began < 10
-    assert "tasks cannot be reported to" in errors or "no answer in time" in errors
+    assert "cannot report tasks to" in errors or "no response in time" in errors
 
 
 def test_the_work_does_not_wait_for_a_slow_server(ear: Ear, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ print(time.monotonic() - began)
     assert len(ear.states()) == 20_000
 
 
-def test_an_interrupted_program_tells_its_end(ear: Ear, tmp_path: Path) -> None:
+def test_an_interrupted_program_reports_its_end(ear: Ear, tmp_path: Path) -> None:
     code = """
 import signal, time
 from dstackweb.tracking import task

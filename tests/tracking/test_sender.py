@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 
 from dstackweb.tracking import sender as module
-from dstackweb.tracking.post import Answer, Verdict
+from dstackweb.tracking.client import Outcome, SendResult
 from dstackweb.tracking.sender import Sender
 from tests.support import eventually
 from tests.tracking.ear import Ear
 
-TAKEN = Answer(Verdict.TAKEN)
+OK = SendResult(Outcome.ACCEPTED)
 
 
-class Post:
+class FakeServer:
     """In place of HTTP: answers in order, then takes all."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: SendResult) -> None:
         self.answers = list(answers)
         self.bodies: list[dict[str, Any]] = []
         self.asked: list[tuple[float, int]] = []
 
-    def __call__(self, body: bytes, timeout_s: float) -> Answer:
+    def __call__(self, body: bytes, timeout_s: float) -> SendResult:
         self.asked.append((time.monotonic(), len(body)))
-        answer = self.answers.pop(0) if self.answers else TAKEN
-        if answer.verdict is Verdict.TAKEN:
+        answer = self.answers.pop(0) if self.answers else OK
+        if answer.outcome is Outcome.ACCEPTED:
             self.bodies.append(json.loads(body))
         return answer
 
@@ -38,7 +38,7 @@ class Post:
         return [entry for body in self.bodies for entry in body.get(kind, [])]
 
 
-def sending(post: Post, **options: Any) -> Sender:
+def sending(post: FakeServer, **options: Any) -> Sender:
     return Sender("http://server/tasks", "secret", post=post, interval_s=0.01, **options)
 
 
@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_a_task_only_the_newest_state_is_sent() -> None:
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
     with sender.lock:  # so that nothing is sent between
         sender.event("train-1", "waiting")
@@ -64,7 +64,7 @@ def test_of_a_task_only_the_newest_state_is_sent() -> None:
 def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([5_000, 5_000, 3_000, 9_000_000, *[9_000_000] * 20])
     monkeypatch.setattr(module.time, "time_ns", lambda: next(moments))
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
     with sender.lock:
         for number in range(4):
@@ -75,7 +75,7 @@ def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypat
 
 
 def test_a_request_has_a_thousand_entries_at_most() -> None:
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
     with sender.lock:
         for number in range(2500):
@@ -86,7 +86,7 @@ def test_a_request_has_a_thousand_entries_at_most() -> None:
 
 
 def test_a_request_that_would_be_too_large_is_split() -> None:
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
     with sender.lock:
         for number in range(1000):
@@ -98,7 +98,7 @@ def test_a_request_that_would_be_too_large_is_split() -> None:
 
 
 def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> None:
-    post = Post(*[Answer(Verdict.SPLIT)] * 2)
+    post = FakeServer(*[SendResult(Outcome.SPLIT)] * 2)
     sender = sending(post)
     with sender.lock:
         for number in range(100):
@@ -111,31 +111,31 @@ def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> No
 
 def test_what_is_small_and_yet_too_large_is_given_up_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
     """As when a run has too many reporters: halving it would only ask a thousand times."""
-    post = Post(Answer(Verdict.SPLIT, detail="413 too many reporters"))
+    post = FakeServer(SendResult(Outcome.SPLIT, detail="413 too many reporters"))
     sender = sending(post)
     with sender.lock:
         for number in range(100):
             sender.event(f"a-{number}", "waiting")
     assert sender.flush()
     assert len(post.asked) == 1
-    assert caplog.messages == ["100 of the tasks reported were not taken (413 too many reporters); told once"]
+    assert caplog.messages == ["100 reported tasks were rejected (413 too many reporters); this is logged once"]
     sender.close()
 
 
 def test_one_entry_that_is_too_large_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    post = Post(Answer(Verdict.SPLIT, detail="413 too large"))
+    post = FakeServer(SendResult(Outcome.SPLIT, detail="413 too large"))
     sender = sending(post)
     sender.event("a-1", "waiting")
     assert sender.flush()
     sender.event("a-2", "waiting")
     assert sender.flush()
     assert [event["key"] for event in post.entries("events")] == ["a-2"]
-    assert caplog.messages == ["1 of the tasks reported were not taken (413 too large); told once"]
+    assert caplog.messages == ["1 reported tasks were rejected (413 too large); this is logged once"]
     sender.close()
 
 
 def test_a_server_that_asks_to_wait_is_not_asked_before(caplog: pytest.LogCaptureFixture) -> None:
-    post = Post(Answer(Verdict.LATER, 0.3, "429 slowly"))
+    post = FakeServer(SendResult(Outcome.RETRY, 0.3, "429 slowly"))
     sender = sending(post)
     sender.event("a-1", "waiting")
     assert sender.flush()
@@ -146,7 +146,7 @@ def test_a_server_that_asks_to_wait_is_not_asked_before(caplog: pytest.LogCaptur
 
 
 def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
-    post = Post(Answer(Verdict.LATER, 0.3, "429 slowly"))
+    post = FakeServer(SendResult(Outcome.RETRY, 0.3, "429 slowly"))
     sender = sending(post)
     sender.event("a-1", "waiting")
     eventually(lambda: post.asked, deadline=5)
@@ -155,7 +155,7 @@ def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
 
 
 def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    post = Post(*[Answer(Verdict.LATER, 60, "429 slowly")] * 9)
+    post = FakeServer(*[SendResult(Outcome.RETRY, 60, "429 slowly")] * 9)
     sender = sending(post)
     sender.event("a-1", "waiting")
     eventually(lambda: post.asked, deadline=5)
@@ -167,7 +167,7 @@ def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.Lo
 
 def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dstackweb.tracking")
-    post = Post(*[Answer(Verdict.LATER, None, "refused")] * 8)
+    post = FakeServer(*[SendResult(Outcome.RETRY, None, "refused")] * 8)
     sender = sending(post)
     sender.event("a-1", "processing")
     eventually(lambda: len(post.asked) > 2, deadline=5)
@@ -176,13 +176,13 @@ def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pyt
     assert sender.flush()
     assert {event["key"]: event["state"] for event in post.entries("events")} == {"a-1": "memory", "a-2": "memory"}
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "cannot be reported to http://server/tasks now (refused)" in caplog.messages[0]
+    assert "cannot report tasks to http://server/tasks, will retry (refused)" in caplog.messages[0]
     sender.close()
 
 
 def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    post = Post()
-    sender = sending(post, kept_max=3)
+    post = FakeServer()
+    sender = sending(post, pending_max=3)
     with sender.lock:
         kept = [sender.event(f"a-{number}", "waiting") for number in range(5)]
         assert sender.event("a-0", "memory")  # known keys are taken on
@@ -192,15 +192,15 @@ def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCapture
     assert {event["key"]: event["state"] for event in post.entries("events")} == {
         "a-0": "memory", "a-1": "waiting", "a-2": "waiting",
     }  # fmt: skip
-    assert caplog.messages == ["2 tasks or groups were not reported"]  # counts are absolute: they are told again
+    assert caplog.messages == ["2 tasks or groups were not reported"]  # counts are absolute, and reported again
 
 
 def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept() -> None:
-    post = Post(Answer(Verdict.OVER, detail="409 the attempt is over"))
+    post = FakeServer(SendResult(Outcome.ENDED, detail="409 the attempt is over"))
     sender = sending(post)
     sender.event("a-1", "waiting")
     assert not sender.flush()
-    assert sender.over
+    assert sender.stopped
     assert not sender.event("a-2", "waiting")
     assert not sender.count("a", "a", {"memory": 1})
     assert not sender.failure("a-3", "a", "a", "no")
@@ -209,8 +209,8 @@ def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept() -> None:
     assert len(post.asked) == 1
 
 
-def test_nobody_waits_for_what_is_over() -> None:
-    post = Post(Answer(Verdict.OVER, detail="409 the attempt is over"))
+def test_a_stopped_sender_keeps_no_caller_waiting() -> None:
+    post = FakeServer(SendResult(Outcome.ENDED, detail="409 the attempt is over"))
     sender = sending(post)
     sender.event("a-1", "memory")
     assert not sender.flush()
@@ -219,19 +219,19 @@ def test_nobody_waits_for_what_is_over() -> None:
     assert time.monotonic() - began < 1
 
 
-def test_what_the_server_refuses_for_good_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    refusal = Answer(Verdict.TAKEN, detail="a-1: unknown state", refused=1)
-    post = Post(refusal, refusal, Answer(Verdict.LOST, detail="422 no"))
+def test_what_the_server_refuses_for_good_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    refusal = SendResult(Outcome.ACCEPTED, detail="a-1: unknown state", rejected=1)
+    post = FakeServer(refusal, refusal, SendResult(Outcome.REJECTED, detail="422 no"))
     sender = sending(post)
     for number in range(3):
         sender.event(f"a-{number}", "odd")
         assert sender.flush()
-    assert caplog.messages == ["1 of the tasks reported were not taken (a-1: unknown state); told once"]
+    assert caplog.messages == ["1 reported tasks were rejected (a-1: unknown state); this is logged once"]
     sender.close()
 
 
-def test_the_end_is_told_above_all_that_was_told() -> None:
-    post = Post()
+def test_the_end_is_reported_above_all_that_was_reported() -> None:
+    post = FakeServer()
     sender = sending(post)
     sender.event("a-1", "processing")
     sender.count("b", "b-1", {"processing": 2}, 3, 1.5)
@@ -239,17 +239,17 @@ def test_the_end_is_told_above_all_that_was_told() -> None:
     assert sender.close()
     last = post.bodies.pop()
     assert last == {"reporter": sender.reporter, "seq": last["seq"], "ended": True}
-    told = [entry for body in post.bodies for kind in ("events", "counts", "failures") for entry in body.get(kind, [])]
-    assert last["seq"] > max(entry.pop("seq") for entry in told)
-    assert told[1:] == [
+    sent = [entry for body in post.bodies for kind in ("events", "counts", "failures") for entry in body.get(kind, [])]
+    assert last["seq"] > max(entry.pop("seq") for entry in sent)
+    assert sent[1:] == [
         {"prefix": "b", "group": "b-1", "states": {"processing": 2}, "duration_n": 3, "duration_s": 1.5},
         {"key": "b-7", "prefix": "b", "group": "b-1", "message": "no disk"},
     ]
     assert not sender.event("a-1", "memory")
 
 
-def test_who_told_nothing_does_not_tell_an_end() -> None:
-    post = Post()
+def test_a_reporter_without_reports_reports_no_end() -> None:
+    post = FakeServer()
     assert sending(post).close()
     assert not post.asked
 
@@ -263,7 +263,7 @@ def test_a_server_that_never_answers_keeps_no_program_from_ending(ear: Ear, capl
     assert not sender.flush(0.2)
     assert not sender.close(0.2)
     assert time.monotonic() - began < 2
-    assert caplog.messages == ["1 tasks or groups were not reported: no answer in time"]
+    assert caplog.messages == ["1 tasks or groups were not reported: no response in time"]
 
 
 def test_text_that_no_json_or_database_can_hold_arrives_mended(ear: Ear) -> None:
@@ -277,7 +277,7 @@ def test_text_that_no_json_or_database_can_hold_arrives_mended(ear: Ear) -> None
 
 def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
     """As a signal's handler does, or the end of something that the garbage collector found."""
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
 
     class Odd(str):
@@ -294,7 +294,7 @@ def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
 
 
 def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None:
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
     left = [1, None, 2]
 
@@ -303,7 +303,7 @@ def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None
             sender.count("a", "a", {"memory": count})
         return bool(left)
 
-    sender.ask(source)
+    sender.add_source(source)
     eventually(lambda: len(post.entries("counts")) == 2, deadline=5)
     assert [count["states"] for count in post.entries("counts")] == [{"memory": 1}, {"memory": 2}]
     eventually(lambda: not sender._sources, deadline=5)
@@ -311,7 +311,7 @@ def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None
 
 
 def test_many_threads_report_at_once() -> None:
-    post = Post()
+    post = FakeServer()
     sender = sending(post)
 
     def work(name: int) -> None:

@@ -200,7 +200,7 @@ for number in range(2000):
     connections.close_all()
 
 
-def test_after_the_attempts_end_nothing_more_is_told(env: dict[str, str], tmp_path: Path, job: Job) -> None:
+def test_after_the_attempts_end_nothing_more_is_reported(env: dict[str, str], tmp_path: Path, job: Job) -> None:
     code = """
 import sys, time
 from dstackweb.tracking import current, flush, task
@@ -210,7 +210,7 @@ with task("a-1"):
     sys.stdin.readline()
 with task("a-2"):
     assert not flush()
-assert current.current().over
+assert current.current_sender().stopped
 """
     file = tmp_path / "program.py"
     file.write_text(code)

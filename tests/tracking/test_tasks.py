@@ -1,4 +1,4 @@
-"""`task` and `waiting`: what they tell of a block, and of each call of a function."""
+"""`task` and `waiting`: what they report of a block, and of each call of a function."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from dstackweb.tracking import current, flush, task, track, waiting
-from dstackweb.tracking.journal import Journal
 from dstackweb.tracking.sender import Sender
+from dstackweb.tracking.spool import Spool
 from tests.support import REPO
 from tests.tracking.ear import Ear
 
@@ -42,13 +42,13 @@ def test_a_block_is_done_when_it_is_left(reporting: Ear) -> None:
     assert "prefix" not in event  # which the server finds
 
 
-def test_names_of_any_kind_are_told_as_text(reporting: Ear, tmp_path: Path) -> None:
+def test_names_of_any_kind_are_reported_as_text(reporting: Ear, tmp_path: Path) -> None:
     class Step(StrEnum):
         CLEAN = "clean"
 
-    sender = current.current()
+    sender = current.current_sender()
     assert sender is not None
-    sender.journal = Journal(tmp_path / "left", "child")
+    sender.spool = Spool(tmp_path / "left", "child")
     with task(Step.CLEAN, prefix=Step.CLEAN, group=7):  # type: ignore[arg-type]
         pass
     waiting([("load", 1)], prefix=7)  # type: ignore[arg-type]
@@ -61,14 +61,14 @@ def test_names_of_any_kind_are_told_as_text(reporting: Ear, tmp_path: Path) -> N
 def test_who_reports_while_the_sender_is_made_does_not_lock_itself_out(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = current._made
+    made = current._make_sender
 
     def interrupted() -> Sender | None:
-        monkeypatch.setattr(current, "_made", made)
+        monkeypatch.setattr(current, "_make_sender", made)
         with task("in-the-handler"):
             return made()
 
-    monkeypatch.setattr(current, "_made", interrupted)
+    monkeypatch.setattr(current, "_make_sender", interrupted)
     one = threading.Thread(target=task("outside")(double), args=(1,), daemon=True)
     one.start()
     one.join(5)
@@ -254,7 +254,7 @@ def test_tasks_to_come_wait(reporting: Ear) -> None:
 
 
 def test_a_key_must_be_text_or_a_tuple() -> None:
-    with pytest.raises(TypeError, match="text or a tuple, not int"):
+    with pytest.raises(TypeError, match="a string or a tuple, not int"):
         task(17)  # type: ignore[type-var]
 
 
@@ -262,27 +262,28 @@ def test_without_the_environment_nothing_is_done_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("DSTACKWEB_TASKS_URL", raising=False)
-    current._forked()
+    current._after_fork()
     caplog.set_level(logging.DEBUG, "dstackweb.tracking")
     for _ in range(2):
         with task("a-1"):
             assert double(2) == 4
     waiting(["a-2"])
     assert flush()
-    assert current.current() is None
+    assert current.current_sender() is None
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
-    current._forked()
+    current._after_fork()
 
 
 def test_an_odd_address_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DSTACKWEB_TASKS_URL", "nowhere")
     monkeypatch.setenv("DSTACKWEB_TASKS_TOKEN", "secret")
-    current._forked()
+    current._after_fork()
     for _ in range(2):
         with task("a-1"):
             pass
-    assert caplog.messages == ["tasks are not reported: DSTACKWEB_TASKS_URL: 'nowhere' is no http:// or https:// URL"]
-    current._forked()
+    url = "'nowhere' is not an http:// or https:// URL"
+    assert caplog.messages == [f"tasks are not reported: DSTACKWEB_TASKS_URL: {url}"]
+    current._after_fork()
 
 
 def test_nothing_but_the_standard_library_is_imported() -> None:

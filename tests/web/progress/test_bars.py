@@ -110,7 +110,7 @@ def test_beside_a_wide_range_the_one_number_is_rough() -> None:
     assert Line(bar(left=Left(509, 480, 530), memory=3, queued=5)).about == "≈ 8 min 29"
 
 
-def test_beside_what_nobody_can_run_only_the_least_is_told() -> None:
+def test_with_tasks_without_a_worker_only_the_lower_bound_is_shown() -> None:
     line = Line(bar(left=Left(300, 290, math.inf), memory=3, queued=5, no_worker=1))
     assert (line.left, line.about, line.spread) == ("over 5 min", "over 5 min", "")
 
@@ -134,7 +134,7 @@ def test_without_a_rate_a_row_says_how_it_stands(counts: dict[str, int], text: s
     assert Line(bar(**counts)).left == text
 
 
-def test_a_rate_is_told_only_while_something_is_left() -> None:
+def test_a_rate_is_reported_only_while_something_is_left() -> None:
     fast = Rate(2, 1.5, 2.5)
     assert Line(bar(rate=fast, memory=10, queued=5)).rate == "2/s"
     assert Line(bar(rate=fast, memory=10)).rate == ""

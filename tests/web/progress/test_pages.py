@@ -200,7 +200,7 @@ def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run)
     assert "prefix=train&amp;attempt=1" in old
 
 
-def test_a_run_that_told_of_nothing_says_how_to_and_shows_the_first_task(client: Client, run: Run) -> None:
+def test_a_run_that_reported_of_nothing_says_how_to_and_shows_the_first_task(client: Client, run: Run) -> None:
     assert "::task key=" in page(client)
     assert poll(client).status_code == 204
     tell(counters.scope_of(run.project_id, run.pk, 1), train={S.QUEUED: 1})
@@ -215,7 +215,7 @@ def test_a_run_that_ended_without_tasks_is_not_asked_about_again(client: Client,
     assert "data-poll-over" in text
 
 
-def test_beside_an_attempt_that_told_of_nothing_are_the_others(client: Client, scope: int, run: Run) -> None:
+def test_beside_an_attempt_that_reported_of_nothing_are_the_others(client: Client, scope: int, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(attempt=2)
     text = page(client, f"{PAGE}?attempt=2")
     assert "::task key=" in text
@@ -300,7 +300,7 @@ def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_t
 
 
 @pytest.mark.parametrize("stamp", [f"{5000 * '9'}-1-1-x", "1-2-3", "²-1-1-x", "---"])
-def test_whoever_shows_something_unknown_gets_everything(client: Client, scope: int, stamp: str) -> None:
+def test_a_page_with_an_unknown_version_gets_everything(client: Client, scope: int, stamp: str) -> None:
     answer = client.get(f"/p/main/{PAGE}", headers=HTMX | {"HX-PTag": stamp})
     assert rows(answer) == ["train", "test"]
 
@@ -314,7 +314,7 @@ def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Cl
     assert "Inside the runs" not in page(client, "progress/")
 
 
-def test_what_is_inside_the_runs_is_told_again_only_when_it_changed(client: Client, scope: int) -> None:
+def test_what_is_inside_the_runs_is_reported_again_only_when_it_changed(client: Client, scope: int) -> None:
     path = "progress/inside/"
     first = poll(client, path=path)
     assert first.status_code == 200
@@ -366,7 +366,7 @@ def test_what_failed_is_shown_with_what_it_said(client: Client, scope: int) -> N
     assert b"later" in poll(client, first, path).content
 
 
-def test_a_group_that_was_told_of_as_counts_says_so(client: Client, scope: int) -> None:
+def test_a_group_that_was_reported_of_as_counts_says_so(client: Client, scope: int) -> None:
     text = page(client, f"{PAGE}group/?prefix=train&group=train-1")
     assert "These tasks were told of as counts" in text
 

@@ -1,4 +1,4 @@
-"""One request with a batch, and what its answer means for the sender. Nothing here raises because of the network."""
+"""Post one batch and classify the response. Network errors are results, never exceptions."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from urllib.parse import urlsplit
 
 TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 60.0
-"""What a server may ask for at most before the next try."""
+"""Longest `Retry-After` that is honoured."""
 
-# A connection would import this in the sender's thread, and a child that is forked amid it find that locked for ever.
+# Imported now: a connection would import it in the sender's thread, and a fork during that import would deadlock.
 "".encode("idna")
 
 
-class Verdict(Enum):
+class Outcome(Enum):
     """What to do with a batch after its request."""
 
-    TAKEN = "taken"
-    LATER = "later"  # no answer, or one that is not the API's own, or 429: the same batch again
-    SPLIT = "split"  # too large: the same in smaller batches
-    LOST = "lost"  # the API will never take it
-    OVER = "over"  # the attempt is over: nothing more is taken from anybody
+    ACCEPTED = "accepted"
+    RETRY = "retry"  # no response, a response that is not from the API, or 429: send the same batch again
+    SPLIT = "split"  # too large: send smaller batches
+    REJECTED = "rejected"  # the API will never accept it
+    ENDED = "ended"  # the attempt has ended: the API accepts nothing more
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`wait_s`: what the server asks for; None leaves it to the sender. `refused`: entries that were not taken."""
+class SendResult:
+    """`wait_s`: seconds the server asks to wait, None for the sender's own back-off. `rejected`: number of entries."""
 
-    verdict: Verdict
+    outcome: Outcome
     wait_s: float | None = None
     detail: str = ""
-    refused: int = 0
+    rejected: int = 0
 
 
-class Post:
-    """Posts JSON to one URL over one kept connection. Redirects are not followed: the token is for this URL alone.
+class TasksClient:
+    """Posts JSON to one URL over one kept connection. Redirects are not followed: the token is for this URL only.
 
-    Raises ValueError when `url` is none of http or https.
+    Raises ValueError when `url` is not an http or https URL.
     """
 
     def __init__(self, url: str, token: str) -> None:
         self._parts = urlsplit(url)
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
-            raise ValueError(f"{url!r} is no http:// or https:// URL")
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
         self._target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._connection: http.client.HTTPConnection | None = None
 
-    def __call__(self, body: bytes, timeout_s: float = TIMEOUT_S) -> Answer:
-        """Post `body`; no answer within `timeout_s` means later."""
+    def __call__(self, body: bytes, timeout_s: float = TIMEOUT_S) -> SendResult:
+        """TasksClient `body`; no response within `timeout_s` means later."""
         try:
             response, raw = self._send(body, timeout_s)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            return Answer(Verdict.LATER, detail=f"{type(error).__name__}: {error}")
-        return meaning(response.status, response.reason, response.getheader("Retry-After"), raw)
+            return SendResult(Outcome.RETRY, detail=f"{type(error).__name__}: {error}")
+        return classify(response.status, response.reason, response.getheader("Retry-After"), raw)
 
     def close(self) -> None:
         """Drop the connection; the next request makes a new one."""
@@ -70,15 +70,15 @@ class Post:
     def _send(self, body: bytes, timeout_s: float) -> tuple[http.client.HTTPResponse, bytes]:
         kept = self._connection is not None
         try:
-            return self._ask(body, timeout_s)
+            return self._request(body, timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            # A kept connection may have been closed meanwhile; a batch may be told twice.
+            # The server may have closed the kept connection. Sending a batch twice is safe.
             self.close()
             if not kept or isinstance(error, TimeoutError):
                 raise
-            return self._ask(body, timeout_s)
+            return self._request(body, timeout_s)
 
-    def _ask(self, body: bytes, timeout_s: float) -> tuple[http.client.HTTPResponse, bytes]:
+    def _request(self, body: bytes, timeout_s: float) -> tuple[http.client.HTTPResponse, bytes]:
         if self._connection is None:
             https = self._parts.scheme == "https"
             maker = http.client.HTTPSConnection if https else http.client.HTTPConnection
@@ -91,22 +91,23 @@ class Post:
         return response, response.read()
 
 
-def meaning(status: int, reason: str, retry_after: str | None, raw: bytes) -> Answer:
-    """What an answer means. An error without the API's own JSON comes from a proxy in front of it, and means later."""
+def classify(status: int, reason: str, retry_after: str | None, raw: bytes) -> SendResult:
+    """Classify a response. An error without the API's JSON comes from a proxy in front of it: RETRY."""
     body = _json(raw)
     detail = f"{status} {str(body['detail'])[:300] if body and 'detail' in body else reason}"
     if status == 413:
-        return Answer(Verdict.SPLIT, detail=detail)
+        return SendResult(Outcome.SPLIT, detail=detail)
     if status in (408, 425, 429) or status >= 500 or body is None:
-        return Answer(Verdict.LATER, _seconds(retry_after), detail)
+        return SendResult(Outcome.RETRY, _seconds(retry_after), detail)
     if status < 300:
         refused = body.get("refused")
-        return Answer(Verdict.TAKEN, detail=_first(refused), refused=len(refused) if isinstance(refused, list) else 0)
+        rejected = len(refused) if isinstance(refused, list) else 0
+        return SendResult(Outcome.ACCEPTED, detail=_first(refused), rejected=rejected)
     if status == 409:
-        return Answer(Verdict.OVER, detail=detail)
+        return SendResult(Outcome.ENDED, detail=detail)
     if status in (400, 422):
-        return Answer(Verdict.LOST, detail=detail)
-    return Answer(Verdict.LATER, LONGEST_WAIT_S, detail)  # 401, 403, 404: until somebody mends it
+        return SendResult(Outcome.REJECTED, detail=detail)
+    return SendResult(Outcome.RETRY, LONGEST_WAIT_S, detail)  # 401, 403, 404: an admin may fix it
 
 
 def _json(raw: bytes) -> dict[str, Any] | None:
@@ -118,7 +119,7 @@ def _json(raw: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Seconds of a `Retry-After`; None for none, and for a date, which no clock here need agree with."""
+    """Seconds of a `Retry-After`. None without one, and for a date: the clocks may differ."""
     try:
         seconds = float(retry_after or "")
     except ValueError:
@@ -127,7 +128,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _first(refused: object) -> str:
-    """The first refusal, in words."""
+    """The first refused entry with its reason."""
     if not isinstance(refused, list) or not refused or not isinstance(refused[0], dict):
         return ""
     one = refused[0]

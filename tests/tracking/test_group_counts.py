@@ -1,4 +1,4 @@
-"""What task groups are told to be: the sum of all that was ever under a name, whatever moved meanwhile."""
+"""What task groups are reported to be: the sum of all that was ever under a name, whatever moved meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.tracking.ledger import FURTHER, STATES, Ledger
+from dstackweb.tracking.group_counts import OTHERS, STATES, GroupCounter
 
 
 class Prefix:
@@ -29,15 +29,15 @@ class Group:
 
 
 class Scheduler:
-    """Creates, moves and forgets tasks as distributed does, tells a ledger, and knows what the sums must be."""
+    """Creates, moves and forgets tasks as distributed does, reports to a counter, and knows what the sums must be."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, counter: GroupCounter) -> None:
+        self.counter = counter
         self.groups: dict[str, Group] = {}
         self.tasks: dict[str, tuple[Group, str]] = {}
         self.gone: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def put(self, key: str, state: str, seconds: float = 1.0, *, told: bool = True) -> None:
+    def put(self, key: str, state: str, seconds: float = 1.0, *, marked: bool = True) -> None:
         """Move a task, which is made where there is none."""
         name = key[:-1]
         group = self.groups.setdefault(name, Group(name)) if key not in self.tasks else self.tasks[key][0]
@@ -49,8 +49,8 @@ class Scheduler:
         if timed:
             group.all_durations["compute"] = group.all_durations.get("compute", 0.0) + seconds
         self.tasks[key] = (group, state)
-        if told:
-            self.ledger.dirty[group] = self.ledger.dirty.get(group, 0) + timed
+        if marked:
+            self.counter.dirty[group] = self.counter.dirty.get(group, 0) + timed
         if state == "forgotten":
             del self.tasks[key]
             if not any(n for state, n in group.states.items() if state != "forgotten"):
@@ -68,8 +68,8 @@ class Scheduler:
 Page = dict[tuple[str, str], tuple[dict[str, int], int, float]]
 
 
-def show(page: Page, ledger: Ledger, limit: int | None = None) -> None:
-    for prefix, group, states, timed, seconds in ledger.collect(limit):
+def show(page: Page, counter: GroupCounter, limit: int | None = None) -> None:
+    for prefix, group, states, timed, seconds in counter.collect(limit):
         page[prefix, group] = (states, timed, seconds)
 
 
@@ -81,104 +81,104 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_what_is_told_last_is_the_sum_of_all_lives_of_a_group(moves: list[tuple[str, str, int]]) -> None:
-    ledger, page = Ledger(), Page()
-    scheduler = Scheduler(ledger)
+def test_what_is_reported_last_is_the_sum_of_all_lives_of_a_group(moves: list[tuple[str, str, int]]) -> None:
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
     for key, state, ticked in moves:
         if state == "forgotten" and key not in scheduler.tasks:
             continue
         scheduler.put(key, state)
         if ticked < 2:
-            show(page, ledger, limit=ticked + 1)
-    show(page, ledger)
+            show(page, counter, limit=ticked + 1)
+    show(page, counter)
     assert {group: Counter(states) for (_, group), (states, _, _) in page.items()} == scheduler.sums()
-    assert not ledger.dirty
+    assert not counter.dirty
 
 
 @given(MOVES, st.integers(1, 3))
 def test_beyond_the_limit_groups_count_together_and_totals_stay(
     moves: list[tuple[str, str, int]], groups_max: int
 ) -> None:
-    ledger, page = Ledger(groups_max=groups_max, prefixes_max=1), Page()
-    scheduler = Scheduler(ledger)
+    counter, page = GroupCounter(groups_max=groups_max, prefixes_max=1), Page()
+    scheduler = Scheduler(counter)
     for key, state, _ in moves:
         if state != "forgotten" or key in scheduler.tasks:
             scheduler.put(key, state)
-            show(page, ledger)
-    told: Counter[str] = Counter()
+            show(page, counter)
+    shown: Counter[str] = Counter()
     for states, _, _ in page.values():
-        told.update(states)
-    assert told == sum(scheduler.sums().values(), Counter())
-    assert len({prefix for prefix, _ in page} - {FURTHER}) <= 1
-    assert len([group for _, group in page if group != FURTHER]) <= groups_max
+        shown.update(states)
+    assert shown == sum(scheduler.sums().values(), Counter())
+    assert len({prefix for prefix, _ in page} - {OTHERS}) <= 1
+    assert len([group for _, group in page if group != OTHERS]) <= groups_max
 
 
 def test_times_add_up_over_the_lives_of_a_group_and_begin_where_watching_does() -> None:
-    ledger, page = Ledger(), Page()
-    scheduler = Scheduler(ledger)
-    scheduler.put("a-1-0", "processing", told=False)
-    scheduler.put("a-1-0", "memory", 100.0, told=False)
-    ledger.attach(scheduler.groups.values())
-    show(page, ledger)
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
+    scheduler.put("a-1-0", "processing", marked=False)
+    scheduler.put("a-1-0", "memory", 100.0, marked=False)
+    counter.attach(scheduler.groups.values())
+    show(page, counter)
     assert page["a", "a-1-"] == ({"memory": 1}, 0, 0.0)
     for life in range(2):
         scheduler.put("a-1-0", "processing")
         scheduler.put("a-1-0", "memory", 2.0)
         scheduler.put("a-1-0", "forgotten")
-        show(page, ledger)
+        show(page, counter)
         assert page["a", "a-1-"] == ({"forgotten": life + 1}, life + 1, 2.0 * (life + 1))
 
 
 def test_two_lives_between_two_ticks_are_both_counted() -> None:
-    ledger, page = Ledger(), Page()
-    scheduler = Scheduler(ledger)
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
     for state in ("memory", "forgotten", "waiting"):
         scheduler.put("a-1-0", state)
-    show(page, ledger)
+    show(page, counter)
     assert page["a", "a-1-"][0] == {"forgotten": 1, "waiting": 1}
 
 
-def test_what_no_transition_told_is_found_by_looking_over() -> None:
-    ledger, page = Ledger(), Page()
-    scheduler = Scheduler(ledger)
-    scheduler.put("scattered-0", "memory", told=False)
-    ledger.look_over(scheduler.groups.values())
-    show(page, ledger)
+def test_what_no_transition_reported_is_found_by_looking_over() -> None:
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
+    scheduler.put("scattered-0", "memory", marked=False)
+    counter.mark_changed(scheduler.groups.values())
+    show(page, counter)
     assert page["scattered", "scattered-"][0] == {"memory": 1}
-    ledger.look_over(scheduler.groups.values())
-    assert not ledger.dirty
-    scheduler.put("scattered-1", "memory", told=False)
-    ledger.look_over(scheduler.groups.values())
-    show(page, ledger)
+    counter.mark_changed(scheduler.groups.values())
+    assert not counter.dirty
+    scheduler.put("scattered-1", "memory", marked=False)
+    counter.mark_changed(scheduler.groups.values())
+    show(page, counter)
     assert page["scattered", "scattered-"][0] == {"memory": 2}
 
 
 def test_a_group_that_died_since_the_looking_began_is_not_counted_again() -> None:
-    ledger, page = Ledger(), Page()
-    scheduler = Scheduler(ledger)
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
     scheduler.put("a-1-0", "memory")
     seen = list(scheduler.groups.values())
     scheduler.put("a-1-0", "forgotten")
-    show(page, ledger)
-    ledger.look_over(seen)
-    show(page, ledger)
+    show(page, counter)
+    counter.mark_changed(seen)
+    show(page, counter)
     assert page["a", "a-1-"][0] == {"forgotten": 1}
 
 
 def test_a_state_that_is_not_known_counts_as_waiting() -> None:
-    ledger, page = Ledger(), Page()
+    counter, page = GroupCounter(), Page()
     group = Group("a-1-")
     group.states |= {"thinking": 2, "waiting": 1}
-    ledger.dirty[group] = 0
-    show(page, ledger)
+    counter.dirty[group] = 0
+    show(page, counter)
     assert page["a", "a-1-"][0] == {"waiting": 3}
 
 
 def test_a_group_that_is_gone_is_held_no_longer() -> None:
-    ledger = Ledger()
-    scheduler = Scheduler(ledger)
+    counter = GroupCounter()
+    scheduler = Scheduler(counter)
     for i in range(50):
         scheduler.put(f"a-{i}-0", "memory")
         scheduler.put(f"a-{i}-0", "forgotten")
-        ledger.collect()
-    assert not ledger._standing
+        counter.collect()
+    assert not counter._contributions

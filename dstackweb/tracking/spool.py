@@ -1,7 +1,7 @@
-"""What a child of multiprocessing has not delivered yet, in files that outlive it.
+"""Undelivered entries of a multiprocessing child, in files that outlive it.
 
-A pool ends its workers by SIGTERM, as soon as it has their last results: their parent finds these files, tells what
-was left, and that they have ended. Only on systems with file locks; elsewhere what is left is lost.
+A pool ends its workers by SIGTERM as soon as it has their last results. The parent finds these files, sends the
+remaining entries and reports that the children have ended. Needs file locks; without them these entries are lost.
 """
 
 from __future__ import annotations
@@ -23,64 +23,64 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 SIZE_MAX = 16 * 1024 * 1024
-"""Bytes of each of the two files, beyond which nothing is added: the server is away."""
+"""Bytes of each of the two files. Beyond it nothing is added: the server is unreachable."""
 
 
-def folder_of(pid: int, token: str) -> Path:
-    """Where children of this process write, those with the same token only."""
+def spool_folder(pid: int, token: str) -> Path:
+    """Where the children of process `pid` that use `token` keep their files."""
     mark = hashlib.sha256(token.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"dstackweb-tracking-{mark}-{pid}")
 
 
-class Journal:
-    """Two files that take turns: one has what is being sent, the other what was told since. Raises OSError."""
+class Spool:
+    """Two alternating files: one holds the entries being sent, the other those added since. Raises OSError."""
 
     def __init__(self, folder: Path, reporter: str) -> None:
         if fcntl is None:
             raise OSError("no file locks here")
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_own(folder):
-            raise PermissionError(f"{folder} is somebody else's")
+            raise PermissionError(f"{folder} belongs to another user")
         self._paths = [folder / f"{reporter}.{number}" for number in range(2)]
-        self._files = [_locked(path) for path in self._paths]
+        self._files = [_open_locked(path) for path in self._paths]
         self._now = 0
         self._size = 0
 
-    def write(self, kind: str, key: Any, told: tuple[Any, ...]) -> None:
-        """Keep an entry, as the sender has it."""
-        entry = marshal.dumps((kind, key, told))  # the same Python reads it, and a third of the time of JSON
+    def write(self, kind: str, key: Any, values: tuple[Any, ...]) -> None:
+        """Append an entry."""
+        entry = marshal.dumps((kind, key, values))  # read by the same Python; takes a third of the time of JSON
         size = len(entry) + 4
         if self._size + size > SIZE_MAX:
             return
         file = self._files[self._now]
-        with contextlib.suppress(OSError):  # a full disk: then it is only in memory
+        with contextlib.suppress(OSError):  # disk full: the entry is in memory only
             if os.write(file, len(entry).to_bytes(4, "big") + entry) == size:
                 self._size += size
-            else:  # nothing that follows could be read behind a half
+            else:  # entries behind a partial one would be unreadable
                 os.ftruncate(file, self._size)
 
-    def turn(self) -> None:
-        """What is written from now on is not what is sent now."""
+    def rotate(self) -> None:
+        """Switch files: later entries go to the other one."""
         self._now = 1 - self._now
         self._size = os.fstat(self._files[self._now]).st_size
 
-    def delivered(self) -> None:
-        """What was written before the last turn has arrived."""
+    def clear_sent(self) -> None:
+        """Empty the file of the entries that were delivered."""
         os.ftruncate(self._files[1 - self._now], 0)
 
     def remove(self) -> None:
-        """All is told, the end too."""
+        """Delete both files: everything was delivered."""
         for path in self._paths:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the files, as a fork's child does with those of its parent."""
+        """Close the files without deleting them, as a forked child does with its parent's."""
         for file in self._files:
             os.close(file)
 
 
-def left(folder: Path, tell: Callable[[str, list[Entry]], bool]) -> None:
-    """`tell` each reporter that died without telling its end, with what it had not delivered; true when it arrived."""
+def resend_orphans(folder: Path, send: Callable[[str, list[Entry]], bool]) -> None:
+    """Call `send` for each reporter that died without reporting its end; it returns True once all was delivered."""
     if fcntl is None or not _is_own(folder):
         return
     for name in sorted({path.name.rpartition(".")[0] for path in folder.iterdir()}):
@@ -88,11 +88,11 @@ def left(folder: Path, tell: Callable[[str, list[Entry]], bool]) -> None:
         files: list[int] = []
         try:
             for path in paths:
-                files.append(_locked(path))
-            if tell(name, [entry for path in paths for entry in _whole(path)]):
+                files.append(_open_locked(path))
+            if send(name, [entry for path in paths for entry in _read_entries(path)]):
                 for path in paths:
                     path.unlink(missing_ok=True)
-        except OSError:  # it lives
+        except OSError:  # it is still running
             continue
         finally:
             for file in files:
@@ -101,8 +101,8 @@ def left(folder: Path, tell: Callable[[str, list[Entry]], bool]) -> None:
         folder.rmdir()
 
 
-def _locked(path: Path) -> int:
-    """The file, open and locked for as long. Raises OSError when another process has it."""
+def _open_locked(path: Path) -> int:
+    """Open a file and lock it. Raises OSError when another process has locked it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,24 +112,24 @@ def _locked(path: Path) -> int:
     return file
 
 
-def _whole(path: Path) -> list[Entry]:
-    """The entries of a file up to where it is damaged, if it is."""
+def _read_entries(path: Path) -> list[Entry]:
+    """The entries of a file, up to the first damaged one."""
     found: list[Entry] = []
     with contextlib.suppress(ValueError, TypeError, EOFError):
-        for entry in _entries(path):
+        for entry in _parse_entries(path):
             found.append(entry)
     return found
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _parse_entries(path: Path) -> Iterator[Entry]:
     data = path.read_bytes()
     at = 0
     while at + 4 <= len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        if end > len(data):  # the last one is half
+        if end > len(data):  # the last one is incomplete
             return
-        kind, key, told = marshal.loads(data[at + 4 : end])
-        yield kind, key, told
+        kind, key, values = marshal.loads(data[at + 4 : end])
+        yield kind, key, values
         at = end
 
 
