@@ -43,6 +43,7 @@ def measure(number: int) -> None:
     from dstackweb.backends.models import Backend
     from dstackweb.offers import catalog, sources, store
     from dstackweb.spec.requirements import Requirements
+    from tests.backends.kinds import kind_with
 
     call_command("migrate", verbosity=0)
     call_command("createcachetable", verbosity=0)
@@ -89,7 +90,7 @@ def measure(number: int) -> None:
             call("offers")
             return offers(self.backend, number, requirements)
 
-    registry.KINDS.update({"aws": Sourced, "dask": Plain})
+    registry.KINDS.update({"aws": kind_with("aws", Sourced), "dask": kind_with("dask", Plain)})
     aws = Backend.objects.create(name="cloud", kind="aws")
     dask = Backend.objects.create(name="cluster", kind="dask")
     few = Requirements(cpu_min=1)

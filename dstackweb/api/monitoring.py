@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends.aws.pressure import pressures
+from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
@@ -155,7 +155,7 @@ class Clouds(Collector):
         alone = GaugeMetricFamily(
             "dstackweb_api_left_alone_seconds", "For how long an API that throttled is not asked", labels=labels
         )
-        for found in pressures(self._now):
+        for found in (one for kind in registry.KINDS.values() for one in kind.api_usage(self._now)):
             names = [found.api, found.region]
             left.add_metric(names, found.left)
             most.add_metric(names, found.burst)

@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Field, Schema
 
 from dstackweb.api.schemas import OfferOut
-from dstackweb.backends.aws import quota_names
+from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.offers.figures import Figures
@@ -37,7 +37,7 @@ class SourceOut(Schema):
 
     @classmethod
     def of(cls, age: Freshness) -> SourceOut:
-        error = {**age.error, "message": offer_words.failure(age.error)} if age.error else None
+        error = {**age.error, "message": offer_words.failure(age.kind, age.error)} if age.error else None
         fields = {name: getattr(age, name) for name in cls.model_fields if name not in ("state", "error")}
         return cls(**fields, state=age.state.value, error=error)
 
@@ -57,7 +57,7 @@ class OffersOut(Schema):
 def offer_out(offer: Offer, needs: Requirements) -> OfferOut:
     """An offer with its reason in words."""
     out = OfferOut.of(offer)
-    out.detail = {**offer.detail, "message": offer_words.why(offer.detail, needs)}
+    out.detail = {**offer.detail, "message": offer_words.why(offer, needs)}
     return out
 
 
@@ -132,11 +132,12 @@ class RegionQuotasOut(Schema):
 
     @classmethod
     def of(cls, found: RegionQuotas) -> RegionQuotasOut:
+        kind = registry.KINDS[found.age.kind]
         return cls(
             region=found.region,
             source=SourceOut.of(found.age),
             items=[
-                QuotaOut(code=code, name=quota_names.name_of(code), limit=limit, used=used)
+                QuotaOut(code=code, name=kind.quota_name(code), limit=limit, used=used)
                 for code, (limit, used) in found.quotas.items()
             ],
         )

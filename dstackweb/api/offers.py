@@ -9,7 +9,8 @@ from ninja import P, Path, QueryEx, Router
 from dstackweb.api.app import project_of
 from dstackweb.api.offer_schemas import OffersOut, RefreshIn, RefreshOut, SourceOut, offer_out
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.backends import registry
+from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, listing, refreshing
 from dstackweb.scheduler.cloud import idle
@@ -67,7 +68,9 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
     Each backend at most once in 10 s: with none left to ask, this answers 429.
     """
     project_of(request, project, "member")
-    clouds = {found.name: found for found in Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS)}
+    clouds = {
+        found.name: found for found in Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
+    }
     named = body.backends if body is not None and body.backends is not None else list(clouds)
     for place, name in enumerate(named):
         if name not in clouds:

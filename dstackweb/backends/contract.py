@@ -105,6 +105,8 @@ class Offer:
     price: Decimal = Decimal(0)
     detail: dict[str, Any] = field(default_factory=dict)
     host_id: int | None = None
+    kind: str = field(default="", compare=False)
+    """The backend's kind, filled in by `offers.catalog`: whose words describe `detail`."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,6 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.spec.labels import check_labels
 
 
-class BackendKind(models.TextChoices):
-    HOSTS = "hosts", "Own hosts"
-    AWS = "aws", "AWS EC2"
-    DASK = "dask", "Dask cluster"
-
-
 class Isolation(models.TextChoices):
     """How a host keeps jobs away from the server's files and from each other (docs/design.md#execution)."""
 
@@ -57,7 +51,7 @@ class Backend(models.Model):
     """A configured source of capacity. It belongs to the deployment, not to a project."""
 
     name = models.SlugField(max_length=60)
-    kind = models.CharField(max_length=10, choices=BackendKind.choices)
+    kind = models.CharField(max_length=60, help_text="The entry point of its kind (docs/writing-a-backend.md)")
     config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
     secret = models.TextField(
         blank=True, default="", editable=False, help_text="What `config` must not show, encrypted: never shown again"
@@ -81,7 +75,6 @@ class Backend(models.Model):
     class Meta:
         default_manager_name = "objects"
         constraints = [
-            models.CheckConstraint(condition=Q(kind__in=BackendKind.values), name="backend_kind_known"),
             models.UniqueConstraint(fields=["name"], condition=Q(deleted_at=None), name="backend_name_once"),
         ]
         ordering = ["name"]

@@ -1,35 +1,62 @@
-"""Which code serves which kind of backend."""
+"""The kinds of backends that are installed, and the driver of a configured backend."""
 
 from __future__ import annotations
 
+import logging
+from importlib.metadata import EntryPoint, entry_points
+
 from dstackweb.backends import contract, models
-from dstackweb.backends.aws.backend import AwsBackend
-from dstackweb.backends.hosts.backend import HostsBackend
+from dstackweb.backends.kinds import ENTRY_POINTS, Kind
+
+log = logging.getLogger(__name__)
 
 
 class UnknownKind(Exception):
-    """No code serves this kind of backend here."""
+    """No installed package serves this kind of backend, or its code can't be loaded."""
 
 
-KINDS: dict[str, type[contract.Backend | contract.Sourced]] = {
-    models.BackendKind.HOSTS.value: HostsBackend,
-    models.BackendKind.AWS.value: AwsBackend,
-}
+BROKEN: dict[str, str] = {}
+"""Kinds whose package is installed and can't be loaded: why."""
+
+
+def _load() -> dict[str, Kind]:
+    """One kind that can't be loaded leaves the others working."""
+    found: dict[str, Kind] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            found[point.name] = _kind_of(point)
+        except Exception as error:
+            BROKEN[point.name] = f"{type(error).__name__}: {error}"
+            log.warning("backend kind %s (%s) can't be loaded", point.name, point.value, exc_info=True)
+    return found
+
+
+def _kind_of(point: EntryPoint) -> Kind:
+    kind = point.load()()
+    if not isinstance(kind, Kind) or kind.name != point.name:
+        raise TypeError(f"{point.value} is not a Kind named {point.name}")
+    return kind
+
+
+KINDS: dict[str, Kind] = _load()
+
+
+def kind_of(backend: models.Backend) -> Kind:
+    """The kind of a configured backend. Raises UnknownKind."""
+    try:
+        return KINDS[backend.kind]
+    except KeyError:
+        why = BROKEN.get(backend.kind, "no installed package serves it")
+        raise UnknownKind(f"backend {backend.name}: kind {backend.kind!r}: {why}") from None
 
 
 def driver(backend: models.Backend) -> contract.Backend | contract.Sourced:
     """The code behind a configured backend. Raises UnknownKind."""
-    try:
-        kind = KINDS[backend.kind]
-    except KeyError:
-        raise UnknownKind(f"backend {backend.name}: nothing here serves the kind {str(backend.kind)!r}") from None
-    make: type = kind
-    code: contract.Backend | contract.Sourced = make(backend)
-    return code
+    return kind_of(backend).driver(backend)
 
 
 def hosts(backend: models.Backend) -> contract.Hosts:
-    """The code of a backend that starts runners on machines that are there. Raises UnknownKind."""
+    """The driver of a backend that starts runners on existing machines. Raises UnknownKind."""
     code = driver(backend)
     if not isinstance(code, contract.Hosts):
         raise UnknownKind(f"backend {backend.name} starts no runners by itself")
@@ -37,13 +64,29 @@ def hosts(backend: models.Backend) -> contract.Hosts:
 
 
 def cloud(backend: models.Backend) -> contract.Cloud:
-    """The code of a backend that starts machines. Raises UnknownKind."""
+    """The driver of a backend that starts instances. Raises UnknownKind."""
     code = driver(backend)
     if not isinstance(code, contract.Cloud):
-        raise UnknownKind(f"backend {backend.name} starts no machines")
+        raise UnknownKind(f"backend {backend.name} starts no instances")
     return code
 
 
 def cloud_kinds() -> list[str]:
-    """The kinds of backends that start machines."""
-    return [kind for kind, code in KINDS.items() if issubclass(code, contract.Cloud)]
+    """The kinds of backends that start instances."""
+    return [name for name, kind in KINDS.items() if issubclass(kind.driver_class, contract.Cloud)]
+
+
+def host_kinds() -> list[str]:
+    """The kinds whose capacity is the registered hosts."""
+    return [name for name, kind in KINDS.items() if kind.is_hosts]
+
+
+def is_hosts(backend: models.Backend) -> bool:
+    """Whether a backend's capacity is the registered hosts."""
+    return backend.kind in host_kinds()
+
+
+def costs_money(backend: models.Backend) -> bool:
+    """Whether its use counts against budgets. A kind that isn't installed does: nothing says that it is free."""
+    kind = KINDS.get(backend.kind)
+    return kind is None or kind.costs_money

@@ -12,20 +12,17 @@ from django.db.models import ProtectedError
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.aws import config as aws_config
 from dstackweb.backends.contract import InstanceEnd
-from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
 from dstackweb.lib.secrets import decrypt
-
-HOSTS_HAVE_NONE = "own hosts have no settings of their own as a backend: labels and the rest are each host's"
 
 
 def find(name: str) -> Backend:
     """The backend of that name. Raises NotFound."""
     found = Backend.objects.filter(name=name).first()
     if found is None:
-        raise NotFound(f"no backend is called {name[:80]!r}")
+        raise NotFound(f"backend {name[:80]!r} does not exist")
     return found
 
 
@@ -62,14 +59,14 @@ def delete(name: str) -> None:
     """
     with transaction.atomic():
         backend = find(name)
-        if backend.kind == BackendKind.HOSTS:
-            raise Conflict("the team's own hosts are no backend to delete: have each leave, or disable the backend")
+        if registry.is_hosts(backend):
+            raise Conflict("own hosts cannot be deleted as a backend: remove each host, or disable the backend")
         # Before the backend's row is held: who gives a job an instance has that first as well.
         idle = Instance.objects.filter(backend=backend, holder=None, status=InstanceStatus.RUNNING)
         idle.update(status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.DELETED)
         held = Backend.objects.select_for_update().filter(pk=backend.pk).first()
         if held is None:
-            raise NotFound(f"no backend is called {name!r}")
+            raise NotFound(f"backend {name!r} does not exist")
         backend = held
         try:
             with transaction.atomic():
@@ -93,16 +90,12 @@ def _create(name: str, kind: str, config: dict[str, Any], secret: str, enabled: 
         with transaction.atomic():
             return Backend.objects.create(name=name, kind=kind, config=config, secret=secret, enabled=enabled)
     except IntegrityError:
-        raise Conflict(f"somebody else has just made a backend called {name}") from None
+        raise Conflict(f"a backend named {name} was just created by someone else") from None
 
 
-def _settle(kind: str, config: Mapping[str, Any], kept: str) -> tuple[dict[str, Any], str]:
+def _settle(kind: str, config: Mapping[str, Any], stored: str) -> tuple[dict[str, Any], str]:
     try:
-        if kind == BackendKind.AWS:
-            return aws_config.settle(config, kept)
-        if config:
-            raise Invalid.at(next(iter(config)), msg=HOSTS_HAVE_NONE)
-        return {}, ""
+        return registry.KINDS[kind].settle(config, stored)
     except Invalid as error:
         placed: list[FieldError] = [{**one, "loc": ["config", *one["loc"]]} for one in error.errors]
         raise Invalid(error.detail, placed) from None

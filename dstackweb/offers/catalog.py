@@ -7,10 +7,11 @@ asks, and the rest get what was known last, or wait for a moment.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,7 @@ class _Question:
                 return kept.offers
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
-            offers = tuple(code.join(readings, self.requirements, image=self.image))
+            offers = self._of_kind(code.join(readings, self.requirements, image=self.image))
             known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
             is_stale = any(reading.state is SourceState.STALE for reading in known)
             counts.add(self.backend.pk, uncached=len(known), stale_served=int(is_stale))
@@ -155,7 +156,7 @@ class _Question:
             token = _token(self.backend)
             counts.add(self.backend.pk, calls=1)
             try:
-                offers = tuple(code.offers(self.requirements, image=self.image))
+                offers = self._of_kind(code.offers(self.requirements, image=self.image))
             except Exception:
                 counts.add(self.backend.pk, failures=1)
                 raise
@@ -186,6 +187,9 @@ class _Question:
             raise NothingKnown(f"the backend {self.backend.name} has not answered yet")
         counts.add(self.backend.pk, stale_served=1)
         return last.offers
+
+    def _of_kind(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
+        return tuple(dataclasses.replace(offer, kind=self.backend.kind) for offer in offers)
 
     def _last(self) -> _Kept | None:
         """The last good result of this version, current or not."""

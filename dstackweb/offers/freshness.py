@@ -15,9 +15,10 @@ from dstackweb.offers.models import SourceRow
 
 @dataclass(frozen=True)
 class Freshness:
-    """One source in one region. `due_at` is when it is next asked for, if it is in use; None: it is due now."""
+    """One source in one region. `due_at` is when it is read next, if it is in use; None: it is due now."""
 
     backend: str
+    kind: str
     source: str
     region: str
     state: SourceState
@@ -45,11 +46,11 @@ def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -
 def _freshness(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Freshness:
     state = age.state_of(backend, row, ttl_s, now)
     if row is None or row.version != backend.version:
-        return Freshness(backend.name, *key, state, None, None, None, None, None)
+        return Freshness(backend.name, backend.kind, *key, state, None, None, None, None, None)
     is_known = state is not SourceState.FAILED
     until = age.expires_at(row, ttl_s) if is_known else None
     due_at = age.retry_at(row) or (age.expires_at(row, ttl_s * age.AHEAD) if is_known else None)
     if due_at is not None and (due_at <= now or age.is_due(backend, row, ttl_s, now)):
         due_at = None
     fetched_at = row.fetched_at if is_known else None
-    return Freshness(backend.name, *key, state, fetched_at, until, due_at, row.error, row.failed_at)
+    return Freshness(backend.name, backend.kind, *key, state, fetched_at, until, due_at, row.error, row.failed_at)

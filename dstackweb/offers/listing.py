@@ -12,7 +12,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer, Reading, Sourced, SourceFailed, SourceKey, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, freshness, sources
 from dstackweb.offers.filters import Filter
 from dstackweb.offers.freshness import Freshness
@@ -79,7 +79,7 @@ def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
 def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
     """Its offers, or the code of why there is no answer, with its data."""
     needs = wanted.requirements
-    if backend.kind == BackendKind.HOSTS:
+    if registry.is_hosts(backend):
         hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]
         return host_offers(hosts, needs, backend=backend.name), None
     try:
@@ -111,4 +111,4 @@ def _driver(backend: Backend) -> Sourced | None:
 
 
 def _failed(backend: Backend, error: dict[str, Any]) -> Freshness:
-    return Freshness(backend.name, WHOLE, "", SourceState.FAILED, None, None, None, error, None)
+    return Freshness(backend.name, backend.kind, WHOLE, "", SourceState.FAILED, None, None, None, error, None)

@@ -197,7 +197,7 @@ def sourced_backends() -> list[tuple[Backend, Sourced]]:
 
 def has_sourced_backends() -> bool:
     """Whether there is anything to refresh at all."""
-    kinds = [kind for kind, code in registry.KINDS.items() if is_sourced(code)]
+    kinds = [name for name, kind in registry.KINDS.items() if is_sourced(kind.driver_class)]
     return bool(kinds) and Backend.objects.filter(enabled=True, kind__in=kinds).exists()
 
 

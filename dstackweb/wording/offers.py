@@ -8,7 +8,7 @@ from typing import Any, assert_never, cast
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.backends.aws import wording as aws_wording
+from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.runs.codes import Shortfall
 from dstackweb.spec.requirements import Requirements
@@ -19,14 +19,20 @@ from dstackweb.wording.waiting import tried
 OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "no_isolation"})
 
 
-def why(detail: Mapping[str, Any], needs: Requirements) -> str:
+def why(offer: Offer, needs: Requirements) -> str:
     """Why an offer is or isn't available for these needs, with its numbers (`Offer.detail`)."""
+    return detail_text(offer.kind, offer.detail, needs)
+
+
+def detail_text(kind: str, detail: Mapping[str, Any], needs: Requirements) -> str:
+    """As `why`, of an offer's detail alone."""
     code = detail.get("code")
     if code in OF_HOSTS:
         return _of_host(detail, needs)
     if code == "idle_instance":
         return _("Kept from an earlier run of the project")
-    return aws_wording.availability(detail)
+    words = registry.KINDS[kind].offer_detail(detail) if kind in registry.KINDS else ""
+    return words or str(code or "").replace("_", " ")
 
 
 def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:
@@ -40,14 +46,18 @@ def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:
     return ngettext("%d CPU free", "%d CPUs free", free) % free
 
 
-def failure(error: Mapping[str, Any]) -> str:
-    """Why a source could not be asked, and what to do."""
+def failure(kind: str, error: Mapping[str, Any]) -> str:
+    """Why a source, or a whole backend, of this kind could not be read, and what to do."""
     match error.get("code"):
         case "not_served":
-            return _("This server does not support backends of the kind %s.") % str(error.get("kind", ""))
+            if why := registry.BROKEN.get(kind):
+                text = _("The package of backend kind %(kind)s cannot be loaded: %(why)s")
+                return text % {"kind": kind, "why": why}
+            return _("No installed package serves backend kind %s. Install it, or delete the backend.") % kind
         case "failed":
             return _("Its offers cannot be read: %s") % str(error.get("text", ""))
-    return aws_wording.failure(error)
+    words = registry.KINDS[kind].source_failure(error) if kind in registry.KINDS else ""
+    return words or str(error.get("text") or error.get("code", "")).replace("_", " ")
 
 
 def has(offer: Offer) -> str:

@@ -9,7 +9,6 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends import registry
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
@@ -17,6 +16,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.api.conftest import Api
+from tests.backends.kinds import use_driver
 from tests.factories import make_user
 
 pytestmark = pytest.mark.django_db
@@ -106,7 +106,7 @@ def test_everybody_sees_the_quotas_and_how_old_they_are(api: Api, monkeypatch: p
                 raise found
             return found
 
-    monkeypatch.setitem(registry.KINDS, "aws", Stub)
+    use_driver(monkeypatch, "aws", Stub)
     monkeypatch.setattr(sources, "TICK_S", 60.0)
     catalog.forget()
     sources.forget()
@@ -118,7 +118,7 @@ def test_everybody_sees_the_quotas_and_how_old_they_are(api: Api, monkeypatch: p
     ]
     assert (eu["region"], eu["source"]["state"], eu["source"]["error"]) == ("eu-west-1", "fresh", None)
     assert (us["items"], us["source"]["state"], us["source"]["error"]["code"]) == ([], "failed", "throttled")
-    assert us["source"]["error"]["message"].startswith("AWS said that ListServiceQuotas is asked too often")
+    assert us["source"]["error"]["message"].startswith("ListServiceQuotas is throttled")
 
 
 def test_own_hosts_have_no_quotas(root: Api) -> None:

@@ -70,7 +70,7 @@ def test_offers_have_the_promised_fields_and_say_why(api: Api, cluster: Backend)
     assert all(set(item) == FIELDS for item in answer["items"])
     assert (first["backend"], first["region"], first["instance_type"]) == ("hosts", "cellar", "box-1")
     assert (first["price"], first["gpu_count"], first["availability"]) == (0.0, 2, "idle")
-    assert others[0]["detail"]["message"] == "Fits 2 more: 48 of 64 vCPUs are in use, and it needs 8."
+    assert others[0]["detail"]["message"] == "Fits 2 more: 48 of 64 vCPUs in use, 8 needed."
     assert (others[0]["detail"]["code"], others[0]["detail"]["fits"]) == ("quota", 2)
     assert (answer["total"], answer["next"]) == (4, None)
 
@@ -165,7 +165,7 @@ def test_nothing_known_is_a_failed_source_and_not_just_no_offers(api: Api, cloud
     answer = api("GET", f"{OFFERS}?backend=cluster").json()
     (source,) = answer["sources"]
     assert (answer["items"], source["source"], source["state"]) == ([], "offers", "failed")
-    assert source["error"]["message"] == "Its offers can't be read: the scheduler is away"
+    assert source["error"]["message"] == "Its offers cannot be read: the scheduler is away"
 
 
 def test_a_refresh_outdates_what_is_kept_and_comes_once_in_ten_seconds(

@@ -101,12 +101,12 @@ def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
     [
         ({"regions": []}, "regions", "at least one"),
         ({"other_regions": "Europe"}, "other_regions", "Europe"),
-        ({"sign_in": "access_key_id"}, "access_key_id", "needed"),
+        ({"sign_in": "access_key_id"}, "access_key_id", "Required"),
         ({"sign_in": "access_key_id", "access_key_id": ACCESS_KEY}, "secret_access_key", "secret of this access key"),
         ({"sign_in": "access_key_id", "access_key_id": "my key"}, "access_key_id", "20 letters"),
-        ({"sign_in": "profile"}, "profile", "needed"),
+        ({"sign_in": "profile"}, "profile", "Required"),
         ({"role_arn": "dw"}, "role_arn", "arn:aws:iam"),
-        ({"external_id": "x"}, "sign_in", "belongs to a role"),
+        ({"external_id": "x"}, "sign_in", "requires a role"),
         ({"subnets": "us-east-1: subnet-1"}, "subnets", "us-east-1"),
         ({"ami": "ami-1 ami-2"}, "ami", "one is expected"),
         ({"families": "g5.xlarge"}, "families", "g5.xlarge"),
@@ -156,7 +156,7 @@ def test_an_empty_secret_keeps_the_stored_one(admin: Client, aws: Backend) -> No
 
 
 def test_a_name_is_taken_once_and_for_ever(admin: Client, aws: Backend) -> None:
-    assert "there already" in errors(admin.post(reverse(ADD), FORM))["name"]
+    assert "exists already" in errors(admin.post(reverse(ADD), FORM))["name"]
     admin.post(change(aws), {**WITH_KEY, "name": "other"})
     aws.refresh_from_db()
     assert aws.name == "aws"
@@ -300,7 +300,7 @@ def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:
         ("", "is not set"),
         ("http://127.0.0.1:8000", "not encrypted"),
         ("http://gpus.example.org", "not encrypted"),
-        ("https://10.0.0.5", "only this machine or its network"),
+        ("https://10.0.0.5", "reachable only from this network"),
     ],
 )
 def test_the_real_test_tells_of_the_account_and_of_this_server(

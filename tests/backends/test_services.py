@@ -57,7 +57,6 @@ def test_every_change_raises_the_version() -> None:
         ("aws", aws(endpoint_url="https://me:hush@aws.test"), [["config", "endpoint_url"]]),
         ("hosts", {"regions": []}, [["config", "regions"]]),
         ("azure", {}, [["type"]]),
-        ("dask", {}, [["type"]]),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(kind: str, config: dict[str, Any], places: list[list[str]]) -> None:

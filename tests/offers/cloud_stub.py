@@ -17,10 +17,10 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.spec.requirements import Requirements
+from tests.backends.kinds import use_driver
 
 TYPES, SPOT = SourceKey("types", "eu"), SourceKey("spot", "eu")
 TYPES_US = SourceKey("types", "us")
@@ -71,8 +71,8 @@ class Cloud:
                 answer: Sequence[Offer] = cloud.ask(f"offers {requirements.cpu_min}", cloud.answer)
                 return answer
 
-        monkeypatch.setitem(registry.KINDS, "aws", Sourced)
-        monkeypatch.setitem(registry.KINDS, "dask", Plain)
+        use_driver(monkeypatch, "aws", Sourced)
+        use_driver(monkeypatch, "dask", Plain)
 
     def ask(self, what: str, answer: Any) -> Any:
         with open(self.log, "ab", buffering=0) as file:

@@ -156,7 +156,7 @@ def test_a_backend_that_is_off_or_set_up_wrongly_is_left_alone(
         patched.setattr(registry, "driver", broken)
         assert due(clock, cloud) == []
     with monkeypatch.context() as patched:
-        patched.setattr(registry.KINDS["aws"], "wanted", broken)
+        patched.setattr(registry.KINDS["aws"].driver_class, "wanted", broken)
         assert due(clock, cloud) == []
     assert len(due(clock, cloud)) == 3
 

@@ -42,8 +42,8 @@ def test_a_backend_that_is_set_up_wrongly_keeps_nobody_from_the_others(
     backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = Backend.objects.create(name="wrong", kind="aws")
-    kind = registry.KINDS["aws"]
-    wanted = kind.wanted  # type: ignore[attr-defined]
+    kind = registry.KINDS["aws"].driver_class
+    wanted = kind.wanted
 
     def wanted_unless_wrong(self: Any) -> Any:
         if self.backend.pk == wrong.pk:

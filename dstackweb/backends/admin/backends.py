@@ -1,12 +1,10 @@
-"""Backends in the admin: a form for each kind, a test of its connection, and what names it."""
+"""Backends in the admin: the form of each kind, a connection test, and the profiles that name a backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from django import forms
-from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
@@ -22,36 +20,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
-from dstackweb.backends import services
-from dstackweb.backends.aws import config as aws_config
-from dstackweb.backends.aws.admin_form import AwsForm
-from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
+from dstackweb.backends import registry, services
+from dstackweb.backends.admin.forms import BackendForm
+from dstackweb.backends.kinds import Kind
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.models import Profile
 
 
-class HostsForm(forms.ModelForm[Backend]):
-    """Own hosts have no settings of their own as a backend."""
-
-    said: dict[str, Any]
-
-    class Meta:
-        model = Backend
-        fields = ("name", "enabled")
-
-    fieldsets = ((None, {"fields": ("name", "enabled")}),)
-
-    def clean(self) -> None:
-        super().clean()
-        self.said = {}
-
-
-FORMS: dict[str, type[AwsForm | HostsForm]] = {BackendKind.AWS: AwsForm, BackendKind.HOSTS: HostsForm}
-
-
 @admin.register(Backend)
 class BackendAdmin(admin.ModelAdmin[Backend]):
-    """The backend of own hosts is made by the first start; those that are added are AWS accounts."""
+    """The backend of own hosts is created by the first start; backends of other kinds are added here."""
 
     list_display = ("name", "kind", "where", "enabled", "machines")
     list_filter = ("kind", "enabled")
@@ -63,14 +42,12 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     @admin.display(description="where")
     def where(self, backend: Backend) -> str:
-        if backend.kind == BackendKind.HOSTS:
-            return "–"
-        regions = backend.config.get("regions") or "–"
-        return regions if isinstance(regions, str) else ", ".join(regions)
+        kind = registry.KINDS.get(backend.kind)
+        return kind.location(backend.config) if kind else _("kind not installed")
 
     @admin.display(description="machines now")
     def machines(self, backend: Backend) -> int:
-        if backend.kind == BackendKind.HOSTS:
+        if registry.is_hosts(backend):
             return backend.hosts.filter(left_at=None).count()
         return backend.instances.exclude(status=InstanceStatus.GONE).count()
 
@@ -82,35 +59,47 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
             ", ", '<a href="{}">{}</a>', ((reverse("admin:profiles_profile_change", args=[p.pk]), p) for p in named)
         )
         line = f"backends: [{backend.name}]"
-        told = _("Runs use it where their file or profile says so:")
-        return format_html("{} <code>{}</code>. {} {}", told, line, _("Profiles that do:"), links or _("none yet."))
+        intro = _("Runs use it if their run file or profile names it:")
+        return format_html("{} <code>{}</code>. {} {}", intro, line, _("Profiles:"), links or _("none yet."))
 
     # -- the form ----------------------------------------------------------------------------------------------------
 
     def get_form(self, request: HttpRequest, obj: Backend | None = None, change: bool = False, **more: Any) -> Any:
-        return super().get_form(request, obj, change, **{**more, "form": FORMS[_kind(obj)]})
+        return super().get_form(request, obj, change, **{**more, "form": _form(_kind(request, obj))})
 
     def get_fieldsets(self, request: HttpRequest, obj: Backend | None = None) -> Any:
-        if obj is not None and not self.has_change_permission(request, obj):
+        kind = _kind(request, obj)
+        if kind is None or (obj is not None and not self.has_change_permission(request, obj)):
             return [(None, {"fields": ("name", "kind", "where", "enabled", "used_by")})]
-        (title, first), *others = FORMS[_kind(obj)].fieldsets
-        shown = (*first["fields"], "used_by") if obj is not None and obj.kind != BackendKind.HOSTS else first["fields"]
+        (title, first), *others = _form(kind).fieldsets
+        shown = (*first["fields"], "used_by") if obj is not None and not kind.is_hosts else first["fields"]
         return [(title, {"fields": shown}), *others]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Backend | None = None) -> tuple[str, ...]:
         """Profiles, run files and jobs of the past know a backend by its name."""
-        return ("name", "used_by") if obj is not None else ("used_by",)
+        return ("name", "kind", "where", "used_by") if obj is not None else ("used_by",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and bool(_addable())
+
+    def has_change_permission(self, request: HttpRequest, obj: Backend | None = None) -> bool:
+        """A backend whose kind is not installed can be looked at and deleted."""
+        return super().has_change_permission(request, obj) and (obj is None or obj.kind in registry.KINDS)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        name = BackendKind.AWS.value
+        kind = _kind(request, None)
+        name = kind.name if kind else ""
         taken = Backend.objects.filter(name=name).exists()
         return {**({} if taken else {"name": name}), **super().get_changeform_initial_data(request)}
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
         obj: Backend | None = more.get("obj")
-        if _kind(obj) == BackendKind.AWS and (obj is None or self.has_change_permission(request, obj)):
+        kind = _kind(request, obj)
+        if kind and kind.can_test and (obj is None or self.has_change_permission(request, obj)):
             name = "admin:backends_backend_test"
-            context["test_url"] = reverse(name, args=[obj.pk]) if obj else reverse(f"{name}_new")
+            context["test_url"] = reverse(name, args=[obj.pk]) if obj else f"{reverse(f'{name}_new')}?kind={kind.name}"
+        if kind and obj is None:
+            context["kind"], context["kinds"] = kind, _addable()
         return super().render_change_form(request, context, *args, **more)
 
     @method_decorator(sensitive_post_parameters())
@@ -123,12 +112,12 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
             return redirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: Backend, form: Any, change: bool) -> None:
-        saved, is_new = services.put(obj.name, _kind(obj if change else None), form.said, enabled=obj.enabled)
+        saved, is_new = services.put(obj.name, form.kind.name, form.config, enabled=obj.enabled)
         obj.pk = saved.pk
         obj.refresh_from_db()
         if is_new:
-            told = _("Runs use it where their file or a profile says so:")
-            self.message_user(request, format_html("{} <code>backends: [{}]</code>", told, obj.name), messages.INFO)
+            intro = _("Runs use it if their run file or profile names it:")
+            self.message_user(request, format_html("{} <code>backends: [{}]</code>", intro, obj.name), messages.INFO)
 
     # -- testing -----------------------------------------------------------------------------------------------------
 
@@ -142,28 +131,22 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     @method_decorator(sensitive_post_parameters())
     def test_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
-        """Asks AWS what the form as it is typed now would be good for; nothing is saved. No transaction is open."""
-        # boto3 and its memory come with the first test.
-        from dstackweb.backends.aws import check, check_words
-
+        """Test the form as it is filled in now; nothing is saved. No transaction is open."""
         obj = self.get_object(request, unquote(object_id)) if object_id else None
-        if object_id and (obj is None or obj.kind != BackendKind.AWS):
+        kind = _kind(request, obj)
+        if (object_id and obj is None) or kind is None or not kind.can_test:
             raise Http404
         if not (self.has_change_permission(request, obj) if obj else self.has_add_permission(request)):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        form: AwsForm = self.get_form(request, obj, change=obj is not None)(request.POST, instance=obj)
-        wrong = {name: told for name, told in form.errors.items() if name != "name"}
-        context: dict[str, Any] = {"title": _("Test of the connection"), "opts": self.opts}
+        form: BackendForm = self.get_form(request, obj, change=obj is not None)(request.POST, instance=obj)
+        wrong = {name: errors for name, errors in form.errors.items() if name != "name"}
+        context: dict[str, Any] = {"title": _("Connection test"), "opts": self.opts}
         if wrong:
-            context["wrong"] = [_at_field(form, name, told) for name, told in wrong.items()]
+            context["wrong"] = [_at_field(form, name, errors) for name, errors in wrong.items()]
         else:
-            config, secret = form.settled
-            read = aws_config.read(config)
-            key_id = read.credentials.access_key_id
-            plain = aws_config.secret_of(key_id, secret) if key_id else ""
-            context["report"] = check_words.report(check.check(read, plain, settings.DSTACKWEB_PUBLIC_URL))
+            context["report"] = kind.test_connection(*form.settled)
         is_part = request.headers.get("X-Requested-With") == "fetch"
         name = "test_result.html" if is_part else "test.html"
         context |= {} if is_part else self.admin_site.each_context(request)
@@ -172,7 +155,7 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
     # -- deleting ----------------------------------------------------------------------------------------------------
 
     def has_delete_permission(self, request: HttpRequest, obj: Backend | None = None) -> bool:
-        return super().has_delete_permission(request, obj) and (obj is None or obj.kind != BackendKind.HOSTS)
+        return super().has_delete_permission(request, obj) and (obj is None or not registry.is_hosts(obj))
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """What goes with them: their offers at once, and their instances when they serve nobody any more."""
@@ -181,7 +164,7 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         for backend in objs:
             living = Instance.objects.filter(backend=backend).exclude(status=InstanceStatus.GONE).count()
             line = ngettext("%(name)s, with %(n)d machine", "%(name)s, with %(n)d machines", living)
-            where = kept if backend.kind == BackendKind.HOSTS else told
+            where = kept if registry.is_hosts(backend) else told
             where.append(line % {"name": backend.name, "n": living})
         return told, {}, set(), kept
 
@@ -193,14 +176,30 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
             services.delete(backend.name)
 
 
-def _kind(backend: Backend | None) -> str:
-    return backend.kind if backend is not None else BackendKind.AWS.value
+def _addable() -> list[Kind]:
+    """The kinds that admins add backends of. That of own hosts is made by itself, once."""
+    return [kind for kind in registry.KINDS.values() if not kind.is_hosts]
+
+
+def _kind(request: HttpRequest, backend: Backend | None) -> Kind | None:
+    """A backend's kind; for a new one the kind in the address, else the first. None where it is not installed."""
+    if backend is not None:
+        return registry.KINDS.get(backend.kind)
+    kinds = {kind.name: kind for kind in _addable()}
+    return kinds.get(request.GET.get("kind", "")) or next(iter(kinds.values()), None)
+
+
+def _form(kind: Kind | None) -> type[BackendForm]:
+    form = kind.form() if kind else BackendForm
+    if kind:
+        form.kind = kind
+    return form
 
 
 def _backends_of(profile: Profile) -> Sequence[str]:
     return profile.settings.get("backends") or ()
 
 
-def _at_field(form: AwsForm, name: str, told: Any) -> tuple[Any, str, Any]:
+def _at_field(form: BackendForm, name: str, errors: Any) -> tuple[Any, str, Any]:
     """A field's label and ID, both empty for the form as a whole, with what is wrong there."""
-    return (form.fields[name].label, form[name].auto_id, told) if name in form.fields else ("", "", told)
+    return (form.fields[name].label, form[name].auto_id, errors) if name in form.fields else ("", "", errors)

@@ -10,8 +10,9 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.isolation import Arrangement
 from dstackweb.backends.hosts.probe import GpuProbe, Probe
-from dstackweb.backends.models import Backend, BackendKind, Gpu, Host, HostEvent, HostEventKind
+from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind
 
+KIND = "hosts"
 EMBEDDED = "hosts"
 """The name of the backend that every deployment has."""
 
@@ -22,7 +23,7 @@ class HasLeft(Exception):
 
 def ensure_embedded_backend() -> Backend:
     """The backend of the team's own hosts, made when it isn't there yet."""
-    backend, _ = Backend.objects.get_or_create(name=EMBEDDED, defaults={"kind": BackendKind.HOSTS})
+    backend, _ = Backend.objects.get_or_create(name=EMBEDDED, defaults={"kind": KIND})
     return backend
 
 

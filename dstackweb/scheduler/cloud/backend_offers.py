@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 
 from dstackweb.accounts.models import Project
+from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer
-from dstackweb.backends.models import Backend, BackendKind
-from dstackweb.backends.registry import UnknownKind
+from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent
@@ -21,15 +21,12 @@ from dstackweb.spec.requirements import Requirements
 
 log = logging.getLogger(__name__)
 
-PAID_KINDS = frozenset({BackendKind.AWS.value})
-"""Kinds that cost money: used only by runs that name the backend."""
-
 
 class Market:
     """Offers of the enabled backends, each asked once for the same needs. Call `ask` outside transactions."""
 
     def __init__(self) -> None:
-        others = Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS)
+        others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
         self.backends = {backend.name: backend for backend in others}
         self._answers: dict[tuple[str, Requirements, str | None], Sequence[Offer]] = {}
         self._failed: dict[str, Unavailable] = {}
@@ -40,7 +37,7 @@ class Market:
         A backend that fails is left out until the next pass, with the code of why.
         """
         if spec.backends is None:
-            names = [name for name, backend in self.backends.items() if backend.kind not in PAID_KINDS]
+            names = [name for name, backend in self.backends.items() if not registry.costs_money(backend)]
         else:
             names = [name for name in spec.backends if name != HOSTS]
         offers: list[Offer] = []
@@ -65,7 +62,7 @@ class Market:
         _, requirements, image = key
         try:
             self._answers[key] = catalog.driver(self.backends[name], wait_s=0).offers(requirements, image=image)
-        except UnknownKind:
+        except registry.UnknownKind:
             self._failed[name] = Unavailable.NOT_SERVED
         except Exception as error:
             log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)

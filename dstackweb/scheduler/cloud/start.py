@@ -27,7 +27,6 @@ from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud import instance_updates as cloud_rows
 from dstackweb.scheduler.cloud.lifecycle import MAX_TRIES
-from dstackweb.wording import offers as offer_words
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +90,10 @@ def _launch(instance: Instance) -> bool:
         return True
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
         log.warning("%s: cannot start an instance, will retry: %s", instance.backend, error)
-        told = offer_words.failure({"code": error.code, **error.data}) if isinstance(error, SourceFailed) else ""
-        _store_error(instance, told or str(error))
+        text = ""
+        if isinstance(error, SourceFailed):
+            text = registry.kind_of(instance.backend).source_failure({"code": error.code, **error.data})
+        _store_error(instance, text or str(error))
         return False
     cloud_rows.record_found(instance, machine)
     cloud_rows.refresh_quotas(instance.backend, instance.region)

@@ -19,8 +19,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
+from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
-from dstackweb.backends.models import Backend, BackendKind, Instance, InstanceStatus
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
@@ -123,7 +124,7 @@ def machines_page(request: PageRequest) -> HttpResponse:
             "month": budget.month(request.project, now),
             "marks": marks,
             "may_stop": allows(request.role, "admin"),
-            "has_clouds": Backend.objects.filter(enabled=True).exclude(kind=BackendKind.HOSTS).exists(),
+            "has_clouds": Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds()).exists(),
             "may_submit": allows(request.role, "member"),
             "now": now,
             "poll_s": POLL_S,

@@ -55,7 +55,7 @@ class SourceLine:
         again_at = None
         if state == "throttled" and age.error is not None:
             again_at = age.due_at or parse_datetime(str(age.error.get("until", "")))
-        told = offer_words.failure(age.error) if age.error else ""
+        told = offer_words.failure(age.kind, age.error) if age.error else ""
         return cls(age, state, _BADGES[state](), told, again_at, until)
 
     @property
@@ -217,7 +217,7 @@ def lines(
         source = None if offer.backend in own else worst(used)
         price = units.dollars(offer.price) if offer.price or offer.backend not in own else ""
         badge = offer_words.availability(offer.availability)
-        return OfferLine(offer, gpu(offer), badge, offer_words.why(offer.detail, needs), share, price, each, source)
+        return OfferLine(offer, gpu(offer), badge, offer_words.why(offer, needs), share, price, each, source)
 
     return [line(offer) for offer in offers]
 

@@ -17,9 +17,10 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
+from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.views import host_views
-from dstackweb.backends.models import Backend, BackendKind
+from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, freshness, listing, refreshing, sources
 from dstackweb.offers.filters import Filter, Order
@@ -130,7 +131,7 @@ def offers_page(request: PageRequest) -> HttpResponse:
     ages = freshness.of_backends(sources.sourced_backends(), now)
     backends = list(Backend.objects.filter(enabled=True))
     shown = [(one.pk, one.name, one.version, one.refresh_generation) for one in backends]
-    hosts = [host_views(one) for one in backends if one.kind == BackendKind.HOSTS]
+    hosts = [host_views(one) for one in backends if registry.is_hosts(one)]
     version = hashlib.sha256(repr((shown, ages, hosts, selectors.counts(request.project))).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
@@ -149,9 +150,9 @@ def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) ->
     except Invalid:  # a page of another order
         page, following = filters.page(offers, asked.order, PER_PAGE)
     told = [SourceLine.of_source(age, now) for age in everything.sources]
-    own = {backend.name for backend in backends if backend.kind == BackendKind.HOSTS}
+    own = {backend.name for backend in backends if registry.is_hosts(backend)}
     has_clouds = any(backend.name not in own for backend in backends)
-    unreachable = next((offer.detail for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
+    unreachable = next((offer for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
     known = [line for line in told if line.of.fetched_at is not None]
     return {
         "tab": "offers",

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from dstackweb.accounts.access import allows
-from dstackweb.backends.aws.wording import quota_families
+from dstackweb.backends import registry
 from dstackweb.offers import freshness, listing, sources
 from dstackweb.offers.listing import RegionQuotas
 from dstackweb.runs import selectors
@@ -73,7 +73,7 @@ class RegionCard:
         """The card; `families` is empty where nothing is known."""
         lines = [
             FamilyLine(name, _used(found.quotas, on_demand), _used(found.quotas, spot))
-            for name, on_demand, spot in quota_families()
+            for name, on_demand, spot in registry.KINDS[found.age.kind].quota_families()
         ]
         told = [line for line in lines if line.on_demand or line.spot]
         some = [line for line in told if any(one and (one.limit or one.used) for one in (line.on_demand, line.spot))]

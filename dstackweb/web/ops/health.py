@@ -1,15 +1,13 @@
-"""How the deployment does, as a list of checks for the health page.
+"""System status as a list of checks for the health page.
 
-Cheap reads only, and no check can break the page.
+Cheap reads only; a check that fails becomes a line of its own.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import shutil
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from django.conf import settings
 from django.db import connection
@@ -21,49 +19,39 @@ from django_q.brokers import get_broker
 from django_q.status import Stat
 
 import dstackweb
-from dstackweb.backends.aws import public_url
-from dstackweb.backends.aws import wording as aws_wording
-from dstackweb.backends.aws.backend import AwsBackend
-from dstackweb.backends.aws.pressure import pressures
+from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.offers import freshness, sources, store
+from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units
 
 log = logging.getLogger(__name__)
 
 LATE_S = 15.0
-"""Periodic work that is due for longer than this isn't being enqueued: no ticker is up."""
+"""Periodic work that is due for longer is not being enqueued: no ticker is running."""
 STUCK_S = 900.0
-"""A machine that is to end takes a minute or two."""
+"""An instance takes a minute or two to terminate."""
 FULL_AT = 0.95
 BACKLOG = 100
-"""Tasks that wait in the broker: more means that the workers don't keep up."""
+"""Tasks waiting in the broker; more means that the workers do not keep up."""
 TONES = ("go", "info", "wait", "bad")
 
 
-class Check(NamedTuple):
-    """One line: what, how it is (`go`, `info`, `wait`, `bad`), the value, what to do, and since when."""
-
-    name: str
-    tone: str
-    value: str
-    hint: str = ""
-    at: dt.datetime | None = None
-
-
-def checks() -> list[Check]:
-    """All checks, in the order in which one looks."""
+def checks() -> list[HealthCheck]:
+    """All checks, in the order of the page."""
     parts = (
         _clusters,
         _periodic,
         _passes,
         _hosts,
         _isolation,
-        _clouds,
+        _backends,
         _apis,
         _machines,
         _database,
@@ -72,179 +60,184 @@ def checks() -> list[Check]:
         _disk,
     )
     found = [check for part in parts for check in _safely(part)]
-    return [*found, Check(_("Version"), "info", dstackweb.__version__)]
+    return [*found, HealthCheck(_("Version"), "info", dstackweb.__version__)]
 
 
-def worst(found: Iterable[Check]) -> str:
+def worst(found: Iterable[HealthCheck]) -> str:
     """The tone of the page as a whole."""
     return max((check.tone for check in found), key=TONES.index, default="go")
 
 
-def _safely(part: Callable[[], Iterable[Check]]) -> list[Check]:
-    """A check that can't be made is itself a finding."""
+def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
+    """A check that raises becomes a finding."""
     try:
         return list(part())
     except Exception as error:
         log.warning("health check %s failed", part.__name__, exc_info=True)
         name = part.__name__.strip("_").capitalize()
-        return [Check(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
+        return [HealthCheck(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 
-def _clusters() -> Iterable[Check]:
-    """django-q2's clusters tell the cache how they are."""
+def _clusters() -> Iterable[HealthCheck]:
+    """django-q2's clusters report to the cache."""
     stats = Stat.get_all()
     if not stats:
-        hint = _("Nothing is started or watched. Start it with make run, or see its output.")
-        yield Check(_("Workers"), "bad", _("none is up"), hint)
+        hint = _("No run starts or is watched. Start the workers with make run, or read its output.")
+        yield HealthCheck(_("Workers"), "bad", _("none running"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
         tone = "go" if stat.status in ("Idle", "Working") else "wait"
-        yield Check(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
+        yield HealthCheck(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
 
 
-def _periodic() -> Iterable[Check]:
+def _periodic() -> Iterable[HealthCheck]:
     now = timezone.now()
     jobs = list(PeriodicJob.objects.all())
     if not jobs:
-        yield Check(_("Ticker"), "bad", _("has never run"))
+        yield HealthCheck(_("Ticker"), "bad", _("never started"))
     for job in jobs:
         late = (now - job.due_at).total_seconds()
         name = _("Periodic: %s") % job.name
         if job.last_error:
-            yield Check(name, "bad", _("failed"), job.last_error, job.last_ended_at)
+            yield HealthCheck(name, "bad", _("failed"), job.last_error, job.last_ended_at)
         elif late > LATE_S:
-            yield Check(name, "bad", _("late by %s") % units.duration(late), _("No ticker is up."), job.last_ended_at)
+            yield HealthCheck(
+                name, "bad", _("late by %s") % units.duration(late), _("Is the ticker running?"), job.last_ended_at
+            )
         else:
-            yield Check(name, "go", _("in time"), at=job.last_ended_at)
+            yield HealthCheck(name, "go", _("on time"), at=job.last_ended_at)
 
 
-def _passes() -> Iterable[Check]:
+def _passes() -> Iterable[HealthCheck]:
     state = PassState.objects.filter(pk=1).first()
     waiting = sum(QueueCount.objects.values_list("submitted", flat=True))
     if state is not None and state.ended_at is not None:
         numbers = {"ms": round(state.duration_ms), "placed": state.placed, "waiting": waiting}
-        value = _("last pass took %(ms)d ms and placed %(placed)d; %(waiting)d runs wait") % numbers
-        yield Check(_("Placement"), "go", value, at=state.ended_at)
+        value = _("last pass: %(ms)d ms, %(placed)d placed, %(waiting)d waiting") % numbers
+        yield HealthCheck(_("Placement"), "go", value, at=state.ended_at)
     else:
-        yield Check(_("Placement"), "wait", _("no pass has run yet"))
+        yield HealthCheck(_("Placement"), "wait", _("no pass has run yet"))
 
 
-def _hosts() -> Iterable[Check]:
+def _hosts() -> Iterable[HealthCheck]:
     hosts = list(Host.joined.all())
     online = [host for host in hosts if is_online(host)]
     value = _("%(online)d of %(all)d online") % {"online": len(online), "all": len(hosts)}
-    hint = "" if hosts else _("Runs can't start before a host is registered.")
-    yield Check(_("Hosts"), "go" if hosts and len(online) == len(hosts) else "wait" if online else "bad", value, hint)
+    hint = "" if hosts else _("Register a host so that runs can start.")
+    yield HealthCheck(
+        _("Hosts"), "go" if hosts and len(online) == len(hosts) else "wait" if online else "bad", value, hint
+    )
     for host in hosts:
         if host.error:
-            yield Check(_("Host %s") % host.name, "bad", host.error, at=host.seen_at)
+            yield HealthCheck(_("Host %s") % host.name, "bad", host.error, at=host.seen_at)
 
 
-def _isolation() -> Iterable[Check]:
+def _isolation() -> Iterable[HealthCheck]:
     shared = [host.name for host in Host.joined.filter(isolation="shared")]
     refusing = [host.name for host in Host.joined.filter(isolation="none")]
     if shared:
-        hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's own user and can read its files.")
-        advice = _("Only for your own machine.")
-        yield Check(_("Isolation"), "wait", _("none"), f"{hint % ', '.join(shared)} {advice}")
+        hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's user and can read its files.")
+        advice = _("Use it only on your own machine.")
+        yield HealthCheck(_("Isolation"), "wait", _("none"), f"{hint % ', '.join(shared)} {advice}")
     if refusing:
-        hint = _("%s can neither switch users nor run containers. Start the host as root or install Podman or Docker.")
-        yield Check(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
+        hint = _("%s can neither switch users nor run containers. Start the host as root, or install Podman or Docker.")
+        yield HealthCheck(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
     if not shared and not refusing:
-        yield Check(_("Isolation"), "go", _("jobs run apart from the server"))
+        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server"))
 
 
-def _clouds() -> Iterable[Check]:
-    """Of each backend that starts machines: what it was asked for, and whether its machines could call back."""
-    asked = sources.sourced_backends()
-    ages = freshness.of_backends(asked, timezone.now())
-    for backend, code in asked:
-        own = [one for one in ages if one.backend == backend.name]
-        name = _("Backend %s") % backend.name
-        fresh = sum(one.state is SourceState.FRESH for one in own)
-        value = _("%(fresh)d of %(all)d sources are fresh") % {"fresh": fresh, "all": len(own)}
-        failures = [one for one in own if one.error]
-        if failures:
-            tone = "bad" if any(one.state is SourceState.FAILED for one in failures) else "wait"
-            hint = " ".join(dict.fromkeys(aws_wording.failure(one.error) for one in failures if one.error))
-            yield Check(name, tone, value, hint, min(one.failed_at for one in failures if one.failed_at))
-        else:
-            yield Check(name, "go", value)
-        if isinstance(code, AwsBackend) and (why := _url_problem(backend)):
-            yield Check(name, "bad", _("starts nothing"), aws_wording.availability({"code": "public_url", "why": why}))
-
-
-def _url_problem(backend: Backend) -> str | None:
-    allowed = bool(backend.config.get("allow_private_url"))
-    return public_url.problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
-
-
-def _apis() -> Iterable[Check]:
-    """Whether AWS is asked as often as it may be, or more often than it likes."""
+def _backends() -> Iterable[HealthCheck]:
+    """Each backend with sources: how fresh they are. Then what each kind checks by itself."""
     now = timezone.now()
-    found = pressures(now)
-    if not found:
-        return
-    alone = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in found if one.open_until]
-    full = [f"{one.api} ({one.region})" for one in found if one.left < 0]
-    if alone:
-        hint = _("They are left alone until they may be asked again: %s. Offers go on with what is known.")
-        yield Check(_("APIs of AWS"), "wait", _("some throttle"), hint % ", ".join(alone))
-    elif full:
-        hint = _("Calls wait for their turn, so that AWS does not throttle: %s.")
-        yield Check(_("APIs of AWS"), "wait", _("asked as often as may be"), hint % ", ".join(full))
-    else:
-        yield Check(_("APIs of AWS"), "go", _("asked less often than may be"))
+    pairs = sources.sourced_backends()
+    ages = freshness.of_backends(pairs, now)
+    for backend, _driver in pairs:
+        yield _sources_of(backend, [one for one in ages if one.backend == backend.name])
+    enabled = list(Backend.objects.filter(enabled=True))
+    for backend in enabled:
+        if backend.kind not in registry.KINDS:
+            hint = offer_words.failure(backend.kind, {"code": "not_served"})
+            yield HealthCheck(_("Backend %s") % backend.name, "bad", _("unusable"), hint)
+    for name, kind in registry.KINDS.items():
+        yield from kind.health([backend for backend in enabled if backend.kind == name], now)
 
 
-def _machines() -> Iterable[Check]:
-    """What clouds are paid for now, and what won't end."""
+def _sources_of(backend: Backend, ages: Sequence[Freshness]) -> HealthCheck:
+    name = _("Backend %s") % backend.name
+    fresh = sum(one.state is SourceState.FRESH for one in ages)
+    value = _("%(fresh)d of %(all)d sources fresh") % {"fresh": fresh, "all": len(ages)}
+    failures = [one for one in ages if one.error]
+    if not failures:
+        return HealthCheck(name, "go", value)
+    tone = "bad" if any(one.state is SourceState.FAILED for one in failures) else "wait"
+    hint = " ".join(dict.fromkeys(offer_words.failure(one.kind, one.error) for one in failures if one.error))
+    return HealthCheck(name, tone, value, hint, min(one.failed_at for one in failures if one.failed_at))
+
+
+def _apis() -> Iterable[HealthCheck]:
+    """Cloud APIs near their rate limit, and those that throttled."""
+    now = timezone.now()
+    for kind in registry.KINDS.values():
+        if usage := kind.api_usage(now):
+            yield _rate_limits(_("Rate limits of %s") % (kind.label or kind.name), usage)
+
+
+def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthCheck:
+    throttled = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in usage if one.open_until]
+    if throttled:
+        hint = _("Not called until then: %s. Offers use the last known values.")
+        return HealthCheck(name, "wait", _("throttled"), hint % ", ".join(throttled))
+    if full := [f"{one.api} ({one.region})" for one in usage if one.left < 0]:
+        return HealthCheck(name, "wait", _("at the limit"), _("Calls wait: %s.") % ", ".join(full))
+    return HealthCheck(name, "go", _("below the limit"))
+
+
+def _machines() -> Iterable[HealthCheck]:
+    """Cloud instances that are billed now, and those that do not terminate."""
     living = Instance.objects.exclude(status=InstanceStatus.GONE)
     counts = dict(living.order_by().values_list("status").annotate(Count("pk")))
     if not counts:
         return
     total = sum(counts.values())
-    value = ngettext("%d of clouds", "%d of clouds", total) % total
+    value = ngettext("%d running", "%d running", total) % total
     stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
     if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:
-        hint = _(
-            "These should have ended and cost on: %s. They are ended again and again; look at the cloud's console."
-        )
-        yield Check(_("Machines"), "bad", value, hint % ", ".join(names))
+        hint = _("Still billed although terminated: %s. Termination is retried; check the cloud console.")
+        yield HealthCheck(_("Cloud instances"), "bad", value, hint % ", ".join(names))
     else:
-        yield Check(_("Machines"), "go", value)
+        yield HealthCheck(_("Cloud instances"), "go", value)
 
 
-def _database() -> Iterable[Check]:
+def _database() -> Iterable[HealthCheck]:
     kind = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(connection.vendor, connection.vendor)
-    hint = _("Good for one machine; hosts on other machines need PostgreSQL.") if connection.vendor == "sqlite" else ""
-    yield Check(_("Database"), "info" if hint else "go", kind, hint)
+    hint = _("For one machine. Hosts on other machines need PostgreSQL.") if connection.vendor == "sqlite" else ""
+    yield HealthCheck(_("Database"), "info" if hint else "go", kind, hint)
 
 
-def _broker() -> Iterable[Check]:
+def _broker() -> Iterable[HealthCheck]:
     kind = "Redis" if "redis" in settings.Q_CLUSTER else _("the database")
     for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values())):
         numbers = {"size": get_broker(name).queue_size(), "kind": kind}
         tone = "go" if numbers["size"] < BACKLOG else "wait"
-        yield Check(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
+        yield HealthCheck(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
 
 
-def _offers() -> Iterable[Check]:
-    """What one small read of the cache of offers shows, as this process sees it."""
+def _offers() -> Iterable[HealthCheck]:
+    """One small read of the offers cache, as this process sees it."""
     store.get("health")
     away = store.health()
     if away is None:
-        yield Check(_("Cache of offers"), "go", _("answers"))
+        yield HealthCheck(_("Offers cache"), "go", _("available"))
     else:
-        hint = _("Each process asks the clouds for itself, and shows only what it has found out: %s") % away.error
-        yield Check(_("Cache of offers"), "bad", _("does not answer"), hint, away.since)
+        hint = _("Each process reads the clouds by itself, so calls are not shared: %s") % away.error
+        yield HealthCheck(_("Offers cache"), "bad", _("unavailable"), hint, away.since)
 
 
-def _disk() -> Iterable[Check]:
+def _disk() -> Iterable[HealthCheck]:
     usage = shutil.disk_usage(settings.DSTACKWEB_HOME)
     full = usage.used / usage.total
     value = _("%(free)s free of %(total)s") % {
         "free": units.mebibytes(usage.free >> 20),
         "total": units.mebibytes(usage.total >> 20),
     }
-    yield Check(_("Disk of the server"), "go" if full < FULL_AT else "bad", value)
+    yield HealthCheck(_("Server disk"), "go" if full < FULL_AT else "bad", value)

@@ -149,7 +149,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
                 "offer": offer,
                 "badge": offer_words.availability(offer.availability),
                 "has": offer_words.has(offer),
-                "why": offer_words.why(offer.detail, wants),
+                "why": offer_words.why(offer, wants),
             }
             for offer in planned.offers
         ],

@@ -38,7 +38,7 @@ def states(findings: list[Finding], region: str = "us-east-1") -> dict[str, Stat
 def words(findings: list[Finding], step: str, region: str = "us-east-1") -> str:
     (one,) = [one for one in findings if (one.step, one.region) == (step, region)]
     line = check_words.line(one)
-    return f"{line.told} {line.todo}"
+    return f"{line.found} {line.fix}"
 
 
 def test_an_account_that_may_do_all_passes_in_every_region(cloud: Cloud) -> None:
@@ -49,7 +49,7 @@ def test_an_account_that_may_do_all_passes_in_every_region(cloud: Cloud) -> None
     assert "G, VT 64" in words(found, "quotas")
     assert "ami-" in words(found, "image")
     report = check_words.report(found)
-    assert (report.summary, report.missing) == ("Everything works.", "")
+    assert (report.summary, [one.open for one in report.snippets]) == ("Everything works.", [False])
     assert cloud.machines() == []
 
 
@@ -64,7 +64,7 @@ def test_what_the_policy_lacks_is_named_and_ready_to_paste(cloud: Cloud) -> None
     assert states(found, "eu-west-1")["image"] is FAILED
     assert states(found, "eu-west-1")["launch"] is SKIPPED
     assert "lacks ec2:RunInstances" in words(found, "launch")
-    missing = check_words.report(found).missing
+    missing = check_words.report(found).snippets[0].text
     for action in ("ec2:RunInstances", "servicequotas:ListServiceQuotas", "pricing:GetProducts", "ssm:GetParameter"):
         assert f'"{action}"' in missing
 
@@ -92,7 +92,7 @@ def test_ending_that_is_denied_may_be_limited_to_tags(cloud: Cloud) -> None:
     found = found_in(cloud)
     assert [name for name, state in states(found).items() if state is not OK] == ["end"]
     assert "dstackweb:deployment" in words(found, "end")
-    assert "ec2:TerminateInstances" in check_words.report(found).missing
+    assert "ec2:TerminateInstances" in check_words.report(found).snippets[0].text
 
 
 def test_every_action_that_is_tried_is_in_the_policy(cloud: Cloud) -> None:
@@ -108,7 +108,7 @@ def test_a_wrong_secret_stops_there_and_says_so(cloud: Cloud) -> None:
         ("public_url", OK),
         ("enabled", SKIPPED),
     ]
-    assert "AWS refuses the credentials" in words(found, "identity", "")
+    assert "AWS rejected the credentials" in words(found, "identity", "")
     assert cloud.count("ec2") == 0
 
 
@@ -133,14 +133,14 @@ def test_a_throttle_is_a_warning_and_not_a_fault(cloud: Cloud) -> None:
     cloud.throttle("servicequotas")
     found = found_in(cloud)
     assert states(found)["quotas"] is WARNING
-    assert "asked too often" in words(found, "quotas")
+    assert "is throttled" in words(found, "quotas")
     assert check_words.report(found).state == "warning"
 
 
 def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
     found = found_in(cloud, endpoint_url="http://127.0.0.1:1")
     assert found[0].state is FAILED
-    assert "http://127.0.0.1:1/ can't be reached" in words(found, "identity", "")
+    assert "http://127.0.0.1:1/ is unreachable" in words(found, "identity", "")
 
 
 def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> None:
@@ -149,7 +149,7 @@ def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> No
     found = found_in(cloud, limit_s=4)
     assert time.monotonic() - began < 6
     assert {step for step, state in states(found).items() if state is FAILED} == {"prices"}
-    assert "not answered in time" in words(found, "prices")
+    assert "No answer in time" in words(found, "prices")
 
 
 def test_an_account_without_gpu_quotas_learns_where_to_ask_for_them(cloud: Cloud) -> None:

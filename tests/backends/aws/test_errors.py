@@ -10,6 +10,8 @@ from django.utils import translation
 
 from dstackweb.backends.aws import errors, wording
 from dstackweb.backends.contract import SourceFailed
+from dstackweb.spec.requirements import Requirements
+from dstackweb.wording import offers as offer_words
 
 USER = "arn:aws:iam::123456789012:user/dstackweb"
 
@@ -88,14 +90,14 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
 @pytest.mark.parametrize(
     ("error", "region", "code", "words"),
     [
-        (said("AuthFailure", "Not valid."), "eu-west-1", "bad_credentials", "AWS refuses the credentials: Not valid."),
-        (said("UnrecognizedClientException"), "us-gov-west-1", "bad_credentials", "Set an access key that is active"),
-        (said("ExpiredToken"), "af-south-1", "bad_credentials", "have expired: sign in again"),
-        (said("RequestExpired"), "eu-west-1", "bad_credentials", "set this machine's clock"),
-        (said("AuthFailure"), "af-south-1", "region_disabled", "Where they work in other regions"),
-        (said("InvalidClientTokenId"), "ap-east-1", "region_disabled", "has not enabled this one"),
-        (said("OptInRequired"), "eu-west-1", "region_disabled", "The account has not enabled the region eu-west-1"),
-        (boto.NoCredentialsError(), "eu-west-1", "no_credentials", "There are no AWS credentials"),
+        (said("AuthFailure", "Not valid."), "eu-west-1", "bad_credentials", "AWS rejected the credentials: Not valid."),
+        (said("UnrecognizedClientException"), "us-gov-west-1", "bad_credentials", "Set an active access key"),
+        (said("ExpiredToken"), "af-south-1", "bad_credentials", "have expired. Sign in again"),
+        (said("RequestExpired"), "eu-west-1", "bad_credentials", "Set the clock"),
+        (said("AuthFailure"), "af-south-1", "region_disabled", "Region af-south-1 seems not enabled"),
+        (said("InvalidClientTokenId"), "ap-east-1", "region_disabled", "Enable it, or remove it"),
+        (said("OptInRequired"), "eu-west-1", "region_disabled", "Region eu-west-1 is not enabled in this account."),
+        (boto.NoCredentialsError(), "eu-west-1", "no_credentials", "No AWS credentials found"),
         (boto.ProfileNotFound(profile="gpus"), "eu-west-1", "bad_credentials", "(gpus) could not be found"),
         (
             boto.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"),
@@ -107,9 +109,9 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
             boto.EndpointConnectionError(endpoint_url="https://ec2.eu-west-9.amazonaws.com/"),
             "eu-west-9",
             "unreachable",
-            "https://ec2.eu-west-9.amazonaws.com/ can't be reached",
+            "https://ec2.eu-west-9.amazonaws.com/ is unreachable",
         ),
-        (boto.ReadTimeoutError(endpoint_url="https://x/"), "eu-west-1", "unreachable", "Check the name of the region"),
+        (boto.ReadTimeoutError(endpoint_url="https://x/"), "eu-west-1", "unreachable", "Check the region name"),
         (
             said("InternalError", "Try later."),
             "eu-west-1",
@@ -126,21 +128,23 @@ def test_other_failures_say_what_happened_and_what_to_do(error: Exception, regio
 
 def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
-    assert wording.failure(told) == (
-        "AWS said that ec2:DescribeInstances is asked too often in x-1. It is left alone until 14:02:05 UTC, and asked "
-        "again by itself."
-    )
+    assert wording.failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
 
 
 def test_a_turn_that_has_not_come_is_not_blamed_on_aws() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:X", "region": "x-1", "by": "limiter"}
-    assert wording.failure(told).startswith("So much is asked of ec2:X in x-1 just now")
+    assert wording.failure(told).startswith("Rate limit of ec2:X in x-1 reached")
 
 
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
-    assert wording.failure({"code": "eclipse"}) == "eclipse"
-    assert wording.failure({"code": "eclipse", "text": "It is dark."}) == "It is dark."
-    assert wording.availability({"code": "eclipse"}) == "eclipse"
+    assert offer_words.failure("aws", {"code": "eclipse"}) == "eclipse"
+    assert offer_words.failure("aws", {"code": "eclipse", "text": "It is dark."}) == "It is dark."
+    assert offer_words.detail_text("aws", {"code": "eclipse"}, Requirements()) == "eclipse"
+
+
+def test_a_disabled_region_is_not_blamed_on_the_credentials() -> None:
+    text = offer_words.failure("aws", {"code": "region_disabled", "region": "ap-east-1"})
+    assert text == ("Region ap-east-1 is not enabled in this account. Enable it, or remove it from the backend.")
 
 
 @pytest.mark.parametrize(
@@ -148,24 +152,24 @@ def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
     [
         (
             {"code": "quota", "fits": 2, "limit": 64, "used": 48, "needs": 8},
-            "Fits 2 more: 48 of 64 vCPUs are in use, and it needs 8.",
+            "Fits 2 more: 48 of 64 vCPUs in use, 8 needed.",
         ),
         (
             {"code": "no_quota", "fits": 0, "limit": 0, "used": 0, "needs": 96},
-            "No quota: 0 of 0 vCPUs are in use, and it needs 96.",
+            "No quota: 0 of 0 vCPUs in use, 96 needed.",
         ),
-        ({"code": "quota_unknown", "why": "access_denied"}, "The quota is unknown: access denied."),
+        ({"code": "quota_unknown", "why": "access_denied"}, "Quota unknown: access denied."),
         (
             {"code": "quota_unknown", "why": "not_documented"},
-            "The quota is unknown: AWS does not say which one this family counts against.",
+            "Quota unknown: AWS does not document the quota of this family.",
         ),
         (
             {"code": "not_in_zone", "zones": ["eu-west-1a"], "offered_in": ["eu-west-1b", "eu-west-1c"]},
-            "Offered in eu-west-1b, eu-west-1c, while the configured subnets are in eu-west-1a.",
+            "Available in eu-west-1b, eu-west-1c, but the configured subnets are in eu-west-1a.",
         ),
         (
             {"code": "public_url", "why": "missing"},
-            "Set DSTACKWEB_PUBLIC_URL, so that instances can reach this server.",
+            "Set DSTACKWEB_PUBLIC_URL so that instances can reach this server.",
         ),
     ],
 )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from dstackweb.backends import registry
 from dstackweb.backends.aws import client
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, SourceKey, SourceState
@@ -17,6 +16,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import catalog, sources
 from dstackweb.spec.requirements import Requirements
+from tests.backends.kinds import use_driver
 
 REGIONS = ["us-east-1", "eu-west-1"]
 
@@ -28,7 +28,7 @@ def backend(cloud: Cloud, transactional_db: None, monkeypatch: pytest.MonkeyPatc
     settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"
     for name, value in cloud.env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(registry.KINDS, "aws", AwsSources)
+    use_driver(monkeypatch, "aws", AwsSources)
     monkeypatch.setattr(sources, "TICK_S", 60.0)
     # botocore's own repeats, which wait for seconds, are not what these tests are of.
     monkeypatch.setattr(client, "Aws", partial(client.Aws, patience=client.PROBE))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dstackweb.backends import registry
 from dstackweb.backends.aws import quotas
-from dstackweb.backends.aws.quota_names import NAMES, name_of
+from dstackweb.backends.aws.wording import QUOTA_NAMES
 from dstackweb.devtools.aws.quotas import ON_DEMAND, SPOT
 
 
 def test_every_quota_that_is_read_has_its_name() -> None:
-    assert set(NAMES) == quotas.KNOWN
-    assert name_of("L-00000000") == "L-00000000"
+    assert set(QUOTA_NAMES) == quotas.KNOWN
+    assert registry.KINDS["aws"].quota_name("L-00000000") == "L-00000000"
 
 
 def test_names_are_those_that_service_quotas_gives() -> None:
     given = {code: name for code, name, _ in (*ON_DEMAND.values(), *SPOT.values())}
-    assert {code: NAMES[code] for code in given if code in NAMES} == given
+    assert {code: QUOTA_NAMES[code] for code in given if code in QUOTA_NAMES} == given

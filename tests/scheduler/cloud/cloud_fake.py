@@ -13,7 +13,6 @@ import pytest
 from django.conf import settings
 from django.utils import timezone
 
-from dstackweb.backends import registry
 from dstackweb.backends.contract import (
     Availability,
     LaunchFailed,
@@ -29,6 +28,7 @@ from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.scheduler.monitoring import job_watch
 from dstackweb.spec.requirements import Requirements
+from tests.backends.kinds import use_driver
 from tests.factories import place_all, start
 
 STEP_S = 15.0
@@ -86,7 +86,7 @@ class FakeCloud:
             def regions(self) -> Sequence[str]:
                 return fake.regions
 
-        monkeypatch.setitem(registry.KINDS, "aws", Driver)
+        use_driver(monkeypatch, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
         monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", STEP_S / job_watch.MAX_STEP)

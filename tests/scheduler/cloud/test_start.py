@@ -159,7 +159,7 @@ def test_what_can_not_be_asked_is_told_at_the_job_and_tried_again(
     place_all()
     fake.throttled = THROTTLED
     cloud_watch.poll_all()
-    assert "is asked too often" in job_of(run).message
+    assert "is throttled" in job_of(run).message
     fake.throttled = None
     cloud_watch.poll_all()
     assert job_of(run).instance.status == "starting"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Handle, Offer, Presence
 from dstackweb.backends.models import Backend
 from dstackweb.spec.launch import LaunchSpec
 from dstackweb.spec.requirements import Requirements
+from tests.backends.kinds import use_driver
 
 
 def offer(price: str = "1.0", **fields: Any) -> Offer:
@@ -52,7 +52,7 @@ class StubMarket:
             def stop(self, handle: Handle, grace_s: int | None) -> bool:
                 raise NotImplementedError
 
-        monkeypatch.setitem(registry.KINDS, kind, Driver)
+        use_driver(monkeypatch, kind, Driver)
 
     def has(self, name: str, *offers: Offer, fails: Exception | None = None) -> Backend:
         """A backend of this name is set up and offers this."""

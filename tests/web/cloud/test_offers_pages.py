@@ -86,7 +86,7 @@ def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, cl
     assert "8 × H100 80 GB" in text
     assert "$55.04" in text
     assert "$6.88 per GPU" in text
-    assert "64 of 64 vCPUs are in use, and it needs 4." in text
+    assert "64 of 64 vCPUs in use, 4 needed." in text
     assert "Fits 13 more" in text
     assert text.index("$0.2978") < text.index("$0.8048") < text.index("$55.04")
     assert '<rect class="used" width="100.00" height="1" />' in text
@@ -142,7 +142,7 @@ def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(a
     answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
     text = re.sub(r"\s+", " ", answer.content.decode())
     assert "$0.8048 an hour" in text
-    assert "64 of 64 vCPUs are in use, and it needs 4." in text
+    assert "64 of 64 vCPUs in use, 4 needed." in text
 
 
 def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project, client: Client) -> None:
@@ -173,7 +173,7 @@ def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(
     aws.says["quotas"] = SourceFailed("throttled", region="us-east-1", api="ListServiceQuotas", until=until.isoformat())
     aws.ask()
     text = page(client)
-    assert "The quota is unknown: AWS is asked too often." in text
+    assert "Quota unknown: throttled." in text
     assert 'data-state="throttled"' in text
     assert re.search(r'aws</b> <span class="stale">throttled</span>, again <time', text)
     text = page(client, "/p/main/offers/quotas/")
@@ -250,7 +250,7 @@ def test_figures_without_any_saving_are_no_percentage(aws: Aws, client: Client) 
 def age(state: str, **fields: Any) -> Freshness:
     known = {"fetched_at": NOW, "expires_at": NOW + dt.timedelta(minutes=5)} if state != "failed" else {}
     values = {"fetched_at": None, "expires_at": None, "due_at": None, "error": None, "failed_at": None}
-    return Freshness("aws", "quotas", "eu", SourceState(state), **{**values, **known, **fields})
+    return Freshness("aws", "aws", "quotas", "eu", SourceState(state), **{**values, **known, **fields})
 
 
 THROTTLED = {"error": {"code": "throttled"}, "failed_at": NOW}
@@ -285,7 +285,9 @@ def test_the_worst_source_of_a_region_speaks_for_an_offer() -> None:
 def test_the_same_trouble_everywhere_is_told_once() -> None:
     lines = [
         SourceLine.of_source(
-            Freshness("aws", source, region, SourceState.FAILED, None, None, LATER, {"code": "no_credentials"}, NOW),
+            Freshness(
+                "aws", "aws", source, region, SourceState.FAILED, None, None, LATER, {"code": "no_credentials"}, NOW
+            ),
             NOW,
         )
         for source in ("prices", "quotas")
@@ -299,7 +301,7 @@ def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> 
     lines = [
         SourceLine.of_source(
             Freshness(
-                "aws", source, region, SourceState.STALE, NOW, NOW, LATER,
+                "aws", "aws", source, region, SourceState.STALE, NOW, NOW, LATER,
                 {"code": "throttled", "api": api, "region": region, "until": LATER.isoformat()}, NOW,
             ),
             NOW,

@@ -1,0 +1,214 @@
+"""What a kind of backend brings besides its driver: its settings, form, words, health checks and prices.
+
+A kind is a subclass of `Kind` that an installed package names under the entry point group `dstackweb.backends`
+(docs/writing-a-backend.md). Nothing outside the kind's own package knows its name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from django.utils.functional import Promise
+from pydantic import SecretStr, ValidationError
+
+from dstackweb.backends import wording
+from dstackweb.lib.errors import DomainError, Invalid
+from dstackweb.lib.secrets import decrypt, encrypt
+from dstackweb.spec.fields import Keys
+from dstackweb.spec.source import Source
+from dstackweb.spec.wording import field_errors
+
+if TYPE_CHECKING:
+    from dstackweb.backends.admin.forms import BackendForm
+    from dstackweb.backends.contract import Backend as Driver
+    from dstackweb.backends.contract import Sourced
+    from dstackweb.backends.models import Backend
+
+ENTRY_POINTS = "dstackweb.backends"
+
+
+class HealthCheck(NamedTuple):
+    """One line of the health page. `tone` is `go`, `info`, `wait` or `bad`; `hint` says what to do."""
+
+    name: str
+    tone: str
+    value: str
+    hint: str = ""
+    at: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class ApiUsage:
+    """How much of its rate limit one cloud API uses in one region; of several accounts, the busiest one.
+
+    `left` of `burst` calls may be made at once; below zero it is how many calls wait. Until `open_until` the API is
+    not called, because it throttled.
+    """
+
+    api: str
+    region: str
+    left: float
+    burst: float
+    open_until: dt.datetime | None = None
+
+
+class QuotaFamily(NamedTuple):
+    """Instance types that count against the same quotas: the quotas' codes, empty where there is none."""
+
+    label: str
+    on_demand: str
+    spot: str
+
+
+@dataclass(frozen=True)
+class ReportLine:
+    """One line of a connection test: `found` is the result, `fix` what to do; `mark` is its symbol."""
+
+    title: str
+    state: str
+    mark: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """The lines of one region, or those of the backend as a whole."""
+
+    title: str
+    lines: tuple[ReportLine, ...]
+    state: str
+
+
+class Snippet(NamedTuple):
+    """Text to copy, such as a policy."""
+
+    title: str
+    text: str
+    intro: str = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class ConnectionReport:
+    """What a connection test found. `state` is the worst of its parts: `ok`, `skipped`, `warning` or `failed`."""
+
+    state: str
+    summary: str
+    parts: tuple[ReportPart, ...]
+    snippets: tuple[Snippet, ...] = ()
+
+
+class NoSettings(Keys):
+    """A kind without settings."""
+
+
+class Kind:
+    """A kind of backend. Subclass it, set `driver_class`, and override what differs.
+
+    Settings are described by `schema`, a `spec.fields.Keys` model with flat fields. Fields of type SecretStr are stored
+    encrypted, apart from the rest, and never shown again; one that is left out keeps its stored value.
+    """
+
+    name: ClassVar[str]
+    """As in `Backend.kind` and the API's `type`; the entry point has the same name."""
+    label: ClassVar[str | Promise] = ""
+    """What people read; the name where this is empty."""
+    driver_class: type[Any]
+    """Called with the `Backend` row; gives a `contract.Backend` or `contract.Sourced`."""
+    schema: ClassVar[type[Keys]] = NoSettings
+    costs_money = True
+    """Paid backends need a run or profile that names them, and count against the project's budget."""
+    is_hosts = False
+    """Its capacity is the registered hosts, which the scheduler places on by itself."""
+    can_test = False
+    """Whether `test_connection` does anything."""
+    setup_hint: ClassVar[str | Promise] = ""
+    """Shown above the form of a new backend."""
+
+    def driver(self, backend: Backend) -> Driver | Sourced:
+        """The code behind a configured backend. Raises Invalid where its settings are wrong."""
+        code: Driver | Sourced = self.driver_class(backend)
+        return code
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+
+    def read(self, config: Mapping[str, Any]) -> Keys:
+        """The settings without secrets, checked. Raises Invalid, each error with its place."""
+        try:
+            return self.schema.model_validate(dict(config))
+        except ValidationError as error:
+            errors = field_errors(error, self.schema, Source(dict(config)))
+            raise Invalid(errors[0]["msg"], errors) from None
+
+    def settle(self, config: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
+        """The config to store, and its secrets, encrypted; `stored` are those so far. Raises Invalid."""
+        names = self.secret_names()
+        kept = self.secrets_of(stored)
+        secrets = {name: str(config.get(name) or kept.get(name, "")) for name in names}
+        secrets = {name: value for name, value in secrets.items() if value}
+        self.read({**config, **secrets})
+        plain = {name: value for name, value in config.items() if name not in names}
+        return plain, encrypt(json.dumps(secrets)) if secrets else ""
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The fields of `schema` that hold secrets."""
+        return tuple(name for name, field in self.schema.model_fields.items() if SecretStr in _types(field.annotation))
+
+    @staticmethod
+    def secrets_of(stored: str) -> dict[str, str]:
+        """Decrypted secrets by name. Empty where there are none, or where they can't be read with this server's key."""
+        try:
+            return {str(name): str(value) for name, value in json.loads(decrypt(stored)).items()} if stored else {}
+        except DomainError:
+            return {}
+
+    def form(self) -> type[BackendForm]:
+        """The admin form, made from `schema`."""
+        from dstackweb.backends.admin.forms import schema_form
+
+        return schema_form(self)
+
+    def location(self, config: Mapping[str, Any]) -> str:
+        """Where its capacity is, for lists: such as its regions."""
+        return "–"
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def source_failure(self, error: Mapping[str, Any]) -> str:
+        """Why a source or the backend could not be read, and what to do; empty for unknown codes."""
+        return wording.source_failure(error)
+
+    def offer_detail(self, detail: Mapping[str, Any]) -> str:
+        """What limits an offer, with its numbers (`Offer.detail`); empty for unknown codes."""
+        return wording.offer_detail(detail)
+
+    def quota_families(self) -> Sequence[QuotaFamily]:
+        """The quotas that the quotas page shows, in its order."""
+        return ()
+
+    def quota_name(self, code: str) -> str:
+        """A quota's name in the cloud's own console; its code where none is known."""
+        return code
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
+        """Try all that the backend will do, without changing anything. Uses the network, outside transactions."""
+        raise NotImplementedError(f"{self.name} has no connection test")
+
+    def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthCheck]:
+        """What the health page shows of this kind besides its sources. Reads rows only."""
+        return ()
+
+    def api_usage(self, now: dt.datetime) -> Sequence[ApiUsage]:
+        """For /metrics and the health page: how near each API is to its rate limit. Reads rows only."""
+        return ()
+
+
+def _types(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", ()) or (annotation,)
