@@ -78,7 +78,7 @@ def measure(sizes: list[int]) -> None:
 
         return lambda: act
 
-    month = history.View(now, DAYS, hourly=False)
+    month = history.HistoryRange(now, DAYS, hourly=False)
     rows: dict[str, Callable[[], Callable[[], object]]] = {
         "count_placed of 1 run, in a transaction": count(1, 1),
         "count_placed of 50 runs of one band": count(50, 1),

@@ -39,7 +39,7 @@ def measure(sizes: list[int]) -> None:
     from dstackweb.runs import attempts, selectors, services
     from dstackweb.runs.models import Job, Run
     from dstackweb.runs.queue import queues, reorder
-    from dstackweb.runs.queue.reorder import Target
+    from dstackweb.runs.queue.reorder import MoveTarget
     from dstackweb.runs.states import JobStatus, Reason
     from dstackweb.scheduler.passes.placement_pass import run_passes
     from dstackweb.scheduler.passes.queue_scan import Line
@@ -83,7 +83,7 @@ def measure(sizes: list[int]) -> None:
 
     def move(where: Literal["before", "top"]) -> Row:
         def prepare() -> Callable[[], object]:
-            target = Target(where, there.waiting(0.3) if where == "before" else None)
+            target = MoveTarget(where, there.waiting(0.3) if where == "before" else None)
             run = there.middle()
             return lambda: reorder.move([run], there.ada, "manager", target)
 
@@ -92,7 +92,7 @@ def measure(sizes: list[int]) -> None:
     def rank_anew() -> Callable[[], object]:
         there.queue.refresh_from_db()
         minutes = 60 if there.queue.ageing_minutes == 30 else 30
-        return lambda: queues.change(there.queue, there.ada, "manager", ageing_minutes=minutes)
+        return lambda: queues.change_queue(there.queue, there.ada, "manager", ageing_minutes=minutes)
 
     def one_position() -> Callable[[], object]:
         run = there.middle()
@@ -119,12 +119,12 @@ def measure(sizes: list[int]) -> None:
             there.submit(MANY // 5, priority=100)
             run_passes()
             for job in placed_jobs():
-                attempts.claim(job, "nonce", "here")
-                attempts.started(job)
-                attempts.ended(job, Reason.DONE_BY_RUNNER, exit_code=0)
+                attempts.claim_job(job, "nonce", "here")
+                attempts.start_job(job)
+                attempts.end_job(job, Reason.DONE_BY_RUNNER, exit_code=0)
 
         for job in placed_jobs():
-            attempts.ended(job, Reason.DONE_BY_RUNNER, exit_code=0)
+            attempts.end_job(job, Reason.DONE_BY_RUNNER, exit_code=0)
         return f"{MANY // 5 / sides.timed(live) * 1000:,.0f}"
 
     rows: dict[str, Row] = {

@@ -66,7 +66,7 @@ def make_run(project: Project, user: User, name: str | None = None, *, role: str
 def count_runs_anew() -> None:
     """Counters by prefix of the waiting and running runs that there are, where rows were written past the services."""
     Scope.objects.filter(run_id=0).delete()
-    prefix_counters.entered(list(Run.objects.only("project", "name", "status", "submitted_at")))
+    prefix_counters.count_new(list(Run.objects.only("project", "name", "status", "submitted_at")))
 
 
 def place_all() -> int:
@@ -98,7 +98,7 @@ def cloud_job(run: Run, **instance: Any) -> Job:
 
 def start(job: Job, nonce: str = "nonce") -> Job:
     """What a runner reports up to the start of the commands."""
-    attempts.claim(job.pk, nonce, "here")
-    attempts.started(job.pk)
+    attempts.claim_job(job.pk, nonce, "here")
+    attempts.start_job(job.pk)
     job.refresh_from_db()
     return job

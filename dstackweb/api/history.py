@@ -13,8 +13,8 @@ from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import history, selectors, services
-from dstackweb.runs.history import KEPT_DAYS, History, View
-from dstackweb.runs.history_math import zone_called
+from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange
+from dstackweb.runs.history_math import parse_zone
 
 router = Router(tags=["history"])
 of_queues = Router(tags=["history"])
@@ -111,14 +111,14 @@ def of_project(
     return ProjectHistoryOut(queues=queues, **_values(told))
 
 
-def _view(days: int, step: str | None, tz: str) -> View:
+def _view(days: int, step: str | None, tz: str) -> HistoryRange:
     try:
-        zone = zone_called(tz)
+        zone = parse_zone(tz)
     except ValueError as error:
         raise Invalid.at("tz", msg=str(error)) from None
     if step == "hour" and days > HOURLY_DAYS:
         raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days are told by the hour")
-    return View(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
+    return HistoryRange(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
 
 
 def _values(told: History) -> dict[str, Any]:

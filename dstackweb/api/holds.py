@@ -49,7 +49,7 @@ def hold(
     Once it runs, `hold` says where it is and how to get in, and `held_until` for how long. Stop it to give it back.
     """
     found, role = project_of(request, project, "member")
-    run = holds.hold(found, caller(request), role, holds.Wanted(**body.dict()), idempotency_key)
+    run = holds.submit_hold(found, caller(request), role, holds.HoldRequest(**body.dict()), idempotency_key)
     run = selectors.find_run(found, str(run.uid))
     response["ETag"] = f'"{services.etag(run)}"'
     return Status(201, RunOut.of(run))

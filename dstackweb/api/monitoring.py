@@ -181,7 +181,7 @@ class Clouds(Collector):
         budget = GaugeMetricFamily("dstackweb_budget_usd", "USD that may be spent in a month", labels=["project"])
         pays = Exists(Instance.objects.filter(project=OuterRef("pk")))
         for project in Project.objects.filter(Q(monthly_budget__isnull=False) | pays).order_by("name"):
-            spent.add_metric([project.name], float(spend.spent(project.pk, self._now)))
+            spent.add_metric([project.name], float(spend.spent_this_month(project.pk, self._now)))
             if project.monthly_budget is not None:
                 budget.add_metric([project.name], float(project.monthly_budget))
         yield spent

@@ -73,11 +73,11 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     return runs
 
 
-def _target(project: Project, body: MoveIn) -> reorder.Target:
+def _target(project: Project, body: MoveIn) -> reorder.MoveTarget:
     given = [where for where in ("before", "after", "top", "bottom") if getattr(body, where) is not None]
     match given:
         case ["before" | "after" as where]:
-            return reorder.Target(where, selectors.find_run(project, getattr(body, where)))
+            return reorder.MoveTarget(where, selectors.find_run(project, getattr(body, where)))
         case ["top" | "bottom" as where]:
-            return reorder.Target(where)
+            return reorder.MoveTarget(where)
     raise Invalid.at("before", msg="send one of `before`, `after`, `top` and `bottom`")

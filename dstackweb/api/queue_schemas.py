@@ -120,13 +120,13 @@ class MoveOut(Schema):
     undo_s: int
 
     @classmethod
-    def of(cls, told: reorder.Preview) -> MoveOut:
+    def of(cls, told: reorder.MovePreview) -> MoveOut:
         return cls(
             changes=[RunChangeOut.of(change) for change in told.changes],
             slips=[RunChangeOut.of(change) for change in told.slips],
             slips_total=told.slips_total,
             exact=told.exact,
-            move=told.move_id if isinstance(told, reorder.Moved) else None,
+            move=told.move_id if isinstance(told, reorder.MoveResult) else None,
             undo_s=reorder.UNDO_S,
         )
 

@@ -47,7 +47,7 @@ def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status
     """Managers only. Runs name it with `queue`."""
     found, role = project_of(request, project)
     settings = body.model_dump(exclude_unset=True, exclude={"name"})
-    return Status(201, QueueSummary.of(queues.create(found, caller(request), role, body.name, **settings)))
+    return Status(201, QueueSummary.of(queues.create_queue(found, caller(request), role, body.name, **settings)))
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
@@ -58,7 +58,7 @@ def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueue
     settings = body.model_dump(exclude_unset=True)
     if not settings:
         raise Invalid.at("paused", msg="send at least one setting to change")
-    return ready(request, _page(queues.change(queue, caller(request), role, **settings), 50, 0))
+    return ready(request, _page(queues.change_queue(queue, caller(request), role, **settings), 50, 0))
 
 
 def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runs import archives, attempts, logs
-from dstackweb.runs.launch import of_all_nodes, runner_spec
+from dstackweb.runs.launch import attempt_fields, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_of_token
@@ -122,7 +122,7 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
     """Become the one runner of this job; 409 for any other."""
     _own(request, job_id)
     try:
-        attempts.claim(job_id, body.nonce, body.host)
+        attempts.claim_job(job_id, body.nonce, body.host)
     except Job.DoesNotExist:
         raise NotFound("no such job") from None
     return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
@@ -135,7 +135,7 @@ def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
     try:
         return runner_spec(job)
     except Invalid as error:
-        attempts.ended(job.pk, Reason.EXECUTOR_ERROR, message=error.detail)
+        attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=error.detail)
         raise Conflict(error.detail) from None
 
 
@@ -162,13 +162,13 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
         return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
     if body.phase == "waiting" and _others_unclaimed(job):
         return answer | {"action": "wait", "heartbeat_s": min(1.0, settings.DSTACKWEB_HEARTBEAT_S)}
-    return answer | {"nodes": of_all_nodes(job)} if body.phase == "waiting" else answer
+    return answer | {"nodes": attempt_fields(job)} if body.phase == "waiting" else answer
 
 
 @router.post("/{job_id}/started", include_in_schema=False)
 def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
     """The commands run now."""
-    attempts.started(_wanted(request, job_id).pk)
+    attempts.start_job(_wanted(request, job_id).pk)
     return {}
 
 
@@ -207,7 +207,7 @@ def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
     job = _claimed(request, job_id)
-    attempts.ended(job.pk, body.reason, exit_code=body.exit_code, message=body.message, log_size=body.log_size)
+    attempts.end_job(job.pk, body.reason, exit_code=body.exit_code, message=body.message, log_size=body.log_size)
     return {}
 
 

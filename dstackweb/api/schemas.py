@@ -15,11 +15,11 @@ from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.backends.contract import Offer
 from dstackweb.gpus.policy.policy_status import standing
 from dstackweb.runs import selectors
-from dstackweb.runs.holds import WayIn, way_in
+from dstackweb.runs.holds import Access, access_to
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.queue.rank_factors import Factors, factors
+from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors
 from dstackweb.runs.rows import QueueRow, RunRow, row_of, sent
-from dstackweb.runs.spend import cost_of
+from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.plan import Plan
 from dstackweb.wording.waiting import reason as reason_told
@@ -119,7 +119,7 @@ class HoldOut(Schema):
     lines: list[str]
 
     @classmethod
-    def of(cls, way: WayIn | None) -> HoldOut | None:
+    def of(cls, way: Access | None) -> HoldOut | None:
         return cls(**{name: getattr(way, name) for name in cls.model_fields}) if way else None
 
 
@@ -139,7 +139,7 @@ class FactorsOut(Schema):
     ahead_of_priority: int | None
 
     @classmethod
-    def of(cls, found: Factors) -> FactorsOut:
+    def of(cls, found: RankFactors) -> FactorsOut:
         own = {name: getattr(found, name) for name in cls.model_fields if name != "moved_by"}
         return cls(moved_by=found.moved_by.get_username() if found.moved_by else None, **own)
 
@@ -175,7 +175,7 @@ class RunOut(RunRow):
         jobs, jobs_next = jobs_page(run)
         events, events_next = events_page(run)
         now = timezone.now()
-        found = factors(run, now) if run.status == RunStatus.SUBMITTED else None
+        found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         return cls(
             **row_of(run, jobs).values(),
             position=found.position if found else None,
@@ -183,8 +183,8 @@ class RunOut(RunRow):
             reason=reason or None,
             reason_detail=reason_told(reason, data).text if reason else None,
             max_duration_s=run.limit_s,
-            cost=float(cost_of([run], now).get(run.pk, 0)),
-            hold=HoldOut.of(way_in(run, jobs)),
+            cost=float(costs_by_run([run], now).get(run.pk, 0)),
+            hold=HoldOut.of(access_to(run, jobs)),
             policy=PolicyOut.of(standing(run, now)),
             spec=run.spec,
             provenance=run.provenance,

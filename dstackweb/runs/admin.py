@@ -64,10 +64,10 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         user = _user(request)
         if change:
             settings = {name: getattr(obj, name) for name in form.changed_data}
-            queues.change(obj, user, Role.ADMIN, **settings)
+            queues.change_queue(obj, user, Role.ADMIN, **settings)
             return
         settings = {name: getattr(obj, name) for name in queues.SETTINGS}
-        obj.pk = queues.create(obj.project, user, Role.ADMIN, obj.name, **settings).pk
+        obj.pk = queues.create_queue(obj.project, user, Role.ADMIN, obj.name, **settings).pk
 
     @admin.display(description="waiting")
     def waiting(self, queue: Queue) -> int:
@@ -96,7 +96,7 @@ class PriorityForm(forms.ModelForm[Run]):
         super().clean()
         run = Run.objects.select_related("queue").get(pk=self.instance.pk)
         if not concurrency.matches(self.cleaned_data.get("seen", ""), run):
-            raise forms.ValidationError(concurrency.stale(run).detail)
+            raise forms.ValidationError(concurrency.stale_error(run).detail)
 
 
 @admin.register(Run)

@@ -18,7 +18,7 @@ from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JOB_ENDED
 
 
-class Taken(Exception):
+class ClaimFailed(Exception):
     """Somebody else holds what was to be claimed; nothing of this claim stays."""
 
 
@@ -48,12 +48,12 @@ def claim_all(claims: Sequence[tuple[Job, Claim]]) -> None:
         rows.append(Allocation(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib))
         for uuid in claim.gpu_uuids:
             if (claim.host_id, uuid) not in gpus:
-                raise Taken("a GPU has gone")
+                raise ClaimFailed("a GPU has gone")
             rows.append(Allocation(job=job, host_id=claim.host_id, gpu_id=gpus[claim.host_id, uuid]))
     try:
         Allocation.objects.bulk_create(rows)
     except IntegrityError as error:
-        raise Taken("a GPU was given to another job") from error
+        raise ClaimFailed("a GPU was given to another job") from error
 
 
 def _take(host_id: int, cpus: int, memory_mib: int) -> None:
@@ -64,7 +64,7 @@ def _take(host_id: int, cpus: int, memory_mib: int) -> None:
         memory_mib__gte=F("memory_used_mib") + memory_mib,
     ).update(cpus_used=F("cpus_used") + cpus, memory_used_mib=F("memory_used_mib") + memory_mib)
     if not won:
-        raise Taken(f"host {host_id} has no room left")
+        raise ClaimFailed(f"host {host_id} has no room left")
 
 
 def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
@@ -75,7 +75,7 @@ def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
     return {(host_id, uuid): pk for host_id, uuid, pk in rows}
 
 
-def of_ended(run: Run) -> QuerySet[Allocation]:
+def held_by_ended_jobs(run: Run) -> QuerySet[Allocation]:
     """What jobs of a run still hold that have ended, so that their processes are confirmed gone or never began."""
     return Allocation.objects.filter(job__run=run, job__status__in=JOB_ENDED)
 

@@ -17,8 +17,8 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.runs import allocations, wakeups
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
-from dstackweb.runs.schedule import after_end
+from dstackweb.runs.outcome import EndRun, JobView, NoChange, RetryRun, RunStarted, RunView, StopOthers, decide
+from dstackweb.runs.schedule import next_after_end
 from dstackweb.runs.states import HOLD_END, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
@@ -29,7 +29,7 @@ RUNNER_GONE_S = 60.0
 """A claimed job ends when its runner is gone, can't be revived, and has been silent this long."""
 
 
-def claim(job_id: UUID, nonce: str, where: str) -> Job:
+def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     """Give a job to the runner with this nonce, once and for ever; the same nonce may ask again.
 
     Raises Conflict when another runner has it or it is no longer wanted, Job.DoesNotExist when there is none.
@@ -49,7 +49,7 @@ def claim(job_id: UUID, nonce: str, where: str) -> Job:
     return job
 
 
-def started(job_id: UUID) -> None:
+def start_job(job_id: UUID) -> None:
     """The runner has spawned the job's commands."""
     with transaction.atomic():
         job = Job.objects.get(pk=job_id)
@@ -57,10 +57,10 @@ def started(job_id: UUID) -> None:
         job = _fresh(job, run)
         if job.status == JobStatus.PROVISIONING:
             move_job(job, JobStatus.RUNNING, now=timezone.now())
-            settle(run)
+            settle_run(run)
 
 
-def ended(
+def end_job(
     job_id: UUID, reason: str, *, exit_code: int | None = None, message: str = "", log_size: int | None = None
 ) -> bool:
     """A job has ended and its process tree is gone: free what it held, and settle the run.
@@ -88,8 +88,8 @@ def ended(
             log_size=log_size,
         )
         if job.host_id is None:
-            wakeups.want_look([job])
-        settle(run)
+            wakeups.request_job_checks([job])
+        settle_run(run)
     return True
 
 
@@ -100,18 +100,18 @@ def _fresh(job: Job, run: Run) -> Job:
     return fresh
 
 
-def settle(run: Run) -> None:
+def settle_run(run: Run) -> None:
     """Do what the state of the current attempt's jobs asks for, and free what ended ones held.
 
     Call behind `lock_run`, last in the transaction: it locks the queue's counters and then hosts.
     """
     if run.status in PLACED:
         _follow(run)
-    held = allocations.of_ended(run)
+    held = allocations.held_by_ended_jobs(run)
     if held.exists():
         touch(run.queue_id)
         allocations.release(held)
-        wakeups.want_pass()
+        wakeups.request_pass()
 
 
 def _follow(run: Run) -> None:
@@ -121,17 +121,17 @@ def _follow(run: Run) -> None:
     if not jobs:
         return
     match decide(run_view(run), [job_view(job) for job in jobs], now):
-        case Carry():
+        case NoChange():
             pass
-        case Started():
+        case RunStarted():
             move_run(run, RunStatus.RUNNING, now=now)
         case StopOthers(because=job):
             move_run(run, RunStatus.TERMINATING, now=now, data={"node": job.node, "job_reason": job.reason})
             stop_jobs(run, Reason.TERMINATED_BY_SERVER, grace_s=None)
             _follow(run)
-        case Retry(because=job, first_failed_at=since):
+        case RetryRun(because=job, first_failed_at=since):
             _retry(run, job, since, now)
-        case End() as end:
+        case EndRun() as end:
             data = {"reason": end.reason, **end.data}
             if end.exit_code is not None:
                 data["exit_code"] = end.exit_code
@@ -155,7 +155,7 @@ def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
     Never at its own time again, which has come: not even where the clock here is behind that of who let it in.
     """
     crons = (run.spec.get("schedule") or {}).get("cron", ())
-    return after_end(crons, run.stop_reason, max(now, run.queued_at))
+    return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
 def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime) -> None:
@@ -188,7 +188,7 @@ def requeue_due(now: dt.datetime, limit: int = 500) -> int:
         event = RunEventKind.REQUEUED if run.attempt > 1 else RunEventKind.CAME_ROUND
         moved += move_run(run, RunStatus.SUBMITTED, now=now, event=event, retry_at=None)
     if moved:
-        wakeups.want_pass()
+        wakeups.request_pass()
     return moved
 
 
@@ -215,7 +215,7 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
         elif job.stop_grace_s is None or grace < job.stop_grace_s:
             Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_s=0)
         told.append(job)
-    wakeups.want_look(told)
+    wakeups.request_job_checks(told)
 
 
 def job_view(job: Job) -> JobView:

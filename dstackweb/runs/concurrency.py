@@ -15,7 +15,7 @@ from dstackweb.runs.queue import ordering
 if TYPE_CHECKING:
     from dstackweb.runs.rows import QueuePageRow
 
-LOOKED_AT = 20
+MOVES_SEARCHED = 20
 """So many of a queue's latest moves are searched for the one that moved a run along."""
 
 
@@ -30,7 +30,7 @@ def matches(if_match: str | None, run: Run) -> bool:
     return if_match is None or if_match.removeprefix("W/").strip('"') in ("*", etag(run))
 
 
-def stale(run: Run) -> Stale:
+def stale_error(run: Run) -> Stale:
     """What to raise for a run that is not as its editor saw it."""
     return Stale(
         f"run {run.name} was changed by {_last_editor(run)} since you looked: its priority is {run.priority} in queue "
@@ -46,7 +46,7 @@ def _last_editor(run: Run) -> str:
     """Who last changed the run, or moved another one that it gave way for."""
     kinds = (RunEventKind.PRIORITY, RunEventKind.QUEUE, RunEventKind.MOVED, RunEventKind.MOVE_UNDONE)
     event = run.events.filter(kind__in=kinds).select_related("actor").last()
-    latest = Move.objects.filter(queue=run.queue_id).select_related("user").order_by("-at")[:LOOKED_AT]
+    latest = Move.objects.filter(queue=run.queue_id).select_related("user").order_by("-at")[:MOVES_SEARCHED]
     move = next((move for move in latest if any(change[0] == run.pk for change in move.changes)), None)
     if move is not None and (event is None or event.at < move.at):
         return move.user.get_username()

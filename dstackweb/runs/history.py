@@ -21,15 +21,15 @@ from dstackweb.accounts.models import Project
 from dstackweb.runs.history_math import (
     BANDS,
     BUCKETS,
-    Tally,
+    WaitStats,
+    add_up,
     band_limits,
     band_of,
     bucket_of,
     hour_of,
+    join_spans,
     midnight,
-    steps,
-    together,
-    total,
+    span_starts,
 )
 from dstackweb.runs.models import Queue, QueueHour, Run
 from dstackweb.runs.states import RunStatus
@@ -102,7 +102,7 @@ def prune(now: dt.datetime) -> None:
 
 
 @dataclass(frozen=True)
-class View:
+class HistoryRange:
     """What is asked for: the last `days` days of `zone` up to `now`, by the hour or by the day."""
 
     now: dt.datetime
@@ -113,7 +113,7 @@ class View:
     @property
     def times(self) -> list[dt.datetime]:
         """The beginnings (UTC) of the spans."""
-        return steps(self.days, self.now, self.zone, hourly=self.hourly)
+        return span_starts(self.days, self.now, self.zone, hourly=self.hourly)
 
     def midnight(self, days_ago: int = 0) -> dt.datetime:
         """When today began, or the day so many before it, in UTC."""
@@ -128,20 +128,20 @@ class History:
     `today` is when the day of the zone began that the last span is in.
     """
 
-    view: View
+    view: HistoryRange
     today: dt.datetime
     times: list[dt.datetime]
-    bands: list[list[Tally]]
-    all: list[Tally]
+    bands: list[list[WaitStats]]
+    all: list[WaitStats]
 
     @property
     def empty(self) -> bool:
         """Whether nothing was placed and nobody was seen waiting."""
         return not any(tally.placed or tally.lengths for tally in self.all)
 
-    def since(self, at: dt.datetime, band: int | None = None) -> Tally:
+    def since(self, at: dt.datetime, band: int | None = None) -> WaitStats:
         """What happened in the spans that begin at `at` or later, in one band or in all."""
-        return total((self.all if band is None else self.bands[band])[bisect_left(self.times, at) :])
+        return join_spans((self.all if band is None else self.bands[band])[bisect_left(self.times, at) :])
 
     def columns(self) -> dict[str, Any]:
         """As the API and the charts have it: one list per number, with null where there is none to tell."""
@@ -157,13 +157,13 @@ class History:
         }
 
 
-def columns(tallies: list[Tally]) -> dict[str, list[Any]]:
+def columns(tallies: list[WaitStats]) -> dict[str, list[Any]]:
     """One list per number of `numbers`."""
     told = [numbers(tally) for tally in tallies]
     return {name: [each[name] for each in told] for name in told[0]}
 
 
-def numbers(tally: Tally) -> dict[str, Any]:
+def numbers(tally: WaitStats) -> dict[str, Any]:
     """What is told of a span: waits in seconds and lengths in runs, None where there is nothing to tell."""
     return {
         "placed": tally.placed,
@@ -175,12 +175,12 @@ def numbers(tally: Tally) -> dict[str, Any]:
     }
 
 
-def series(queue: Queue, view: View) -> History:
+def series(queue: Queue, view: HistoryRange) -> History:
     """The past of a queue."""
     return _history(_read(queue.hours.all(), view)[queue.pk], view)
 
 
-def overview(project: Project, view: View) -> tuple[History, list[tuple[Queue, History]]]:
+def overview(project: Project, view: HistoryRange) -> tuple[History, list[tuple[Queue, History]]]:
     """The past of all queues of a project together, and of each by name."""
     of_queue = _read(QueueHour.objects.filter(queue__project=project), view)
     whole: _Hours = defaultdict(lambda: [[] for _ in range(BANDS)])
@@ -192,28 +192,28 @@ def overview(project: Project, view: View) -> tuple[History, list[tuple[Queue, H
     return _history(whole, view), [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
 
 
-_Hours = dict[dt.datetime, list[list[Tally]]]
+_Hours = dict[dt.datetime, list[list[WaitStats]]]
 """By hour and band, the tallies of one queue or several."""
 _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
 
 
-def _read(rows: QuerySet[QueueHour], view: View) -> dict[int, _Hours]:
+def _read(rows: QuerySet[QueueHour], view: HistoryRange) -> dict[int, _Hours]:
     """By queue."""
     read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [[] for _ in range(BANDS)]))
     told = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
     for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in told:
-        tally = Tally(placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max)
+        tally = WaitStats(placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max)
         read[queue][hour][band].append(tally)
     return read
 
 
-def _history(hours: _Hours, view: View) -> History:
+def _history(hours: _Hours, view: HistoryRange) -> History:
     times = view.times
-    spans: list[list[list[Tally]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
+    spans: list[list[list[WaitStats]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
     for hour, bands in hours.items():
         index = bisect_right(times, hour) - 1
-        queues_together = [together(tallies) for tallies in bands]
-        for line, tally in zip(spans, [*queues_together, together(queues_together)], strict=True):
+        queues_together = [add_up(tallies) for tallies in bands]
+        for line, tally in zip(spans, [*queues_together, add_up(queues_together)], strict=True):
             line[index].append(tally)
-    *of_bands, of_all = [[total(parts) for parts in line] for line in spans]
+    *of_bands, of_all = [[join_spans(parts) for parts in line] for line in spans]
     return History(view=view, today=view.midnight(), times=times, bands=of_bands, all=of_all)

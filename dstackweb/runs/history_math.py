@@ -51,7 +51,7 @@ def hour_of(at: dt.datetime) -> dt.datetime:
     return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def steps(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:
+def span_starts(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:
     """The beginnings (UTC) of the spans in which the last `days` days of `zone` are shown; the last one holds `now`.
 
     They are hours or days, of which some have 23 or 25 hours.
@@ -65,7 +65,7 @@ def steps(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list
     return [at for back in reversed(range(hours)) if (at := last - back * HOUR) >= begins] or [last]
 
 
-def zone_called(name: str) -> dt.tzinfo:
+def parse_zone(name: str) -> dt.tzinfo:
     """The time zone of this IANA name; "" is UTC. ValueError for a name that this machine doesn't know."""
     try:
         return ZoneInfo(name or "UTC")
@@ -81,7 +81,7 @@ def midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:
 NONE = (0,) * len(BUCKETS)
 
 
-class Tally(NamedTuple):
+class WaitStats(NamedTuple):
     """What happened in some span: sums that add up over hours, bands and queues alike.
 
     `counts` has one number per bucket. `lengths` are waiting runs, added up over the hours in which they were
@@ -112,13 +112,13 @@ class Tally(NamedTuple):
         return self.lengths / self.sampled if self.sampled else None
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
+def join_spans(tallies: Iterable[WaitStats]) -> WaitStats:
     """Spans that follow each other, as one."""
     parts = list(tallies)
     return _sum(parts, sum(part.sampled for part in parts), _most(parts))
 
 
-def together(tallies: Iterable[Tally]) -> Tally:
+def add_up(tallies: Iterable[WaitStats]) -> WaitStats:
     """Bands or queues in the same hour, as one. Their lines were sampled at once, so that their lengths add up.
 
     Their longest lines need not have been at the same time: only what was seen at once is told as the most.
@@ -131,9 +131,9 @@ def together(tallies: Iterable[Tally]) -> Tally:
     return _sum(parts, sampled, max((most for most in (at_once, _most(parts)) if most is not None), default=None))
 
 
-def _sum(parts: Sequence[Tally], sampled: int, length_max: int | None) -> Tally:
+def _sum(parts: Sequence[WaitStats], sampled: int, length_max: int | None) -> WaitStats:
     started = [part for part in parts if part.placed]
-    return Tally(
+    return WaitStats(
         placed=sum([part.placed for part in started]),
         wait_s=sum([part.wait_s for part in started]),
         longest_s=max([part.longest_s for part in started], default=0),
@@ -144,7 +144,7 @@ def _sum(parts: Sequence[Tally], sampled: int, length_max: int | None) -> Tally:
     )
 
 
-def _most(parts: Sequence[Tally]) -> int | None:
+def _most(parts: Sequence[WaitStats]) -> int | None:
     return max([part.length_max for part in parts if part.length_max is not None], default=None)
 
 

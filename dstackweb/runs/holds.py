@@ -32,7 +32,7 @@ MEMBER_MAX_S = 7 * 86_400
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HoldRequest:
     """What somebody wants to hold, in the words of a run file; empty means not said."""
 
     duration: str
@@ -44,32 +44,32 @@ class Wanted:
     priority: int | None = None
 
 
-def hold(project: Project, user: User, role: str, wanted: Wanted, idempotency_key: str = "") -> Run:
+def submit_hold(project: Project, user: User, role: str, wanted: HoldRequest, idempotency_key: str = "") -> Run:
     """Put a hold in its queue, where it waits like any run. Raises what `services.submit` raises."""
-    time = parse_time(wanted.duration)
+    time = parse_hold_time(wanted.duration)
     if time > MEMBER_MAX_S and not allows(role, "manager"):
         raise _too_long(time)
     if not (wanted.gpu or wanted.cpu):
         raise Invalid.at("gpu", msg="say what to hold: `gpu`, such as 1 or A100:2, or `cpu`")
-    submission = services.Submission(config(wanted, time), hold=True)
+    submission = services.Submission(run_config(wanted, time), hold=True)
     run, _made = services.submit(project, user, role, submission, idempotency_key)
     return run
 
 
-def config(wanted: Wanted, seconds: int) -> dict[str, Any]:
+def run_config(wanted: HoldRequest, seconds: int) -> dict[str, Any]:
     """The run file of a hold."""
     resources = {"gpu": wanted.gpu, "cpu": wanted.cpu, "memory": wanted.memory}
     asked = {"name": wanted.name, "queue": wanted.queue, "priority": wanted.priority}
     return {
         "type": "task",
-        "commands": [script(seconds)],
+        "commands": [hold_script(seconds)],
         "resources": {key: text for key, text in resources.items() if text},
         "max_duration": format_duration(seconds),
         **{key: value for key, value in asked.items() if value not in ("", None)},
     }
 
 
-def script(seconds: int) -> str:
+def hold_script(seconds: int) -> str:
     """What a hold executes, for POSIX shells: it says where it is and how to get in, and waits to be told to end.
 
     One sleep and no loop of them: a shell that starts another one after TERM has come leaves it behind.
@@ -93,7 +93,7 @@ sleep {MAX_DURATION_S} & wait $! || :"""
 
 
 @dataclass(frozen=True)
-class WayIn:
+class Access:
     """Where a hold is, and the lines to type there. `here` means the machine that dstackweb itself runs on."""
 
     host: str
@@ -108,7 +108,7 @@ class WayIn:
         return [export] if self.here else [f"ssh {shlex.quote(self.address)}", export]
 
 
-def way_in(run: Run, jobs: Sequence[Job]) -> WayIn | None:
+def access_to(run: Run, jobs: Sequence[Job]) -> Access | None:
     """How to get at what a hold keeps; None for any other run, and until it has begun.
 
     `jobs` are the run's, with their hosts.
@@ -118,24 +118,24 @@ def way_in(run: Run, jobs: Sequence[Job]) -> WayIn | None:
     for job in jobs:
         if job.attempt == run.attempt and job.status == JobStatus.RUNNING and job.host is not None:
             address = job.host.address
-            return WayIn(job.host.name, address, is_here(address), tuple(job.gpus))
+            return Access(job.host.name, address, is_local_address(address), tuple(job.gpus))
     return None
 
 
-class Held(NamedTuple):
+class HoldInfo(NamedTuple):
     """Who holds something, and until when."""
 
     user: str
     until: dt.datetime | None
 
 
-def held(run_ids: Iterable[int]) -> dict[int, Held]:
+def active_holds(run_ids: Iterable[int]) -> dict[int, HoldInfo]:
     """Those of the runs that are holds, for lists that load no specs."""
     found = Run.objects.filter(pk__in=set(run_ids), spec__hold=True).select_related("user")
-    return {run.pk: Held(run.user.get_username(), run.held_until) for run in found}
+    return {run.pk: HoldInfo(run.user.get_username(), run.held_until) for run in found}
 
 
-def is_here(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether a host's address is that of the machine which dstackweb runs on: no other could be reached there."""
     try:
         return not address or ipaddress.ip_address(address).is_loopback
@@ -151,7 +151,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     """
     if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
         raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can give it more time")
-    more = parse_time(duration)
+    more = parse_hold_time(duration)
     with transaction.atomic():
         fresh = lock_run(run.pk)
         total = _lengthened(fresh, more)
@@ -182,7 +182,7 @@ def _lengthened(run: Run, more: int) -> int:
     return run.limit_s + more
 
 
-def parse_time(duration: str) -> int:
+def parse_hold_time(duration: str) -> int:
     """A time that was asked for, such as `3h`. Raises Invalid."""
     try:
         found = parse_duration(duration)

@@ -19,28 +19,28 @@ MASKED_FROM = 4
 """Shorter values stand in any log by chance, and masking them would only show where."""
 
 
-class Place(NamedTuple):
+class JobAddress(NamedTuple):
     """What people call the machine of a job, and where its other nodes reach it; empty where that isn't known."""
 
     name: str = ""
     address: str = ""
 
 
-def place(job: Job) -> Place:
+def job_address(job: Job) -> JobAddress:
     """Where a job is, on a host or on a cloud's machine."""
     if job.host is not None:
-        return Place(job.host.name, job.host.address)
+        return JobAddress(job.host.name, job.host.address)
     if job.instance is not None:
-        return Place(job.instance.cloud_id, job.instance.address)
-    return Place()
+        return JobAddress(job.instance.cloud_id, job.instance.address)
+    return JobAddress()
 
 
-def of_all_nodes(job: Job) -> dict[str, Any]:
+def attempt_fields(job: Job) -> dict[str, Any]:
     """What the nodes of an attempt tell each other; known of all of them once each has its runner."""
     attempt = Job.objects.select_related("host", "instance").filter(run=job.run_id, attempt=job.attempt)
     nodes = list(attempt.order_by("node"))
     return {
-        "master_ip": place(nodes[0]).address or "127.0.0.1",
+        "master_ip": job_address(nodes[0]).address or "127.0.0.1",
         "gpus_total": sum(len(node.gpus) for node in nodes),
     }
 
@@ -49,7 +49,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    where, wanted, token = place(job), secret_names(spec.env), tasks_token(job.pk)
+    where, wanted, token = job_address(job), secret_names(spec.env), tasks_token(job.pk)
     secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {
@@ -75,7 +75,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "gpus_per_node": len(job.gpus),
         # A host reads its own GPUs.
         "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S if job.gpus and job.host is None else None,
-        **of_all_nodes(job),
+        **attempt_fields(job),
         "archive": {"sha256": run.archive.sha256, "size": run.archive.size} if run.archive else None,
         "max_duration_s": run.limit_s,
         "stop_duration_s": spec.stop_duration_s,

@@ -38,12 +38,12 @@ class RunView:
 
 
 @dataclass(frozen=True)
-class Carry:
+class NoChange:
     """Nothing to do yet."""
 
 
 @dataclass(frozen=True)
-class Started:
+class RunStarted:
     """The run is running: a job of it is."""
 
 
@@ -55,7 +55,7 @@ class StopOthers:
 
 
 @dataclass(frozen=True)
-class Retry:
+class RetryRun:
     """The attempt failed in a way that the run's `retry` covers, or never got what it needs to begin.
 
     `first_failed_at` is None where the run has never failed.
@@ -66,7 +66,7 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class End:
+class EndRun:
     """The run has ended."""
 
     status: RunStatus
@@ -76,27 +76,27 @@ class End:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-Outcome = Carry | Started | StopOthers | Retry | End
+Outcome = NoChange | RunStarted | StopOthers | RetryRun | EndRun
 
 
 def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
     """What follows for the run from the jobs of its current attempt (at least one)."""
-    culprit = first_bad(jobs)
+    culprit = first_failed(jobs)
     if any(job.status not in JOB_ENDED for job in jobs):
         if culprit is not None and run.status != RunStatus.TERMINATING:
             return StopOthers(culprit)
         if run.status == RunStatus.PROVISIONING and any(job.status == JobStatus.RUNNING for job in jobs):
-            return Started()
-        return Carry()
+            return RunStarted()
+        return NoChange()
     if all(job.status == JobStatus.DONE for job in jobs):
-        return End(RunStatus.DONE, _good_end(jobs), exit_code=0)
+        return EndRun(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:
         reason = run.stop_reason or Reason.SERVER_ERROR
-        return End(RunStatus.TERMINATED, reason, run.stop_message, _exit_code(jobs))
+        return EndRun(RunStatus.TERMINATED, reason, run.stop_message, _exit_code(jobs))
     return _failed(run, culprit, now)
 
 
-def first_bad(jobs: Sequence[JobView]) -> JobView | None:
+def first_failed(jobs: Sequence[JobView]) -> JobView | None:
     """The job whose end brought the attempt down: the first to end other than done or stopped for another's sake."""
     bad = [
         job
@@ -119,18 +119,18 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
 def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
     """The end, or the next attempt, of a run whose job `culprit` ended badly."""
     if culprit.reason in WAITS_AGAIN:
-        return Retry(culprit, run.first_failed_at)
+        return RetryRun(culprit, run.first_failed_at)
     since = run.first_failed_at or now
     if run.retry_for and culprit.started_at and now - culprit.started_at >= run.retry_for:
         # It ran well for as long as it may be retried: this failure is the first of a new series.
         since = now
     covered = RETRY_EVENT.get(culprit.reason) in run.retry_on
     if covered and (run.retry_for is None or now - since < run.retry_for):
-        return Retry(culprit, since)
+        return RetryRun(culprit, since)
     if culprit.status == JobStatus.TERMINATED:
-        return End(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code)
+        return EndRun(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code)
     reason = Reason.RETRY_LIMIT_EXCEEDED if covered else Reason.JOB_FAILED
-    return End(
+    return EndRun(
         RunStatus.FAILED,
         reason,
         culprit.message,

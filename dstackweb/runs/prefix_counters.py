@@ -37,7 +37,7 @@ def to_ms(at: dt.datetime) -> int:
     return int(at.timestamp() * 1000)
 
 
-def place(name: str) -> tuple[str, str]:
+def prefix_and_group(name: str) -> tuple[str, str]:
     """The prefix and the group of a run of this name."""
     return split(name).prefix, name
 
@@ -47,13 +47,13 @@ def took_s(started: dt.datetime | None, ended: dt.datetime | None) -> float | No
     return None if started is None or ended is None else max(0.0, (ended - started).total_seconds())
 
 
-def entered(runs: Sequence[Run]) -> None:
+def count_new(runs: Sequence[Run]) -> None:
     """Count runs that were just created. Call in the transaction that created them, behind the queue counters."""
     if runs:
         _shift(runs, lambda run: _delta(None, RunStatus(run.status)), max(run.submitted_at for run in runs))
 
 
-def moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
+def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
     """Count a move of `runs`, which still hold the status that they leave. Call likewise."""
 
     def delta(run: Run) -> Delta:
@@ -77,6 +77,6 @@ def _shift(runs: Iterable[Run], delta_of: Callable[[Run], Delta], now: dt.dateti
     """Each project's scope once, in the order in which everybody takes them."""
     of_project: defaultdict[int, defaultdict[tuple[str, str], Delta]] = defaultdict(lambda: defaultdict(Delta))
     for run in runs:
-        of_project[run.project_id][place(run.name)].add(delta_of(run))
+        of_project[run.project_id][prefix_and_group(run.name)].add(delta_of(run))
     for project_id, deltas in sorted(of_project.items()):
         counters.shift(counters.locked_of_project(project_id), deltas, to_ms(now))

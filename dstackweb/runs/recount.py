@@ -91,7 +91,7 @@ def _runs_by_name() -> Iterator[Difference]:
     counted: Counter[tuple[int, str, str, TaskState]] = Counter()
     rows = Run.objects.order_by().values_list("project", "name", "status").annotate(n=Count("pk"))
     for project, name, status, number in rows:
-        counted[project, *prefix_counters.place(name), prefix_counters.STATE[RunStatus(status)]] += number
+        counted[project, *prefix_counters.prefix_and_group(name), prefix_counters.STATE[RunStatus(status)]] += number
     kept: Counter[tuple[int, str, str, TaskState]] = Counter()
     for group in TaskGroup.objects.filter(prefix__scope__run_id=0).select_related("prefix__scope"):
         for state in TaskState:

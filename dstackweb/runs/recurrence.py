@@ -15,12 +15,12 @@ from dstackweb.runs import schedule
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.queues import hold_queue
+from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
-from dstackweb.runs.transitions import entered, lock_run, record
+from dstackweb.runs.transitions import lock_run, record
 
 
-def make_due(now: dt.datetime) -> int:
+def create_due(now: dt.datetime) -> int:
     """Make the next occurrence of every ended run that has one due. Returns how many were made.
 
     One that can't be made yet (its name is taken, its queue takes no new runs) is told once and tried at the next look;
@@ -30,7 +30,7 @@ def make_due(now: dt.datetime) -> int:
     noted = Run.objects.filter(status__in=ENDED, retry_at__gt=schedule.EPOCH).select_related("queue", "project", "user")
     made = 0
     for run in noted.order_by("retry_at"):
-        reason = obstacle(run)
+        reason = blocked_by(run)
         if reason == ScheduleWait.NO_MEMBER:
             _give_up(run)
         elif reason or not _make(run, now):
@@ -40,7 +40,7 @@ def make_due(now: dt.datetime) -> int:
     return made
 
 
-def obstacle(run: Run) -> ScheduleWait | None:
+def blocked_by(run: Run) -> ScheduleWait | None:
     """Why the next occurrence of an ended run can't be created now; None when it can."""
     role = role_in(run.project, run.user)
     if role is None or not allows(role, "member"):
@@ -55,11 +55,11 @@ def _make(run: Run, now: dt.datetime) -> bool:
     """Make it; False when its name was taken at this moment. Whoever clears the note has made it."""
     try:
         with transaction.atomic():
-            queue = hold_queue(run.queue_id)
+            queue = lock_queue(run.queue_id)
             ended = lock_run(run.pk)
             if ended.retry_at is None or ended.status not in ENDED:
                 return True
-            at = schedule.late(ended.retry_at, ended.spec["schedule"]["cron"], now)
+            at = schedule.occurrence_time(ended.retry_at, ended.spec["schedule"]["cron"], now)
             seniority, priority = schedule.seniority_us(at), int(ended.spec["priority"])
             following = Run.objects.create(
                 project=ended.project,

@@ -19,7 +19,7 @@ def next_time(crons: Sequence[str], after: dt.datetime) -> dt.datetime:
     return min(found)
 
 
-def after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.datetime | None:
+def next_after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.datetime | None:
     """When a scheduled run that ended at `now` is due again; None without a schedule.
 
     Whoever stops the run ends its schedule. The times that passed while it ran are left out, not caught up.
@@ -27,7 +27,7 @@ def after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.da
     return next_time(crons, now) if crons and stop_reason not in BY_PEOPLE else None
 
 
-def late(at: dt.datetime, crons: Sequence[str], now: dt.datetime) -> dt.datetime:
+def occurrence_time(at: dt.datetime, crons: Sequence[str], now: dt.datetime) -> dt.datetime:
     """The time of an occurrence that was due at `at` and is made at `now`: a missed time is left out.
 
     Cron knows minutes: what is less than one late is not missed.

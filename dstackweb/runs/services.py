@@ -22,18 +22,18 @@ from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import selectors, wakeups
-from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
+from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
 from dstackweb.runs.names import random_name
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.queues import advance, hold_queue, refuse_draining
+from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import entered, lock_run, move_run, record, touch
+from dstackweb.runs.transitions import lock_run, move_run, record, touch
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.secrets import secret_names
 
@@ -59,7 +59,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSubmission:
     """A submission that was read, resolved and checked against what its user may do."""
 
     run_file: RunFile
@@ -78,7 +78,7 @@ def ensure_queue(project: Project, name: str = "default") -> Queue:
     return queue
 
 
-def prepare(project: Project, user: User, role: str, submission: Submission) -> Prepared:
+def prepare(project: Project, user: User, role: str, submission: Submission) -> PreparedSubmission:
     """Read and resolve a submission; stores nothing. Raises Invalid with where and what, or Forbidden."""
     if not allows(role, "member"):
         raise Forbidden("Viewers can look but not submit. Ask a manager of the project for the role of member.")
@@ -104,7 +104,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if submission.archive and not Archive.objects.filter(project=project, sha256=submission.archive).exists():
         raise Invalid.at("archive", msg="this archive was not uploaded, or has been pruned: upload it again")
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
-    return Prepared(run_file, effective, queue or ensure_queue(project), text)
+    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text)
 
 
 def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
@@ -130,7 +130,7 @@ def submit(
     archive = Archive.objects.filter(project=project, sha256=submission.archive).first() if submission.archive else None
     try:
         with transaction.atomic():
-            queue = advance(prepared.queue.pk)
+            queue = take_seniority(prepared.queue.pk)
             refuse_draining(queue)
             due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
             seniority = seniority_us(due) if due else queue.last_seniority_us
@@ -155,7 +155,7 @@ def submit(
             )
             entered(run)
             record(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
-            wakeups.want_pass()
+            wakeups.request_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
             return earlier, False
@@ -212,10 +212,10 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
     if target is None:
         raise Invalid.at("queue", msg=f"no queue is called {name!r} in this project")
     with transaction.atomic():
-        held = {queue_id: hold_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
+        held = {queue_id: lock_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
         fresh = lock_run(run.pk)
         if fresh.queue_id not in held or not matches(if_match, fresh):
-            raise stale(fresh)
+            raise stale_error(fresh)
         if fresh.status not in WAITING:
             raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs change their queue")
         if fresh.queue_id != target.pk:
@@ -234,7 +234,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                     **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
                 )
             record(fresh, RunEventKind.QUEUE, {"from": fresh.queue.name, "to": target.name}, actor=user)
-            wakeups.want_pass()
+            wakeups.request_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
@@ -260,7 +260,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
             move_run(
                 fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}
             )
-            wakeups.want_pass()
+            wakeups.request_pass()
         else:
             if fresh.status != RunStatus.TERMINATING:
                 move_run(fresh, RunStatus.TERMINATING, now=now, actor=user, stop_reason=reason, data={"reason": reason})
@@ -269,7 +269,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
                 fresh.stop_reason = reason
                 record(fresh, RunEventKind.STOP_REQUESTED, {"reason": reason}, actor=user)
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
-            settle(fresh)
+            settle_run(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
@@ -280,7 +280,7 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
     """
     with transaction.atomic():
         for queue_id in sorted({run.queue_id for run in runs}):
-            hold_queue(queue_id)
+            lock_queue(queue_id)
         locked = [lock_run(pk) for pk in sorted({run.pk for run in runs})]
         for queue_id in sorted({run.queue_id for run in locked}):
             touch(queue_id)

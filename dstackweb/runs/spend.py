@@ -24,7 +24,7 @@ MARKS = (50, 80, 100)
 """Percent of its budget at which a project is warned."""
 
 
-def spent(project_id: int, now: dt.datetime) -> Decimal:
+def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
     """USD for the part of each machine and job that lies in `now`'s month; what goes on counts up to `now`."""
     since = month_of(now)
     in_month = Q(ended_at=None) | Q(ended_at__gt=since)
@@ -42,7 +42,7 @@ def spent(project_id: int, now: dt.datetime) -> Decimal:
     return sum((price * held for price, held in held_us.items()), Decimal(0)) / (HOUR_S * 1_000_000)
 
 
-def cost_of(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
+def costs_by_run(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
     """USD that each of these runs (by its key) has cost so far, all attempts; those that cost nothing are left out.
 
     A machine started for a job costs it from its launch, one that was there from when it was handed over.
@@ -73,7 +73,7 @@ def mark_budgets(now: dt.datetime) -> int:
         known = set(BudgetMark.objects.filter(project=project_id, month=month).values_list("percent", flat=True))
         if known.issuperset(MARKS):
             continue
-        so_far = spent(project_id, now)
+        so_far = spent_this_month(project_id, now)
         reached = [percent for percent in MARKS if percent not in known and so_far and so_far * 100 >= budget * percent]
         BudgetMark.objects.bulk_create(
             [

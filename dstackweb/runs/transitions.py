@@ -41,7 +41,7 @@ class IllegalTransition(RuntimeError):
         super().__init__(f"{what} of {run.name} (id {run.pk}): {old} → {new} is no legal move; last events: {history}")
 
 
-class MovedOn(Exception):
+class RunChanged(Exception):
     """Somebody else moved a run first; nothing of this move stays."""
 
 
@@ -83,12 +83,12 @@ def touch(queue_id: int) -> None:
     QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1)
 
 
-def entered(run: Run) -> None:
+def count_new_run(run: Run) -> None:
     """Count a run that was just created. Call in the transaction that created it."""
     QueueCount.objects.filter(queue_id=run.queue_id).update(
         **{run.status: F(run.status) + 1, "version": F("version") + 1}
     )
-    prefix_counters.entered([run])
+    prefix_counters.count_new([run])
 
 
 def move_run(
@@ -110,7 +110,7 @@ def move_run(
     try:
         with transaction.atomic():
             move_runs([run], new, now=now, actor=actor, event=event, data=[data or {}], **fields)
-    except MovedOn:
+    except RunChanged:
         return False
     return True
 
@@ -145,13 +145,13 @@ def move_runs(
         keys = [run.pk for run in group]
         mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)
         if mine.update(status=new, version=F("version") + 1, **values) != len(keys):
-            raise MovedOn("a run has moved on")
+            raise RunChanged("a run has moved on")
         written |= dict.fromkeys(keys, values)
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, prefix_counters.to_ms(now)):
-        wakeups.want_settling()
+        wakeups.request_task_settling()
     _count_moves(runs, new, touched)
-    prefix_counters.moved(runs, new, now)
+    prefix_counters.count_moved(runs, new, now)
     kind, was = event or RunEventKind(new.value), {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)

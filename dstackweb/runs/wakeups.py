@@ -15,28 +15,28 @@ from django.dispatch import Signal
 
 from dstackweb.runs.models import Job
 
-pass_due = Signal()
+pass_requested = Signal()
 """A run entered a queue, an order changed, or capacity came free."""
-cloud_jobs_due = Signal()
+cloud_checks_requested = Signal()
 """Jobs `job_ids` on machines of clouds should be looked at: their machine started, or given back."""
-jobs_due = Signal()
+job_checks_requested = Signal()
 """The host whose cluster is `cluster` should look at its jobs `job_ids`: start them, or tell their runners to ask."""
 
-tasks_over = Signal()
+task_settling_requested = Signal()
 """Attempts have ended whose tasks are counted: those that were still to come are to be settled."""
 
 
-def want_pass() -> None:
+def request_pass() -> None:
     """Ask for a placement pass once the current transaction commits."""
-    transaction.on_commit(lambda: pass_due.send(sender=None), robust=True)
+    transaction.on_commit(lambda: pass_requested.send(sender=None), robust=True)
 
 
-def want_settling() -> None:
+def request_task_settling() -> None:
     """Ask that the tasks of ended attempts be settled, once the current transaction commits."""
-    transaction.on_commit(lambda: tasks_over.send(sender=None), robust=True)
+    transaction.on_commit(lambda: task_settling_requested.send(sender=None), robust=True)
 
 
-def want_look(jobs: Iterable[Job]) -> None:
+def request_job_checks(jobs: Iterable[Job]) -> None:
     """Ask the hosts of these jobs, or who works for clouds, to look at them once the current transaction commits."""
     by_cluster: dict[str, list[str]] = defaultdict(list)
     of_clouds: list[str] = []
@@ -46,6 +46,8 @@ def want_look(jobs: Iterable[Job]) -> None:
         else:
             of_clouds.append(str(job.pk))
     for cluster, job_ids in by_cluster.items():
-        transaction.on_commit(partial(jobs_due.send, sender=None, job_ids=job_ids, cluster=cluster), robust=True)
+        transaction.on_commit(
+            partial(job_checks_requested.send, sender=None, job_ids=job_ids, cluster=cluster), robust=True
+        )
     if of_clouds:
-        transaction.on_commit(partial(cloud_jobs_due.send, sender=None, job_ids=of_clouds), robust=True)
+        transaction.on_commit(partial(cloud_checks_requested.send, sender=None, job_ids=of_clouds), robust=True)

@@ -13,10 +13,10 @@ class SchedulerConfig(AppConfig):
         from dstackweb.runs import wakeups
         from dstackweb.scheduler.processes import tasks
 
-        wakeups.pass_due.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
-        wakeups.jobs_due.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.look")
-        wakeups.cloud_jobs_due.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_look")
-        wakeups.tasks_over.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
+        wakeups.pass_requested.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
+        wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.look")
+        wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_look")
+        wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
         sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
         sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

@@ -8,10 +8,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from dstackweb.accounts.models import User
-from dstackweb.runs.queue.reorder import Moved, Preview, RunChange
+from dstackweb.runs.queue.reorder import MovePreview, MoveResult, RunChange
 
 
-def would(preview: Preview, reader: User) -> str:
+def would(preview: MovePreview, reader: User) -> str:
     """`priority 50 → 52, position 7 → 3; ana's eval slips from 3 to 4`, before anything is sent."""
     if not any(_changed(change) for change in preview.changes):
         return _("nothing changes: it keeps its place")
@@ -24,7 +24,7 @@ def would(preview: Preview, reader: User) -> str:
     return "; ".join(filter(None, (*parts, ", ".join(slips))))
 
 
-def done(moved: Moved) -> str:
+def done(moved: MoveResult) -> str:
     """What a move has done: `eval went from position 7 to 3, priority 50 → 52`."""
     if len(moved.changes) != 1:
         return _several(moved) if moved.changes else _("nothing had to move")
@@ -44,7 +44,7 @@ def done(moved: Moved) -> str:
     return text
 
 
-def _several(moved: Moved) -> str:
+def _several(moved: MoveResult) -> str:
     """`3 runs were moved: they are at positions 1–3 now`; a member's may stand apart from each other."""
     count = len(moved.changes)
     text = ngettext("%d run was moved", "%d runs were moved", count) % count
@@ -58,7 +58,7 @@ def _several(moved: Moved) -> str:
     }
 
 
-def undone(moved: Moved) -> str:
+def undone(moved: MoveResult) -> str:
     """What taking a move back has done."""
     names = _names(change.run.name for change in moved.changes)
     return _("Undone: %s as before") % names

@@ -124,7 +124,7 @@ def test_orders_are_given_until_the_runner_lives_and_again_when_it_does_not(inst
     assert agent.next().json() == first
     assert job_of(instance).gpus == ["GPU-1", "GPU-2"]
     assert agent.next(job=str(job.pk)).json()["do"] == "wait"
-    attempts.claim(job.pk, "runner", "there")
+    attempts.claim_job(job.pk, "runner", "there")
     assert agent.next().json()["do"] == "run"
 
 
@@ -191,7 +191,7 @@ def test_why_a_runner_does_not_start_stands_at_the_job(instance: Instance, agent
 def test_a_claimed_job_whose_runner_and_files_are_gone_ends_after_a_while(instance: Instance, agent: Agent) -> None:
     agent.join()
     job = job_of(instance)
-    attempts.claim(job.pk, "runner", "there")
+    attempts.claim_job(job.pk, "runner", "there")
     Job.objects.update(silent_s=61)
     assert agent.next(left=True).json()["do"] == "run"
     assert agent.next(job=str(job.pk)).json()["do"] == "wait"

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.django_db
 def runs(project: Project, member: User) -> list[Run]:
     """One of each kind: started, a hold that has begun, waiting for two reasons, and ended."""
     make_host(gpus=2)
-    running, hold = make_run(project, member), holds.hold(project, member, "member", holds.Wanted("2h", gpu="1"))
+    running, hold = (
+        make_run(project, member),
+        holds.submit_hold(project, member, "member", holds.HoldRequest("2h", gpu="1")),
+    )
     place_all()
     for run in (running, hold):
         start(placed_job(run))

@@ -24,7 +24,7 @@ PASSWORD = "correct horse battery"
 
 def ended(run: Run, reason: str, **told: object) -> Run:
     """A placed run at its end."""
-    attempts.ended(start(placed_job(run)).pk, reason, **told)
+    attempts.end_job(start(placed_job(run)).pk, reason, **told)
     return run
 
 
@@ -87,7 +87,7 @@ def build() -> tuple[Project, User]:
     _seen(start(placed_job(llama)), now - dt.timedelta(minutes=32))
     _log(llama)
     task_demo.fill(llama)
-    held = holds.hold(project, mia, "admin", holds.Wanted("3h", gpu="A100:1", name="hold-swift-otter"))
+    held = holds.submit_hold(project, mia, "admin", holds.HoldRequest("3h", gpu="A100:1", name="hold-swift-otter"))
     place_all()
     start(placed_job(held))
     make_run(project, ann, "report-nightly", schedule={"cron": "0 2 * * *"})
@@ -108,9 +108,11 @@ def build() -> tuple[Project, User]:
     for hours, run in enumerate(Run.objects.filter(status="submitted").order_by("-id"), start=1):
         _submitted(run, now - dt.timedelta(hours=hours * 3, minutes=7))
     moved, before = (Run.objects.get(name=name) for name in ("sweep-lr-0033", "sweep-lr-0031"))
-    reorder.move([moved], mia, "admin", reorder.Target("before", before))
+    reorder.move([moved], mia, "admin", reorder.MoveTarget("before", before))
     past(project, now)
-    queues.change(services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2)
+    queues.change_queue(
+        services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2
+    )
     return project, mia
 
 

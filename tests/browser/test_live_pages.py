@@ -222,7 +222,7 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
     logs.append(job.pk, 0, b"last words\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    attempts.ended(job.pk, "container_exited_with_error", exit_code=3, message="the command that failed: false")
+    attempts.end_job(job.pk, "container_exited_with_error", exit_code=3, message="the command that failed: false")
     expect(page.get_by_text("A command failed. Exit code 3.").first).to_be_visible()
     expect(page.locator("[data-log-note]")).to_have_text("log complete")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()

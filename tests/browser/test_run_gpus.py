@@ -135,7 +135,7 @@ def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, li
     page.goto(f"{live_server.url}/p/main/runs/later/")
     expect(page.locator("#run-gpus")).to_have_count(0)
     services.stop(run, run.user, "member", abort=True)
-    attempts.ended(placed_job(run).pk, "aborted_by_user")
+    attempts.end_job(placed_job(run).pk, "aborted_by_user")
     place_all()
     page.evaluate("document.getElementById('run').dispatchEvent(new CustomEvent('poll'))")
     expect(page.locator("#run-gpus")).to_contain_text("They are sampled as soon as its commands run.")

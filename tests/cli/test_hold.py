@@ -90,7 +90,7 @@ def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, 
 
     def whole(run: Run) -> None:
         begin(run)
-        attempts.ended(placed_job(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0, log_size=0)
+        attempts.end_job(placed_job(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0, log_size=0)
 
     scheduler(whole)
     result = cli("hold", "--gpu", "1", "--for", "1h", "--follow")
@@ -99,7 +99,7 @@ def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, 
 
 def test_more_time_by_either_command(cli: Cli, project: Project, ada: User) -> None:
     make_host(gpus=1)
-    run = holds.hold(project, ada, "member", holds.Wanted("1h", gpu="1", name="mine"))
+    run = holds.submit_hold(project, ada, "member", holds.HoldRequest("1h", gpu="1", name="mine"))
     begin(run)
     assert cli.ok("extend", "mine", "30m").startswith("mine: held until ")
     cli.ok("hold", "--extend", "mine", "--for", "1h")

@@ -33,7 +33,7 @@ def job(project: Project, ada: User) -> Job:
 
 def end(job: Job, code: int = 0) -> None:
     reason = Reason.CONTAINER_EXITED_WITH_ERROR if code else Reason.DONE_BY_RUNNER
-    attempts.ended(job.pk, reason, exit_code=code)
+    attempts.end_job(job.pk, reason, exit_code=code)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:

@@ -64,7 +64,7 @@ def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager:
 def test_far_back_a_move_says_that_it_was_done_without_counting_places(
     manager: Cli, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reorder, "COUNTED", 2)
+    monkeypatch.setattr(reorder, "MAX_COUNTED", 2)
     assert manager.ok("move", "e", "--before", "d") == "e: moved\n"
     assert manager.ok("move", "d", "--top") == "d: now at position 1, priority 50 → 51\n"
 
@@ -85,7 +85,7 @@ def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
 ) -> None:
     move = reorder.move
 
-    def late(*args: object) -> reorder.Moved:
+    def late(*args: object) -> reorder.MoveResult:
         services.set_priority(runs["e"], runs["e"].user, "member", 40)
         return move(*args)  # type: ignore[arg-type]
 

@@ -130,7 +130,7 @@ def test_a_worker_killed_while_it_ranks_a_queue_anew_has_ranked_all_of_it_or_non
     queue = waiting(main, boss, count)
 
     def rank_anew() -> None:
-        queues.change(queue, boss, "manager", ageing_minutes=7)
+        queues.change_queue(queue, boss, "manager", ageing_minutes=7)
 
     steps = [assert_ranked_whole(queue) for _ in killed_at_each_statement(rank_anew)]
     assert steps == sorted(steps, reverse=True)  # 30 as long as it is killed before it commits
@@ -145,13 +145,13 @@ def test_a_worker_killed_at_any_moment_of_ranking_ten_thousand_runs_leaves_no_ra
     """In the midst of statements too, of which the database then has half."""
     queue = waiting(main, boss, 10_000)
     began = time.monotonic()
-    queues.change(queue, boss, "manager", ageing_minutes=1)
+    queues.change_queue(queue, boss, "manager", ageing_minutes=1)
     takes_s, killed = time.monotonic() - began, 0
     for part in range(1, 11):
         connections.close_all()
         pid = os.fork()
         if pid == 0:
-            queues.change(queue, boss, "manager", ageing_minutes=1 + part)
+            queues.change_queue(queue, boss, "manager", ageing_minutes=1 + part)
             os._exit(0)
         time.sleep(takes_s * part / 10)
         os.kill(pid, signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_a_web_worker_killed_in_a_move_has_moved_all_runs_and_can_undo_it_or_has
     before = standing(queue)
 
     def move() -> None:
-        reorder.move(moved, user, role, reorder.Target("before", runs[5]))
+        reorder.move(moved, user, role, reorder.MoveTarget("before", runs[5]))
 
     for moment, number in killed_at_each_statement(move):
         told = f"killed {moment} statement {number}"

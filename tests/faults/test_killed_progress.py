@@ -71,7 +71,7 @@ def test_a_run_whose_end_is_killed_anywhere_has_ended_with_its_tasks_or_not_at_a
     scope_id = filled(counters.scope_of(main.pk, run.pk, 1))
     seen = set()
     for moment, number in killed_at_each_statement(
-        lambda: attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0), every=2
+        lambda: attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0), every=2
     ):
         over = Run.objects.get(pk=run.pk).status == RunStatus.DONE
         seen.add(over)

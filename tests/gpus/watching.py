@@ -58,6 +58,6 @@ def look_at(host: Host, load: Load, ms: int) -> Sequence[Act]:
 def stopped(run: Run) -> Run:
     """The run once its runners have obeyed and reported the end of their jobs."""
     for job in Job.objects.filter(run=run, ended_at=None):
-        attempts.ended(job.pk, job.stop_reason or Reason.DONE_BY_RUNNER, exit_code=143)
+        attempts.end_job(job.pk, job.stop_reason or Reason.DONE_BY_RUNNER, exit_code=143)
     run.refresh_from_db()
     return run

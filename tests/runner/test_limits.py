@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dstackweb.runs.holds import script
+from dstackweb.runs.holds import hold_script
 from tests.runner.conftest import Box
 from tests.support import eventually
 
@@ -30,7 +30,7 @@ def test_a_server_that_says_nothing_of_limits_changes_none(box: MakeBox) -> None
 
 def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None:
     where = {"host": "gpu-box", "host_address": "10.0.0.5", "gpus": ["GPU-a", "GPU-b"]}
-    job = box(script(3600), max_duration_s=600, **where)
+    job = box(hold_script(3600), max_duration_s=600, **where)
     job.launch()
     job.wait_for("Give back: dstackweb stop night")
     job.api.action = {"action": "go", "max_duration_s": 0.1}
@@ -43,7 +43,7 @@ def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None
 
 
 def test_a_hold_on_the_server_s_own_machine_needs_no_ssh(box: MakeBox) -> None:
-    job = box(script(3600), max_duration_s=600, host="box", host_address="127.0.0.1")
+    job = box(hold_script(3600), max_duration_s=600, host="box", host_address="127.0.0.1")
     job.launch()
     job.wait_for("Give back: dstackweb stop night")
     assert "ssh" not in job.api.log.decode()

@@ -25,10 +25,10 @@ def test_only_one_runner_ever_claims_a_job_and_it_may_ask_again(project: Project
     run = make_run(project, member)
     place_all()
     job = placed_job(run)
-    attempts.claim(job.pk, "mine", "here")
-    attempts.claim(job.pk, "mine", "here")
+    attempts.claim_job(job.pk, "mine", "here")
+    attempts.claim_job(job.pk, "mine", "here")
     with pytest.raises(Conflict):
-        attempts.claim(job.pk, "another", "there")
+        attempts.claim_job(job.pk, "another", "there")
 
 
 def test_a_run_goes_from_placed_over_running_to_done_and_frees_what_it_held(project: Project, member: User) -> None:
@@ -39,8 +39,8 @@ def test_a_run_goes_from_placed_over_running_to_done_and_frees_what_it_held(proj
     assert (fresh(run).status, sorted(job.gpus)) == (RunStatus.PROVISIONING, ["GPU-box-1-0", "GPU-box-1-1"])
     start(job)
     assert fresh(run).status == RunStatus.RUNNING
-    assert attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    assert not attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert not attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert (fresh(run).status, fresh(run).termination_reason, fresh(run).exit_code) == ("done", "all_jobs_done", 0)
     host.refresh_from_db()
     assert (host.cpus_used, Allocation.objects.count()) == (0, 0)
@@ -52,7 +52,7 @@ def test_a_failed_command_fails_the_run_with_its_exit_code(project: Project, mem
     run = make_run(project, member)
     place_all()
     job = start(placed_job(run))
-    attempts.ended(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=127, message="command not found")
+    attempts.end_job(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=127, message="command not found")
     assert (fresh(run).status, fresh(run).exit_code) == (RunStatus.FAILED, 127)
     assert "command not found" in fresh(run).status_message
 
@@ -63,7 +63,7 @@ def test_a_retry_keeps_the_seniority_and_takes_its_old_place_in_the_queue(projec
     place_all()
     job = start(placed_job(run))
     make_run(project, member, "later")
-    attempts.ended(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     assert (fresh(run).status, fresh(run).attempt) == (RunStatus.PENDING, 2)
     assert fresh(run).retry_at > timezone.now() - dt.timedelta(seconds=1)
     assert attempts.requeue_due(timezone.now() + dt.timedelta(hours=1)) == 1
@@ -76,7 +76,7 @@ def test_without_retry_an_interruption_fails_the_run(project: Project, member: U
     make_host()
     run = make_run(project, member)
     place_all()
-    attempts.ended(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE, message="gone")
+    attempts.end_job(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE, message="gone")
     assert fresh(run).status == RunStatus.FAILED
 
 
@@ -87,14 +87,14 @@ def test_one_failed_node_ends_the_gang_and_the_unclaimed_ones_at_once(project: P
     first, second = placed_job(run, 0), placed_job(run, 1)
     start(first, "a")
     start(second, "b")
-    attempts.ended(first.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=9)
+    attempts.end_job(first.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=9)
     assert fresh(run).status == RunStatus.TERMINATING
     assert sorted(Job.objects.filter(run=run).values_list("status", flat=True)) == [
         "failed",
         "terminated",
         "terminating",
     ]
-    attempts.ended(second.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=143)
+    attempts.end_job(second.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=143)
     assert (fresh(run).status, fresh(run).exit_code) == (RunStatus.FAILED, 9)
     assert list(differences()) == []
 
@@ -113,11 +113,11 @@ def test_a_report_of_an_earlier_attempt_changes_nothing(project: Project, member
     run = make_run(project, member, retry=True)
     place_all()
     old = start(placed_job(run))
-    attempts.ended(old.pk, Reason.INSTANCE_UNREACHABLE)
+    attempts.end_job(old.pk, Reason.INSTANCE_UNREACHABLE)
     attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
     place_all()
     new = start(placed_job(run), "second")
-    attempts.ended(old.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(old.pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert fresh(run).status == RunStatus.RUNNING
     new.refresh_from_db()
     assert new.status == "running"

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import history, services
-from dstackweb.runs.history import View
+from dstackweb.runs.history import HistoryRange
 from dstackweb.runs.history_math import (
     BUCKETS,
-    Tally,
+    WaitStats,
+    add_up,
     band_limits,
     band_of,
     bucket_of,
     bucket_span,
     hour_of,
+    join_spans,
     percentile,
-    steps,
-    together,
-    total,
+    span_starts,
 )
 from dstackweb.runs.models import Queue, QueueHour, Run, RunEvent
 from dstackweb.runs.recount import differences
@@ -39,16 +39,16 @@ from tests.factories import make_host, make_run, place_all
 
 NOW = dt.datetime(2026, 11, 21, 14, 30, tzinfo=dt.UTC)
 HOUR = dt.timedelta(hours=1)
-WEEK, MONTH = View(NOW, 7, hourly=True), View(NOW, 30, hourly=False)
+WEEK, MONTH = HistoryRange(NOW, 7, hourly=True), HistoryRange(NOW, 30, hourly=False)
 waits = st.one_of(st.integers(0, 4000), st.integers(0, 400_000))
 
 
-def tally_of(seconds: Sequence[int], *, length: int | None = None) -> Tally:
+def tally_of(seconds: Sequence[int], *, length: int | None = None) -> WaitStats:
     """The tally of these waits."""
     counts = [0] * len(BUCKETS)
     for waited in seconds:
         counts[bucket_of(waited)] += 1
-    return Tally(
+    return WaitStats(
         placed=len(seconds), wait_s=sum(seconds), longest_s=max(seconds, default=0), counts=tuple(counts),
         lengths=length or 0, sampled=int(length is not None), length_max=length,
     )  # fmt: skip
@@ -79,23 +79,28 @@ def test_percentiles_rise_and_end_at_the_longest_wait(seconds: list[int]) -> Non
 
 
 def test_no_placement_has_no_wait_rather_than_a_wait_of_nothing() -> None:
-    assert (Tally().median_s, Tally().p90_s, Tally().length, Tally().length_max) == (None, None, None, None)
+    assert (WaitStats().median_s, WaitStats().p90_s, WaitStats().length, WaitStats().length_max) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert tally_of([0]).median_s == 0
-    assert history.numbers(Tally())["wait_max_s"] is None
+    assert history.numbers(WaitStats())["wait_max_s"] is None
 
 
 @given(st.lists(st.lists(waits, max_size=5), max_size=5))
 def test_spans_add_up_to_what_counting_all_at_once_gives(spans: list[list[int]]) -> None:
-    whole = total(tally_of(seconds) for seconds in spans)
+    whole = join_spans(tally_of(seconds) for seconds in spans)
     assert whole == tally_of([waited for seconds in spans for waited in seconds])
-    assert together(tally_of(seconds) for seconds in spans) == whole
+    assert add_up(tally_of(seconds) for seconds in spans) == whole
 
 
 def test_lines_of_bands_add_up_and_lines_of_hours_are_averaged() -> None:
     hours = [(tally_of([], length=4), tally_of([], length=2)), (tally_of([], length=0), tally_of([], length=0))]
-    both = total(together(bands) for bands in hours)
+    both = join_spans(add_up(bands) for bands in hours)
     assert (both.length, both.length_max) == (3, 6)
-    assert total([both, Tally()]).length == 3  # an hour in which nobody looked says nothing
+    assert join_spans([both, WaitStats()]).length == 3  # an hour in which nobody looked says nothing
 
 
 @given(st.integers(0, 100))
@@ -108,7 +113,7 @@ def test_every_priority_is_in_the_band_whose_limits_hold_it(priority: int) -> No
 def test_spans_follow_each_other_up_to_now_in_every_zone(days: int, naive: dt.datetime) -> None:
     now = naive.replace(tzinfo=dt.UTC)
     for zone in (dt.UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("America/St_Johns")):
-        times = steps(days, now, zone, hourly=days <= 7)
+        times = span_starts(days, now, zone, hourly=days <= 7)
         assert times == sorted(set(times))
         assert times[-1] <= now
         if days <= 7:
@@ -126,7 +131,7 @@ def test_spans_follow_each_other_up_to_now_in_every_zone(days: int, naive: dt.da
 
 def test_a_day_of_a_change_of_clocks_has_25_hours() -> None:
     zone = ZoneInfo("Europe/Berlin")
-    times = steps(8, dt.datetime(2026, 10, 27, 12, tzinfo=dt.UTC), zone, hourly=False)
+    times = span_starts(8, dt.datetime(2026, 10, 27, 12, tzinfo=dt.UTC), zone, hourly=False)
     assert [b - a for a, b in itertools.pairwise(times)].count(25 * HOUR) == 1
 
 
@@ -231,7 +236,7 @@ def test_a_month_is_told_by_the_days_of_the_readers_zone(project: Project, membe
     late = dt.datetime(2026, 11, 20, 23, 30, tzinfo=dt.UTC)  # half past midnight of the 21st in Berlin
     history.count_placed([waiting(project, member, since=late)], late)
     assert [t.placed for t in history.overview(project, MONTH)[0].all][-2:] == [1, 0]
-    berlin = history.overview(project, View(NOW, 30, hourly=False, zone=ZoneInfo("Europe/Berlin")))[0]
+    berlin = history.overview(project, HistoryRange(NOW, 30, hourly=False, zone=ZoneInfo("Europe/Berlin")))[0]
     assert [t.placed for t in berlin.all][-2:] == [0, 1]
     assert berlin.columns()["zone"] == "Europe/Berlin"
 

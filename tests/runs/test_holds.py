@@ -24,7 +24,7 @@ HOUR = 3600
 
 
 def hold(project: Project, user: User, role: str = "member", **wanted: Any) -> Run:
-    return holds.hold(project, user, role, holds.Wanted(**{"duration": "3h", "gpu": "1", **wanted}))
+    return holds.submit_hold(project, user, role, holds.HoldRequest(**{"duration": "3h", "gpu": "1", **wanted}))
 
 
 def begun(run: Run, at: dt.datetime | None = None) -> Job:
@@ -59,12 +59,12 @@ def test_it_waits_for_its_gpus_and_keeps_them_until_its_time(project: Project, m
     busy = make_run(project, member, "busy", resources={"gpu": 1})
     place_all()
     run = hold(project, member)
-    assert (place_all(), holds.way_in(fresh(run), jobs_of(run))) == (0, None)
-    attempts.ended(start(placed_job(busy)).pk, Reason.DONE_BY_RUNNER)
+    assert (place_all(), holds.access_to(fresh(run), jobs_of(run))) == (0, None)
+    attempts.end_job(start(placed_job(busy)).pk, Reason.DONE_BY_RUNNER)
     now = timezone.now()
     begun(run, now)
     assert fresh(run).held_until == now + dt.timedelta(hours=3)
-    way = holds.way_in(fresh(run), jobs_of(run))
+    way = holds.access_to(fresh(run), jobs_of(run))
     assert way is not None
     assert way.lines == ["ssh 10.0.0.5", "export CUDA_VISIBLE_DEVICES=GPU-box-1-0"]
 
@@ -73,7 +73,7 @@ def test_on_the_machine_of_the_server_there_is_nothing_to_log_in_to(project: Pro
     make_host(address="127.0.0.1")
     run = hold(project, member, gpu="", cpu="2")
     begun(run)
-    way = holds.way_in(fresh(run), jobs_of(run))
+    way = holds.access_to(fresh(run), jobs_of(run))
     assert way is not None
     assert (way.here, way.lines) == (True, ["export CUDA_VISIBLE_DEVICES="])
 
@@ -81,7 +81,7 @@ def test_on_the_machine_of_the_server_there_is_nothing_to_log_in_to(project: Pro
 def test_a_hold_whose_time_is_over_is_done(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = hold(project, member)
-    attempts.ended(begun(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0)
+    attempts.end_job(begun(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0)
     assert (fresh(run).status, fresh(run).termination_reason, fresh(run).exit_code) == ("done", "hold_ended", 0)
     assert Job.objects.get(run=run).status == "done"
     assert list(differences()) == []
@@ -92,7 +92,7 @@ def test_a_hold_that_is_given_back_is_done(project: Project, member: User) -> No
     run = hold(project, member)
     job = begun(run)
     services.stop(fresh(run), member, "member")
-    attempts.ended(job.pk, Reason.TERMINATED_BY_USER, exit_code=0)
+    attempts.end_job(job.pk, Reason.TERMINATED_BY_USER, exit_code=0)
     assert (fresh(run).status, fresh(run).termination_reason) == ("done", "given_back")
 
 
@@ -104,14 +104,14 @@ def test_a_hold_that_never_began_or_was_killed_is_terminated(project: Project, m
     services.stop(fresh(placed), member, "member")
     job = begun(killed)
     services.stop(fresh(killed), member, "member", abort=True)
-    attempts.ended(job.pk, Reason.ABORTED_BY_USER, exit_code=137)
+    attempts.end_job(job.pk, Reason.ABORTED_BY_USER, exit_code=137)
     assert [fresh(run).status for run in (waiting, placed, killed)] == [RunStatus.TERMINATED] * 3
 
 
 def test_a_limit_ends_no_other_run_well(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, max_duration="1h")
-    attempts.ended(begun(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0)
+    attempts.end_job(begun(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0)
     assert fresh(run).status == RunStatus.TERMINATED
 
 
@@ -159,11 +159,11 @@ def test_viewers_hold_nothing_and_managers_as_long_as_they_like(project: Project
 
 
 def test_asking_twice_under_one_key_holds_once(project: Project, member: User) -> None:
-    wanted = holds.Wanted("3h", gpu="1")
-    first, again = (holds.hold(project, member, "member", wanted, "key") for _ in range(2))
+    wanted = holds.HoldRequest("3h", gpu="1")
+    first, again = (holds.submit_hold(project, member, "member", wanted, "key") for _ in range(2))
     assert first.pk == again.pk
     with pytest.raises(Conflict):
-        services.submit(project, member, "member", services.Submission(holds.config(wanted, 3 * HOUR)), "key")
+        services.submit(project, member, "member", services.Submission(holds.run_config(wanted, 3 * HOUR)), "key")
 
 
 def test_more_time_is_heard_by_the_runner_and_said(project: Project, member: User) -> None:
@@ -214,7 +214,7 @@ def test_what_can_not_be_lengthened_says_so(project: Project, member: User, stat
     if state in ("ending", "ended"):
         services.stop(fresh(run), member, "member")
     if state == "ended":
-        attempts.ended(job.pk, Reason.TERMINATED_BY_USER)
+        attempts.end_job(job.pk, Reason.TERMINATED_BY_USER)
     with pytest.raises(Conflict):
         holds.extend(fresh(run), member, "member", "1h")
     assert fresh(run).extended_s == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runs.outcome import Carry, End, JobView, Retry, RunView, Started, StopOthers, decide
+from dstackweb.runs.outcome import EndRun, JobView, NoChange, RetryRun, RunStarted, RunView, StopOthers, decide
 from dstackweb.runs.states import JOB_ENDED, JobStatus, Reason, RunStatus, job_end_status
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
@@ -24,13 +24,13 @@ def done(node: int = 0) -> JobView:
 
 def test_a_run_is_running_once_a_job_of_it_is() -> None:
     run = RunView(RunStatus.PROVISIONING)
-    assert decide(run, [JobView(0, JobStatus.PROVISIONING)], NOW) == Carry()
-    assert decide(run, [JobView(0, JobStatus.RUNNING), JobView(1, JobStatus.PROVISIONING)], NOW) == Started()
+    assert decide(run, [JobView(0, JobStatus.PROVISIONING)], NOW) == NoChange()
+    assert decide(run, [JobView(0, JobStatus.RUNNING), JobView(1, JobStatus.PROVISIONING)], NOW) == RunStarted()
 
 
 def test_a_run_is_done_only_when_every_node_is() -> None:
-    assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) == Carry()
-    assert decide(RUNNING, [done(0), done(1)], NOW) == End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+    assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) == NoChange()
+    assert decide(RUNNING, [done(0), done(1)], NOW) == EndRun(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
 
 
 def test_a_failed_node_stops_the_others() -> None:
@@ -39,21 +39,21 @@ def test_a_failed_node_stops_the_others() -> None:
 
 def test_the_others_are_told_only_once() -> None:
     run = RunView(RunStatus.TERMINATING)
-    assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) == Carry()
+    assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) == NoChange()
 
 
 def test_the_failure_that_came_first_names_the_end() -> None:
     later = failed(0, Reason.EXECUTOR_ERROR, NOW)
     first = JobView(1, JobStatus.FAILED, Reason.CONTAINER_EXITED_WITH_ERROR, 3, "why", NOW - dt.timedelta(seconds=5))
     outcome = decide(RunView(RunStatus.TERMINATING), [later, first], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert (outcome.exit_code, outcome.message, outcome.data["node"]) == (3, "why", 1)
 
 
 def test_a_stop_by_a_person_ends_as_terminated_and_is_never_retried() -> None:
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER, retry_on=frozenset({"error"}))
     outcome = decide(run, [failed(0), failed(1, Reason.TERMINATED_BY_USER)], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, Reason.STOPPED_BY_USER)
 
 
@@ -61,7 +61,7 @@ def test_a_stop_that_said_why_ends_with_that_message() -> None:
     said = "GPU 1 was below 50 % for 30 min."
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.UTILIZATION_POLICY, stop_message=said)
     outcome = decide(run, [failed(0, Reason.UTILIZATION_POLICY)], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason, outcome.message) == (
         RunStatus.TERMINATED, Reason.UTILIZATION_POLICY, said,
     )  # fmt: skip
@@ -69,11 +69,11 @@ def test_a_stop_that_said_why_ends_with_that_message() -> None:
 
 def test_a_run_that_finished_before_the_stop_reached_it_is_done() -> None:
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
-    assert decide(run, [done()], NOW) == End(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
+    assert decide(run, [done()], NOW) == EndRun(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
 
 
 def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
-    assert decide(RETRYING, [failed()], NOW) == Retry(failed(), NOW)
+    assert decide(RETRYING, [failed()], NOW) == RetryRun(failed(), NOW)
     late = RunView(
         RunStatus.RUNNING,
         retry_on=frozenset({"error"}),
@@ -81,7 +81,7 @@ def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
         first_failed_at=NOW - dt.timedelta(hours=1),
     )
     outcome = decide(late, [failed()], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
 
 
@@ -95,35 +95,35 @@ def test_a_failure_after_a_long_healthy_stretch_begins_a_new_series_of_retries()
     culprit = JobView(
         0, JobStatus.FAILED, Reason.INSTANCE_UNREACHABLE, ended_at=NOW, started_at=NOW - dt.timedelta(hours=4)
     )
-    assert decide(run, [culprit], NOW) == Retry(culprit, NOW)
+    assert decide(run, [culprit], NOW) == RetryRun(culprit, NOW)
 
 
 @pytest.mark.parametrize("run", [RUNNING, RETRYING, RunView(RunStatus.TERMINATING)])
 def test_what_no_cloud_had_a_machine_for_waits_again_with_retry_or_without(run: RunView) -> None:
     culprit = failed(0, Reason.OUT_OF_CAPACITY)
-    assert decide(run, [culprit], NOW) == Retry(culprit, None)
+    assert decide(run, [culprit], NOW) == RetryRun(culprit, None)
     other = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW)
-    assert decide(run, [culprit, other], NOW) == Retry(culprit, None)
+    assert decide(run, [culprit, other], NOW) == RetryRun(culprit, None)
 
 
 def test_what_no_cloud_had_a_machine_for_stays_stopped() -> None:
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
     outcome = decide(run, [failed(0, Reason.OUT_OF_CAPACITY)], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert outcome.status == RunStatus.TERMINATED
 
 
 def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
-    assert decide(RETRYING, [failed(0, Reason.INTERRUPTED)], NOW) == Retry(failed(0, Reason.INTERRUPTED), NOW)
+    assert decide(RETRYING, [failed(0, Reason.INTERRUPTED)], NOW) == RetryRun(failed(0, Reason.INTERRUPTED), NOW)
     outcome = decide(RUNNING, [failed(0, Reason.INTERRUPTED)], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert outcome.status == RunStatus.FAILED
 
 
 @pytest.mark.parametrize("reason", [Reason.MAX_DURATION_EXCEEDED, Reason.UTILIZATION_POLICY])
 def test_what_a_limit_or_a_policy_stopped_is_never_retried(reason: Reason) -> None:
     outcome = decide(RETRYING, [failed(0, reason)], NOW)
-    assert isinstance(outcome, End)
+    assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, reason)
 
 
@@ -147,11 +147,11 @@ def test_a_run_never_ends_while_a_job_lives_and_never_hangs_once_all_have_ended(
 ) -> None:
     outcome = decide(run, jobs, NOW)
     alive = any(job.status not in JOB_ENDED for job in jobs)
-    assert isinstance(outcome, End | Retry) == (not alive)
+    assert isinstance(outcome, EndRun | RetryRun) == (not alive)
 
 
 @given(run_views, st.lists(job_views, min_size=1, max_size=4))
 def test_done_means_that_every_job_is_done(run: RunView, jobs: list[JobView]) -> None:
     outcome = decide(run, jobs, NOW)
-    if isinstance(outcome, End) and outcome.status == RunStatus.DONE:
+    if isinstance(outcome, EndRun) and outcome.status == RunStatus.DONE:
         assert all(job.status == JobStatus.DONE for job in jobs)

@@ -58,7 +58,7 @@ def test_a_run_goes_through_running_to_done_with_its_duration(project: Project, 
     assert shown(project, "train") == {"processing": 1}
     job = start(placed_job(run))
     Run.objects.filter(pk=run.pk).update(started_at=timezone.now() - dt.timedelta(seconds=90))
-    attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert shown(project, "train") == {"memory": 1}
     scope = Scope.objects.get(project=project, run_id=0)
     assert scope.duration_n == 1
@@ -70,7 +70,7 @@ def test_a_run_that_is_retried_waits_again_and_counts_once(project: Project, mem
     make_host()
     run = make_run(project, member, "train-1", retry=True)
     place_all()
-    attempts.ended(start(placed_job(run)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(start(placed_job(run)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     assert Run.objects.get(pk=run.pk).attempt == 2
     assert shown(project, "train") == {"waiting": 1}
     attempts.requeue_due(timezone.now() + dt.timedelta(days=1))
@@ -81,10 +81,10 @@ def test_runs_that_fail_are_failed_and_runs_that_were_stopped_released(project: 
     make_host()
     failed, stopped, waiting = (make_run(project, member, f"train-{index}", priority=50 - index) for index in range(3))
     place_all()
-    attempts.ended(start(placed_job(failed)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(start(placed_job(failed)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     for run in (stopped, waiting):
         services.stop(run, member, "member", abort=True)
-    attempts.ended(placed_job(stopped).pk, Reason.ABORTED_BY_USER)
+    attempts.end_job(placed_job(stopped).pk, Reason.ABORTED_BY_USER)
     assert shown(project, "train") == {"erred": 1, "released": 2}
     assert Scope.objects.get(project=project, run_id=0).duration_n == 1
 
@@ -112,8 +112,8 @@ def test_the_next_occurrence_waits_in_the_same_group(project: Project, member: U
     assert shown(project, "nightly") == {"waiting": 1}
     attempts.requeue_due(timezone.now() + dt.timedelta(days=2))
     place_all()
-    attempts.ended(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    assert recurrence.make_due(timezone.now()) == 1
+    attempts.end_job(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert recurrence.create_due(timezone.now()) == 1
     assert shown(project, "nightly") == {"memory": 1, "waiting": 1}
     assert TaskGroup.objects.get().name == "nightly"
 
@@ -130,7 +130,7 @@ def test_each_project_counts_its_own(project: Project, member: User) -> None:
 
 def test_a_move_that_fails_after_counting_counts_nothing(project: Project, member: User) -> None:
     run = make_run(project, member, "train-1")
-    with patch.object(prefix_counters, "moved", side_effect=DatabaseError), pytest.raises(DatabaseError):
+    with patch.object(prefix_counters, "count_moved", side_effect=DatabaseError), pytest.raises(DatabaseError):
         move_run(run, RunStatus.PROVISIONING, now=timezone.now())
     assert shown(project, "train") == {"queued": 1}
 
@@ -193,7 +193,7 @@ def test_a_migration_counts_the_runs_that_exist(project: Project, member: User) 
     runs = [make_run(project, member, f"train-{index}") for index in range(3)]
     make_run(make_project(), make_user(is_superuser=True), "other", role="admin")
     place_all()
-    attempts.ended(start(placed_job(runs[0])).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(start(placed_job(runs[0])).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     services.stop(runs[2], member, "member")
     before = shown(project, "train")
     Scope.objects.all().delete()

@@ -59,8 +59,8 @@ def test_settling_a_run_that_has_ended_meanwhile_changes_nothing(project: Projec
     make_host()
     run = make_run(project, member)
     place_all()
-    attempts.ended(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    attempts.settle(lock_run(run.pk))
+    attempts.end_job(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.settle_run(lock_run(run.pk))
     assert Run.objects.get(pk=run.pk).status == RunStatus.DONE
 
 
@@ -96,5 +96,5 @@ def test_what_an_ended_node_held_is_free_in_lists_at_once(project: Project, memb
     first = start(placed_job(run, 0))
     start(placed_job(run, 1), "second")
     shown = selectors.list_version(project)
-    attempts.ended(first.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(first.pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert selectors.list_version(project) != shown

@@ -11,7 +11,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.queues import change
+from dstackweb.runs.queue.queues import change_queue
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import make_host, make_run, place_all, placed_job, start
@@ -24,7 +24,7 @@ def failed(project: Project, user: User) -> Run:
     """A run whose first attempt has failed, with its retry ahead."""
     run = make_run(project, user, "again", retry=True)
     place_all()
-    attempts.ended(start(placed_job(run)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(start(placed_job(run)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     return fresh(run)
 
 
@@ -61,7 +61,7 @@ def test_a_change_of_its_priority_or_of_its_queue_meanwhile_counts(project: Proj
     make_host(cpus=1)
     run = failed(project, member)
     services.set_priority(run, member, "manager", 20)
-    change(run.queue, member, "manager", ageing_minutes=None)
+    change_queue(run.queue, member, "manager", ageing_minutes=None)
     make_run(project, member, "later")
     attempts.requeue_due(timezone.now() + HOUR)
     back = fresh(run)
@@ -82,7 +82,7 @@ def test_the_wait_grows_with_the_attempts_up_to_a_bound_and_is_spread(
     Run.objects.update(attempt=attempt)
     place_all()
     before = timezone.now()
-    attempts.ended(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE)
+    attempts.end_job(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE)
     due = fresh(run).retry_at
     assert due is not None
     assert -1 < (due - before).total_seconds() - seconds < 5

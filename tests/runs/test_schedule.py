@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runs.schedule import after_end, late, next_time, seniority_us
+from dstackweb.runs.schedule import next_after_end, next_time, occurrence_time, seniority_us
 
 NIGHTLY = ["0 2 * * *"]
 
@@ -29,19 +29,19 @@ def test_the_next_time_is_the_earliest_of_all_expressions_and_lies_ahead(moment:
 
 @pytest.mark.parametrize("stopped", ["stopped_by_user", "aborted_by_user"])
 def test_whoever_stops_a_run_ends_its_schedule(stopped: str) -> None:
-    assert after_end(NIGHTLY, stopped, at("2026-11-03T02:10")) is None
+    assert next_after_end(NIGHTLY, stopped, at("2026-11-03T02:10")) is None
 
 
 def test_times_that_passed_during_a_run_are_left_out() -> None:
-    assert after_end(NIGHTLY, "", at("2026-11-06T03:00")) == at("2026-11-07T02:00")
-    assert after_end([], "", at("2026-11-06T03:00")) is None
+    assert next_after_end(NIGHTLY, "", at("2026-11-06T03:00")) == at("2026-11-07T02:00")
+    assert next_after_end([], "", at("2026-11-06T03:00")) is None
 
 
 def test_a_time_missed_by_less_than_a_minute_still_counts() -> None:
     due = at("2026-11-06T02:00")
-    assert late(due, NIGHTLY, at("2026-11-05T12:00")) == due
-    assert late(due, NIGHTLY, at("2026-11-06T02:00:59")) == due
-    assert late(due, NIGHTLY, at("2026-11-09T12:00")) == at("2026-11-10T02:00")
+    assert occurrence_time(due, NIGHTLY, at("2026-11-05T12:00")) == due
+    assert occurrence_time(due, NIGHTLY, at("2026-11-06T02:00:59")) == due
+    assert occurrence_time(due, NIGHTLY, at("2026-11-09T12:00")) == at("2026-11-10T02:00")
 
 
 @given(MOMENTS)

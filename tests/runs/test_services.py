@@ -142,12 +142,12 @@ def test_a_paused_queue_keeps_its_order_and_lets_nothing_go(project: Project, me
     make_host()
     queue = services.ensure_queue(project)
     with pytest.raises(Forbidden):
-        queues.change(queue, member, "member", paused=True)
-    queues.change(queue, member, "manager", paused=True)
+        queues.change_queue(queue, member, "member", paused=True)
+    queues.change_queue(queue, member, "manager", paused=True)
     run = make_run(project, member)
     assert place_all() == 0
     assert selectors.why(Run.objects.select_related("queue").get(pk=run.pk))[0] == "queue_paused"
-    queues.change(queue, member, "manager", paused=False)
+    queues.change_queue(queue, member, "manager", paused=False)
     assert place_all() == 1
 
 

@@ -17,9 +17,9 @@ def test_a_submit_succeeds_while_the_broker_is_away(
     def away(**_: object) -> None:
         raise ConnectionError("no broker")
 
-    wakeups.pass_due.connect(away)
+    wakeups.pass_requested.connect(away)
     try:
         run = make_run(project, member)
     finally:
-        wakeups.pass_due.disconnect(away)
+        wakeups.pass_requested.disconnect(away)
     assert Run.objects.get().pk == run.pk

@@ -14,36 +14,44 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import selectors
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import Queue, Run
-from dstackweb.runs.queue.moves import AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
+from dstackweb.runs.queue.moves import (
+    MoveBounds,
+    PriorityTooHigh,
+    RankChange,
+    Slot,
+    plan_alone,
+    plan_move,
+    plan_permutation,
+)
 from dstackweb.runs.queue.positions import (
     FIRST,
     LAST,
-    Key,
-    near,
+    RankKey,
+    nearby_ranks,
     oldest_us,
-    place_of,
-    places_of,
-    read,
+    read_runs,
     runs_ahead,
-    span,
-    walk,
+    runs_between,
+    to_slot,
+    to_slots,
+    walk_from,
 )
 from dstackweb.runs.states import PLACED, RunStatus
 
-AT_MOST = 1000
+MAX_MOVED = 1000
 """Runs that are moved at once."""
-SHOWN = 3
+MAX_NAMED = 3
 """Runs that a preview names of those whose position changes with a move."""
-COUNTED = 1000
+MAX_COUNTED = 1000
 """So many runs ahead of a place are counted for what a move has done, so that it costs the same in a longer queue."""
-Count = Callable[[Iterable[Key]], dict[Key, int | None]]
+CountAhead = Callable[[Iterable[RankKey]], dict[RankKey, int | None]]
 """How many runs there are ahead of each place, where they were counted."""
-Plan = Callable[[Sequence[Place], Iterable[Place], Iterable[Place]], list[Change]]
+PlanFunction = Callable[[Sequence[Slot], Iterable[Slot], Iterable[Slot]], list[RankChange]]
 """What changes when runs are put between those ahead and those behind, each nearest first."""
 
 
 @dataclass(frozen=True)
-class Target:
+class MoveTarget:
     """Where to: `before` or `after` the run `anchor`, or the `top` or `bottom` of the queue."""
 
     where: Literal["before", "after", "top", "bottom"]
@@ -62,7 +70,7 @@ class RunChange:
 
 
 @dataclass(frozen=True)
-class Preview:
+class MovePreview:
     """What a move does: to the runs moved (none where they stand there already), and to those that it moves along.
 
     `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact` says that the runs
@@ -76,19 +84,25 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Reordering:
+class PlannedMove:
     """A preview, with what is written to make it so."""
 
-    preview: Preview
-    written: list[Change]
+    preview: MovePreview
+    written: list[RankChange]
 
 
-NOTHING = Reordering(Preview([], [], 0, True), [])
+NOTHING = PlannedMove(MovePreview([], [], 0, True), [])
 
 
-def reordering(
-    queue: Queue, runs: Mapping[int, Run], user: User, role: str, target: Target, now_us: int, most: int | None = None
-) -> Reordering:
+def plan_reordering(
+    queue: Queue,
+    runs: Mapping[int, Run],
+    user: User,
+    role: str,
+    target: MoveTarget,
+    now_us: int,
+    most: int | None = None,
+) -> PlannedMove:
     """What moving these runs to `target` at this time (µs) changes, both as `read_to_move` gave them.
 
     The runs keep their order among each other. Positions are told where not more than `most` runs are ahead of them;
@@ -97,12 +111,12 @@ def reordering(
     queue now.
     """
     _check_movable(queue, runs, user, role)
-    moved = sorted((place_of(run) for run in runs.values()), key=lambda place: place.key)
+    moved = sorted((to_slot(run) for run in runs.values()), key=lambda place: place.key)
     cut = _cut(queue, target, runs)
     count = partial(runs_ahead, queue, most=most)
     newest = max(now_us, queue.last_seniority_us)
     oldest = oldest_us(queue)
-    terms = Terms(queue.step_us, newest if oldest is None else oldest, newest)
+    terms = MoveBounds(queue.step_us, newest if oldest is None else oldest, newest)
     if allows(role, "manager"):
         return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms), count)
     alone = partial(plan_alone, terms=terms, most=queue.project.member_max_priority)
@@ -112,17 +126,17 @@ def reordering(
 
 
 def read_to_move(
-    queue: Queue, run_ids: Sequence[int], target: Target, *, lock: bool = False
-) -> tuple[dict[int, Run], Target]:
+    queue: Queue, run_ids: Sequence[int], target: MoveTarget, *, lock: bool = False
+) -> tuple[dict[int, Run], MoveTarget]:
     """Runs that shall be moved, and the target, as both are now.
 
     Raises Invalid for no runs or too many, NotFound for one that is not there, Conflict without the target's.
     """
     if not run_ids:
         raise Invalid.at("runs", msg="name at least one run to move")
-    if len(run_ids) > AT_MOST:
-        raise Invalid.at("runs", msg=f"at most {AT_MOST} runs are moved at once, not {len(run_ids)}")
-    found = read(queue, [*run_ids, *([target.anchor.pk] if target.anchor else [])], lock=lock)
+    if len(run_ids) > MAX_MOVED:
+        raise Invalid.at("runs", msg=f"at most {MAX_MOVED} runs are moved at once, not {len(run_ids)}")
+    found = read_runs(queue, [*run_ids, *([target.anchor.pk] if target.anchor else [])], lock=lock)
     runs = {pk: found[pk] for pk in run_ids if pk in found}
     if len(runs) < len(set(run_ids)):
         raise NotFound("one of these runs is not there any more; nothing was moved")
@@ -131,7 +145,7 @@ def read_to_move(
     anchor = found.get(target.anchor.pk)
     if anchor is None or anchor.queue_id != queue.pk:
         raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
-    return runs, Target(target.where, anchor)
+    return runs, MoveTarget(target.where, anchor)
 
 
 def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str) -> None:
@@ -155,7 +169,7 @@ def _check_waits(run: Run) -> None:
     raise Conflict(f"run {run.name} {told}. Nothing was moved.", run=run.name, status=run.status)
 
 
-def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
+def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
     """The place that the target is: runs before it are in front of the gap, the others behind."""
     if target.where in ("top", "bottom"):
         return FIRST if target.where == "top" else LAST
@@ -169,11 +183,16 @@ def _cut(queue: Queue, target: Target, moved: Collection[int]) -> Key:
 
 
 def _anywhere(
-    queue: Queue, moved: list[Place], cut: Key, runs: Mapping[int, Run], plan: Plan, count: Count
-) -> Reordering:
+    queue: Queue,
+    moved: list[Slot],
+    cut: RankKey,
+    runs: Mapping[int, Run],
+    plan: PlanFunction,
+    count: CountAhead,
+) -> PlannedMove:
     """The runs stand exactly where they were put."""
-    front, nearest_ahead = itertools.tee(walk(queue, cut, True, runs))
-    back, nearest_behind = itertools.tee(walk(queue, cut, False, runs))
+    front, nearest_ahead = itertools.tee(walk_from(queue, cut, True, runs))
+    back, nearest_behind = itertools.tee(walk_from(queue, cut, False, runs))
     written = plan(moved, front, back)
     if not written:
         return NOTHING
@@ -192,12 +211,12 @@ def _anywhere(
     ]
     others_ahead = [ahead_of - n for n, place in enumerate(moved) if (ahead_of := ahead[place.key]) is not None]
     if gap is None or len(others_ahead) < len(moved):
-        return Reordering(Preview(changes, [], None, True), written)
+        return PlannedMove(MovePreview(changes, [], None, True), written)
     back_by, forward_by = max(0, max(others_ahead) - gap), max(0, gap - min(others_ahead))
-    slipping = zip(nearest_behind, range(gap, gap + min(back_by, SHOWN)), strict=False)
-    rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, SHOWN), -1), strict=False)
+    slipping = zip(nearest_behind, range(gap, gap + min(back_by, MAX_NAMED)), strict=False)
+    rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, MAX_NAMED), -1), strict=False)
     places = {place.id: (place.priority, index) for place, index in (*slipping, *rising)}
-    along = read(queue, list(places)[:SHOWN])
+    along = read_runs(queue, list(places)[:MAX_NAMED])
     slips = [
         RunChange(
             along[pk],
@@ -209,7 +228,7 @@ def _anywhere(
         for pk, (priority, index) in places.items()
         if pk in along
     ]
-    return Reordering(Preview(changes, slips, back_by + forward_by, True), written)
+    return PlannedMove(MovePreview(changes, slips, back_by + forward_by, True), written)
 
 
 def _position(ahead: int | None, further: int = 0) -> int | None:
@@ -217,34 +236,46 @@ def _position(ahead: int | None, further: int = 0) -> int | None:
 
 
 def _past_own_alone(
-    queue: Queue, moved: list[Place], cut: Key, runs: Mapping[int, Run], user: User, plan: Plan, count: Count
-) -> Reordering | None:
+    queue: Queue,
+    moved: list[Slot],
+    cut: RankKey,
+    runs: Mapping[int, Run],
+    user: User,
+    plan: PlanFunction,
+    count: CountAhead,
+) -> PlannedMove | None:
     """A member's move past none but their own runs, however many: only those moved change. None where it is not so."""
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
     waiting = selectors.in_order(queue)
-    own = span(waiting.filter(user=user), first, last)
+    own = runs_between(waiting.filter(user=user), first, last)
     # Behind the others that stand at the target, or ahead of them: the nearest that the runs come to it.
     nearest = cut
     if cut == first and (head := own.values_list("rank", "pk").first()):
         nearest = head
     elif cut == last and (tail := own.order_by("-rank", "-id").values_list("rank", "pk").first()):
         nearest = tail[0], tail[1] + 1
-    if span(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
+    if runs_between(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
         return None
     found = _anywhere(queue, moved, nearest, runs, plan, count)
     if not found.written:
         return None
-    exact = not span(waiting.exclude(pk__in=runs), nearest, cut).exists()
+    exact = not runs_between(waiting.exclude(pk__in=runs), nearest, cut).exists()
     return replace(found, preview=replace(found.preview, exact=exact))
 
 
 def _among_own(
-    queue: Queue, moved: list[Place], cut: Key, terms: Terms, runs: Mapping[int, Run], user: User, count: Count
-) -> Reordering:
+    queue: Queue,
+    moved: list[Slot],
+    cut: RankKey,
+    terms: MoveBounds,
+    runs: Mapping[int, Run],
+    user: User,
+    count: CountAhead,
+) -> PlannedMove:
     """A member's move: their runs change places among each other, and everybody else stays."""
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
     waiting = selectors.in_order(queue)
-    slots = places_of(span(waiting.filter(user=user), first, (last[0], last[1] + 1)))
+    slots = to_slots(runs_between(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
         # Stopped or placed since it was looked at: neither waits for the queue's row.
         raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
@@ -252,35 +283,37 @@ def _among_own(
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]
     if order == slots:
-        if not span(waiting.exclude(pk__in=runs), first, last).exists():
+        if not runs_between(waiting.exclude(pk__in=runs), first, last).exists():
             return NOTHING
-        names = ", ".join(runs[place.id].name for place in moved[:SHOWN])
+        names = ", ".join(runs[place.id].name for place in moved[:MAX_NAMED])
         raise Forbidden(
             f"only other members' runs stand between {names} and that place, and only a manager moves a run past them. "
             "Nothing was moved."
         )
     try:
-        written = plan_permutation(slots, order, near(queue, slots, user), terms, queue.project.member_max_priority)
-    except AbovePriority as above:
-        name = read(queue, [above.run_id])[above.run_id].name
+        written = plan_permutation(
+            slots, order, nearby_ranks(queue, slots, user), terms, queue.project.member_max_priority
+        )
+    except PriorityTooHigh as above:
+        name = read_runs(queue, [above.run_id])[above.run_id].name
         raise Forbidden(
             f"run {name} would need priority {above.priority} there; members may ask for up to "
             f"{queue.project.member_max_priority} here. Nothing was moved."
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
-    exact = not span(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
-    return Reordering(_told(queue, slots, order, written, runs, exact, count), written)
+    exact = not runs_between(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
+    return PlannedMove(_permutation_preview(queue, slots, order, written, runs, exact, count), written)
 
 
-def _told(
+def _permutation_preview(
     queue: Queue,
-    slots: list[Place],
-    order: list[Place],
-    written: list[Change],
+    slots: list[Slot],
+    order: list[Slot],
+    written: list[RankChange],
     moved: Mapping[int, Run],
     exact: bool,
-    count: Count,
-) -> Preview:
+    count: CountAhead,
+) -> MovePreview:
     """A permutation in words: every place in it keeps its position."""
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
     now = {change.id: change.priority for change in written}
@@ -289,10 +322,10 @@ def _told(
     # Those that lose a place first; of either the ones nearest to the target.
     losing = [place for place in along if at[place.id] > slot_of[place.id]]
     gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
-    named = (losing + gaining)[:SHOWN]
+    named = (losing + gaining)[:MAX_NAMED]
     shown = [place for place in order if place.id in moved] + named
     ahead = count({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
-    found = {**moved, **read(queue, (place.id for place in named))}
+    found = {**moved, **read_runs(queue, (place.id for place in named))}
     told = [
         RunChange(
             found[place.id],
@@ -305,5 +338,5 @@ def _told(
     ]
     changes, slips = told[: len(moved)], told[len(moved) :]
     if any(None in (slip.position_before, slip.position_after) for slip in slips):
-        return Preview(changes, [], None, exact)
-    return Preview(changes, slips, len(along), exact)
+        return MovePreview(changes, [], None, exact)
+    return MovePreview(changes, slips, len(along), exact)

@@ -28,7 +28,7 @@ FAR = 1 << 80
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """A waiting run as the order sees it."""
 
     id: int
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RankChange:
     """What a run becomes. Its rank follows with the queue's step."""
 
     id: int
@@ -52,7 +52,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MoveBounds:
     """What a queue allows: its step, and the oldest and the newest seniority (µs) that a move may give."""
 
     step_us: int
@@ -76,12 +76,12 @@ class Terms:
             min(PRIORITY_MAX, (self.newest_us - first) // self.step_us),
         )
 
-    def put(self, run: Place, rank: int, priority: int) -> Place:
+    def put(self, run: Slot, rank: int, priority: int) -> Slot:
         """`run` at `rank`, with `priority`."""
-        return Place(run.id, rank, rank + priority * self.step_us, priority)
+        return Slot(run.id, rank, rank + priority * self.step_us, priority)
 
 
-class AbovePriority(Exception):
+class PriorityTooHigh(Exception):
     """Run `run_id` would need at least `priority` for its new place, and may not have it."""
 
     def __init__(self, run_id: int, priority: int) -> None:
@@ -89,13 +89,15 @@ class AbovePriority(Exception):
         self.run_id, self.priority = run_id, priority
 
 
-def plan_move(moved: Sequence[Place], before: Iterable[Place], after: Iterable[Place], terms: Terms) -> list[Change]:
+def plan_move(
+    moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], terms: MoveBounds
+) -> list[RankChange]:
     """Put `moved`, in this order, between two neighbours, and say what changes: nothing for runs that stand there.
 
     `before` are the other waiting runs in front of the gap, `after` those behind it, each nearest first; only as many
     are taken as are needed. Raises Conflict where every rank between the queue's oldest and now is taken.
     """
-    front, back = _Line(before), _Line(after)
+    front, back = _Neighbors(before), _Neighbors(after)
     left, right = front.at(0), back.at(0)
     standing = [run.key for run in (left, *moved, right) if run is not None]
     if all(one < other for one, other in itertools.pairwise(standing)):
@@ -105,8 +107,12 @@ def plan_move(moved: Sequence[Place], before: Iterable[Place], after: Iterable[P
 
 
 def plan_alone(
-    moved: Sequence[Place], before: Iterable[Place], after: Iterable[Place], terms: Terms, most: int
-) -> list[Change]:
+    moved: Sequence[Slot],
+    before: Iterable[Slot],
+    after: Iterable[Slot],
+    terms: MoveBounds,
+    most: int,
+) -> list[RankChange]:
     """As `plan_move`, where none but `moved` may change, and none of them to more than `most` unless it had that.
 
     Nothing where that can't be.
@@ -118,15 +124,19 @@ def plan_alone(
 
 
 def plan_permutation(
-    own: Sequence[Place], order: Sequence[Place], others: Iterable[Place], terms: Terms, most: int
-) -> list[Change]:
+    own: Sequence[Slot],
+    order: Sequence[Slot],
+    others: Iterable[Slot],
+    terms: MoveBounds,
+    most: int,
+) -> list[RankChange]:
     """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; nobody else moves.
 
     `others` are the runs of others whose ranks are within NUDGE_US of one in `own`. A run's priority changes by the
     fewest points that its new rank allows, and exceeds `most` only where it did before. Raises AbovePriority where it
     would have to, Conflict where equal ranks leave no room.
     """
-    planned: list[Place] = []
+    planned: list[Slot] = []
     for slots, left, right in _blocks(own, others):
         runs = order[len(planned) : len(planned) + len(slots)]
         windows = [_slot(run, slot.rank, terms, most) for run, slot in zip(runs, slots, strict=True)]
@@ -140,12 +150,12 @@ def plan_permutation(
     return _changes(planned, own)
 
 
-def _slot(run: Place, rank: int, terms: Terms, most: int) -> tuple[int, int]:
+def _slot(run: Slot, rank: int, terms: MoveBounds, most: int) -> tuple[int, int]:
     """The ranks around that of a slot that `run` may have with the priority that it needs there."""
     priority = terms.priority_for(rank, run.priority, max(most, run.priority))
     if priority is None:
         least, highest = terms.priorities(rank, rank)
-        raise AbovePriority(run.id, least) if least <= highest else _no_room()
+        raise PriorityTooHigh(run.id, least) if least <= highest else _no_room()
     low, high = terms.window(priority)
     return max(low, rank - NUDGE_US), min(high, rank + NUDGE_US)
 
@@ -154,20 +164,20 @@ def _no_room() -> Conflict:
     return Conflict("the runs there stand too close for another one between them; try again in a moment")
 
 
-def _changes(planned: Iterable[Place], was: Iterable[Place]) -> list[Change]:
+def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[RankChange]:
     before = {run.id: run for run in was}
-    return [Change(run.id, run.seniority_us, run.priority) for run in planned if run != before[run.id]]
+    return [RankChange(run.id, run.seniority_us, run.priority) for run in planned if run != before[run.id]]
 
 
-class _Line:
+class _Neighbors:
     """Neighbours on one side, nearest first, fetched as they are looked at. `runs` has them as they are to become."""
 
-    def __init__(self, runs: Iterable[Place]) -> None:
-        self.fetched: list[Place] = []
-        self.runs: list[Place] = []
-        self._rest: Iterator[Place] = iter(runs)
+    def __init__(self, runs: Iterable[Slot]) -> None:
+        self.fetched: list[Slot] = []
+        self.runs: list[Slot] = []
+        self._rest: Iterator[Slot] = iter(runs)
 
-    def at(self, index: int) -> Place | None:
+    def at(self, index: int) -> Slot | None:
         while len(self.runs) <= index:
             run = next(self._rest, None)
             if run is None:
@@ -177,17 +187,17 @@ class _Line:
         return self.runs[index]
 
 
-def _behind(edge: Place | None, run: Place, gap: int = 0) -> int:
+def _behind(edge: Slot | None, run: Slot, gap: int = 0) -> int:
     """The first rank that `run` may have behind `edge`, with this much room between them."""
     return -FAR if edge is None else edge.rank + (gap or int(run.id < edge.id))
 
 
-def _ahead(edge: Place | None, run: Place, gap: int = 0) -> int:
+def _ahead(edge: Slot | None, run: Slot, gap: int = 0) -> int:
     """The last rank that `run` may have ahead of `edge`, with this much room between them."""
     return FAR if edge is None else edge.rank - (gap or int(run.id > edge.id))
 
 
-def _between(moved: Sequence[Place], left: Place | None, right: Place | None, terms: Terms) -> list[Place] | None:
+def _between(moved: Sequence[Slot], left: Slot | None, right: Slot | None, terms: MoveBounds) -> list[Slot] | None:
     """Places between two neighbours that keep theirs; None where there is no room."""
     first, last = max(_behind(left, run) for run in moved), min(_ahead(right, run) for run in moved)
     priorities = _fewest_points([run.priority for run in moved], first, last, terms)
@@ -201,7 +211,7 @@ def _between(moved: Sequence[Place], left: Place | None, right: Place | None, te
     return None
 
 
-def _fewest_points(wanted: Sequence[int], first: int, last: int, terms: Terms) -> list[int] | None:
+def _fewest_points(wanted: Sequence[int], first: int, last: int, terms: MoveBounds) -> list[int] | None:
     """Priorities for runs that shall stand in this order from rank `first` to `last`, with the fewest points changed.
 
     More priority only brings a run further ahead. So all that matters of the runs put so far is their least priority:
@@ -241,11 +251,11 @@ def _down(high: int, low: int) -> range:
 
 
 def _fit(
-    runs: Sequence[Place],
+    runs: Sequence[Slot],
     windows: Sequence[tuple[int, int]],
     wanted: Sequence[int],
-    left: Place | None,
-    right: Place | None,
+    left: Slot | None,
+    right: Slot | None,
     gap: int,
 ) -> list[int] | None:
     """Ranks in this order between two neighbours, each in its window and as near to the one wanted as the order allows.
@@ -259,7 +269,7 @@ def _fit(
         if rank < low:
             return None
         latest.append(rank)
-        edge = Place(run.id, rank, 0, 0)
+        edge = Slot(run.id, rank, 0, 0)
     ranks: list[int] = []
     edge = left
     for run, (low, _), last, want in zip(runs, windows, reversed(latest), wanted, strict=True):
@@ -267,13 +277,13 @@ def _fit(
         if first > last:
             return None
         ranks.append(min(max(want, first), last))
-        edge = Place(run.id, ranks[-1], 0, 0)
+        edge = Slot(run.id, ranks[-1], 0, 0)
     return ranks
 
 
-def _squeezed(moved: Sequence[Place], front: _Line, back: _Line, terms: Terms) -> list[Place]:
+def _squeezed(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: MoveBounds) -> list[Slot]:
     """The runs put one after the other, where the fewest neighbours give way for each that finds no room."""
-    planned: dict[int, Place] = {}
+    planned: dict[int, Slot] = {}
     for run in moved:
         places = _between([run], front.at(0), back.at(0), terms)
         if places is None:
@@ -289,7 +299,7 @@ def _squeezed(moved: Sequence[Place], front: _Line, back: _Line, terms: Terms) -
     return list(planned.values())
 
 
-def _pushed(run: Place, fixed: Place | None, line: _Line, terms: Terms, sign: int) -> list[Place] | None:
+def _pushed(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, sign: int) -> list[Slot] | None:
     """`run` as close to `fixed` as it may stand, then those of `line` that must give way for it, by the least they can.
 
     `sign` 1 pushes later runs back, -1 earlier ones forward. None where one would leave the queue's oldest to now.
@@ -318,11 +328,11 @@ def _pushed(run: Place, fixed: Place | None, line: _Line, terms: Terms, sign: in
     return places
 
 
-def _blocks(own: Sequence[Place], others: Iterable[Place]) -> Iterator[tuple[list[Place], Place | None, Place | None]]:
+def _blocks(own: Sequence[Slot], others: Iterable[Slot]) -> Iterator[tuple[list[Slot], Slot | None, Slot | None]]:
     """A member's runs in groups that stand together, each with the run of somebody else on either side."""
     mine = {run.id for run in own}
-    block: list[Place] = []
-    left: Place | None = None
+    block: list[Slot] = []
+    left: Slot | None = None
     for run in sorted((*own, *others), key=lambda run: run.key):
         if run.id in mine:
             block.append(run)

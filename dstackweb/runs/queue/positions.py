@@ -13,7 +13,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.sql import rows
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, QueueCount, Run
-from dstackweb.runs.queue.moves import NUDGE_US, Place
+from dstackweb.runs.queue.moves import NUDGE_US, Slot
 
 FEW = 4
 """Neighbours that are read at first."""
@@ -23,19 +23,19 @@ COLUMNS = (
     *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
 )
 """What moves look at and tell."""
-EVERYBODY = 2**63 - 1
-FIRST, LAST = (-(2**63), 0), (EVERYBODY, EVERYBODY)
+MAX_INT = 2**63 - 1
+FIRST, LAST = (-(2**63), 0), (MAX_INT, MAX_INT)
 """Places (rank, id) ahead of every run, and behind."""
 
-Key = tuple[int, int]
+RankKey = tuple[int, int]
 
 
-def place_of(run: Run) -> Place:
+def to_slot(run: Run) -> Slot:
     """A run as the order sees it."""
-    return Place(run.pk, run.rank, run.seniority_us, run.priority)
+    return Slot(run.pk, run.rank, run.seniority_us, run.priority)
 
 
-def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
+def read_runs(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
     """These runs by id, with what moves look at. Locked in the order of their ids: behind the queue's row."""
     found: dict[int, Run] = {}
     keys = sorted(set(run_ids))
@@ -50,17 +50,17 @@ def read(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[in
     return found
 
 
-def _ahead_of(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+def _ahead_of(waiting: QuerySet[Run], cut: RankKey) -> QuerySet[Run]:
     return waiting.filter(rank__lte=cut[0]).exclude(rank=cut[0], pk__gte=cut[1])
 
 
-def _from(waiting: QuerySet[Run], cut: Key) -> QuerySet[Run]:
+def _from(waiting: QuerySet[Run], cut: RankKey) -> QuerySet[Run]:
     return waiting.filter(rank__gte=cut[0]).exclude(rank=cut[0], pk__lt=cut[1])
 
 
-def places_of(runs: QuerySet[Run]) -> list[Place]:
+def to_slots(runs: QuerySet[Run]) -> list[Slot]:
     """Runs as the order sees them."""
-    return [Place(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
+    return [Slot(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
 
 
 _OLDEST = """
@@ -80,12 +80,12 @@ SELECT COUNT(*) FROM (
 """
 
 
-def walk(queue: Queue, cut: Key, up: bool, skip: Collection[int]) -> Iterator[Place]:
+def walk_from(queue: Queue, cut: RankKey, up: bool, skip: Collection[int]) -> Iterator[Slot]:
     """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
     size = FEW
     while True:
         sql = _WALK.format(*(("<", "DESC") if up else (">=", "ASC")))
-        found = [Place(*row) for row in rows(sql, [queue.pk, *cut, size])]
+        found = [Slot(*row) for row in rows(sql, [queue.pk, *cut, size])]
         yield from (place for place in found if place.id not in skip)
         if len(found) < size:
             return
@@ -99,35 +99,35 @@ def oldest_us(queue: Queue) -> int | None:
     return found[0][0] if found else None
 
 
-def span(waiting: QuerySet[Run], *places: Key) -> QuerySet[Run]:
+def runs_between(waiting: QuerySet[Run], *places: RankKey) -> QuerySet[Run]:
     """The runs from the first of these places on that are ahead of the last."""
     return _from(_ahead_of(waiting, max(places)), min(places))
 
 
-def runs_ahead(queue: Queue, cuts: Iterable[Key], most: int | None = None) -> dict[Key, int | None]:
+def runs_ahead(queue: Queue, cuts: Iterable[RankKey], most: int | None = None) -> dict[RankKey, int | None]:
     """How many waiting runs there are ahead of each place; None where there are more than `most`."""
     counted: int | None = 0
     since = FIRST
-    found: dict[Key, int | None] = {}
+    found: dict[RankKey, int | None] = {}
     for cut in sorted(set(cuts)):
         if cut == LAST:
             counted = QueueCount.objects.values_list("submitted", flat=True).get(queue=queue)
         elif cut != FIRST and counted is not None:
-            [[more]] = rows(_COUNT, [queue.pk, *since, *cut, EVERYBODY if most is None else most + 1 - counted])
+            [[more]] = rows(_COUNT, [queue.pk, *since, *cut, MAX_INT if most is None else most + 1 - counted])
             counted = None if most is not None and counted + more > most else counted + more
         found[cut], since = counted, cut
     return found
 
 
-def near(queue: Queue, slots: list[Place], user: User) -> list[Place]:
+def nearby_ranks(queue: Queue, slots: list[Slot], user: User) -> list[Slot]:
     """The runs beside these that a rank could collide with: hardly ever any."""
     waiting = selectors.in_order(queue)
     close = waiting.filter(rank__gte=OuterRef("rank") - NUDGE_US, rank__lte=OuterRef("rank") + NUDGE_US)
     own = waiting.filter(user=user, rank__gte=slots[0].rank, rank__lte=slots[-1].rank)
     ranks = set(own.filter(Exists(close.exclude(user=user))).values_list("rank", flat=True))
     mine = {slot.id for slot in slots}
-    found: dict[int, Place] = {}
+    found: dict[int, Slot] = {}
     for rank in ranks | {slots[0].rank, slots[-1].rank}:
-        beside = places_of(waiting.filter(rank__gte=rank - NUDGE_US, rank__lte=rank + NUDGE_US))
+        beside = to_slots(waiting.filter(rank__gte=rank - NUDGE_US, rank__lte=rank + NUDGE_US))
         found |= {place.id: place for place in beside if place.id not in mine}
     return list(found.values())

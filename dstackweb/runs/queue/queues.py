@@ -30,7 +30,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def advance(queue_id: int) -> Queue:
+def take_seniority(queue_id: int) -> Queue:
     """Take the next seniority of a queue, behind its row. Call first in a transaction."""
     candidate = Value(now_us(), output_field=BigIntegerField())
     Queue.objects.filter(pk=queue_id).update(
@@ -39,7 +39,7 @@ def advance(queue_id: int) -> Queue:
     return Queue.objects.select_related("project").get(pk=queue_id)
 
 
-def hold_queue(queue_id: int) -> Queue:
+def lock_queue(queue_id: int) -> Queue:
     """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction.
 
     (On SQLite a transaction holds the whole database from its beginning.)
@@ -53,7 +53,7 @@ def refuse_draining(queue: Queue) -> None:
         raise Conflict(f"queue {queue.name} is draining: what waits in it still starts, but it takes no new runs")
 
 
-def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
+def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
     """Change any of SETTINGS, tell passes and lists, and write down who did it. Managers only.
 
     A new ageing step ranks every active run of the queue anew, in one statement behind its row. What is not given, or
@@ -63,7 +63,7 @@ def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
         raise Forbidden("only managers change a queue's settings, pause it or resume it")
     _check_names(settings)
     with transaction.atomic():
-        held = hold_queue(queue.pk)
+        held = lock_queue(queue.pk)
         data = {name: [getattr(held, name), value] for name, value in settings.items() if getattr(held, name) != value}
         for name, (_old, value) in data.items():
             setattr(held, name, value)
@@ -74,11 +74,11 @@ def change(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
                 _rank_anew(held)
             QueueEvent.objects.create(queue=held, actor=user, data=data)
             touch(held.pk)
-            wakeups.want_pass()
+            wakeups.request_pass()
     return held
 
 
-def create(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
+def create_queue(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
     """Make a queue; SETTINGS that are not given are as every queue begins. Managers only.
 
     Raises Forbidden, Invalid for a name that is none, Conflict where it is taken.

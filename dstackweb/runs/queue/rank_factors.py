@@ -13,7 +13,7 @@ from dstackweb.runs.states import RunStatus
 
 
 @dataclass(frozen=True)
-class Factors:
+class RankFactors:
     """Why a run stands where it does.
 
     `aged_points` are the points of priority that its seniority is worth against a run submitted now; a move by hand
@@ -30,12 +30,12 @@ class Factors:
     ahead_of_priority: int | None
 
 
-def factors(run: Run, now: dt.datetime) -> Factors:
+def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
     """The factors of a run at this time."""
     newest = ordering.next_seniority(round(now.timestamp() * 1_000_000), run.queue.last_seniority_us)
     step = run.queue.step_us
     waits = run.status == RunStatus.SUBMITTED
-    return Factors(
+    return RankFactors(
         priority=run.priority,
         submitted_at=run.submitted_at,
         aged_points=max(0, newest - run.seniority_us) / step,

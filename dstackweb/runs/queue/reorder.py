@@ -18,28 +18,46 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.concurrency import check_priority, matches, may_change, stale
+from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.move_preview import COUNTED, Preview, RunChange, Target, read_to_move, reordering
-from dstackweb.runs.queue.moves import Change
-from dstackweb.runs.queue.positions import read, runs_ahead
-from dstackweb.runs.queue.queues import hold_queue, now_us
+from dstackweb.runs.queue.move_preview import (
+    MAX_COUNTED,
+    MovePreview,
+    MoveTarget,
+    RunChange,
+    plan_reordering,
+    read_to_move,
+)
+from dstackweb.runs.queue.moves import RankChange
+from dstackweb.runs.queue.positions import read_runs, runs_ahead
+from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.runs.transitions import touch
 
-__all__ = ["UNDO_S", "Moved", "Preview", "RunChange", "Target", "move", "preview", "set_priorities", "undo", "undoable"]
+__all__ = [
+    "UNDO_S",
+    "MovePreview",
+    "MoveResult",
+    "MoveTarget",
+    "RunChange",
+    "move",
+    "preview",
+    "set_priorities",
+    "undo",
+    "undoable",
+]
 
 UNDO_S = 10
 """How long people are offered to take a move back."""
 UNDO_GRACE_S = 3
 """What the answer to that offer may take on its way."""
-Stamp = tuple[dt.datetime | None, int | None]
+MoveStamp = tuple[dt.datetime | None, int | None]
 """When and by whom a run was moved last."""
 
 
 @dataclass(frozen=True)
-class Moved(Preview):
+class MoveResult(MovePreview):
     """What a move did, and the number to take it back by: None where there is nothing to take back.
 
     Positions are told to COUNTED and a little.
@@ -48,16 +66,16 @@ class Moved(Preview):
     move_id: int | None
 
 
-def preview(runs: Sequence[Run], user: User, role: str, target: Target) -> Preview:
+def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> MovePreview:
     """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
     queue = _queue_of(runs)
     found, target = read_to_move(queue, [run.pk for run in runs], target)
-    return reordering(queue, found, user, role, target, now_us()).preview
+    return plan_reordering(queue, found, user, role, target, now_us()).preview
 
 
 def move(
-    runs: Sequence[Run], user: User, role: str, target: Target, if_match: Mapping[int, str] | None = None
-) -> Moved:
+    runs: Sequence[Run], user: User, role: str, target: MoveTarget, if_match: Mapping[int, str] | None = None
+) -> MoveResult:
     """Put waiting runs of one queue where `target` says; they keep their order among each other (R24).
 
     A manager's stand exactly there. A member's change places with the member's other runs, so that nobody else's
@@ -65,33 +83,33 @@ def move(
     Raises Stale with what changed, Conflict for a run that doesn't wait, Forbidden, Invalid, NotFound.
     """
     with transaction.atomic():
-        queue = hold_queue(_queue_of(runs).pk)
+        queue = lock_queue(_queue_of(runs).pk)
         found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
         _check_seen(runs, found, if_match)
-        plan = reordering(queue, found, user, role, target, now_us(), COUNTED)
+        plan = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
         told = plan.preview
         if not plan.written:
-            return Moved(told.changes, told.slips, told.slips_total, told.exact, None)
+            return MoveResult(told.changes, told.slips, told.slips_total, told.exact, None)
         at = timezone.now()
-        along = read(queue, {change.id for change in plan.written} - found.keys(), lock=True)
+        along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
         _check_there(along.values())
         before = found | along
         moved = {change.run.pk for change in told.changes}
         written = {change.id: change for change in plan.written}
         for pk in moved - written.keys():
-            written[pk] = Change(pk, before[pk].seniority_us, before[pk].priority)
+            written[pk] = RankChange(pk, before[pk].seniority_us, before[pk].priority)
         _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
         _record_moves(told.changes, target, user, at)
         _record_priorities([change for change in written.values() if change.id in along], before, user, at)
         made = _remember(queue, user, at, written.values(), before, moved)
         touch(queue.pk)
-        wakeups.want_pass()
-    return Moved(told.changes, told.slips, told.slips_total, told.exact, made.pk)
+        wakeups.request_pass()
+    return MoveResult(told.changes, told.slips, told.slips_total, told.exact, made.pk)
 
 
 def set_priorities(
     runs: Sequence[Run], user: User, role: str, priority: int, if_match: Mapping[int, str] | None = None
-) -> Moved:
+) -> MoveResult:
     """Give runs of one queue this priority, all or none (R24). One that waits changes its place with it.
 
     For a placed run it is recorded, and holds if it comes back to the queue. Positions are not looked up.
@@ -101,8 +119,8 @@ def set_priorities(
         may_change(run, user, role)
         check_priority(run.project, role, priority)
     with transaction.atomic():
-        queue = hold_queue(_queue_of(runs).pk)
-        before = read(queue, (run.pk for run in runs), lock=True)
+        queue = lock_queue(_queue_of(runs).pk)
+        before = read_runs(queue, (run.pk for run in runs), lock=True)
         fresh = _check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
@@ -110,17 +128,17 @@ def set_priorities(
         at = timezone.now()
         changed = [run for run in fresh if run.priority != priority]
         if not changed:
-            return Moved([], [], 0, True, None)
-        written = [Change(run.pk, run.seniority_us, priority) for run in changed]
+            return MoveResult([], [], 0, True, None)
+        written = [RankChange(run.pk, run.seniority_us, priority) for run in changed]
         _write(queue, written, before, {})
         _record_priorities(written, before, user, at)
         waiting = {run.pk for run in changed if run.status in WAITING}
         to_undo = [change for change in written if change.id in waiting]
         made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
         touch(queue.pk)
-        wakeups.want_pass()
+        wakeups.request_pass()
     changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
-    return Moved(changes, [], 0, True, made.pk if made else None)
+    return MoveResult(changes, [], 0, True, made.pk if made else None)
 
 
 def undoable(queue: Queue, user: User) -> Move | None:
@@ -129,7 +147,7 @@ def undoable(queue: Queue, user: User) -> Move | None:
     return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
 
 
-def undo(move_id: int, user: User, role: str) -> Moved:
+def undo(move_id: int, user: User, role: str) -> MoveResult:
     """Take a move back, by who made it and within UNDO_S: every run stands as before, and looks as if never moved.
 
     Raises Stale where one of them has changed since or left the queue, Conflict when it is too late or was done
@@ -141,7 +159,7 @@ def undo(move_id: int, user: User, role: str) -> Moved:
     if found.user_id != user.pk or not allows(role, "member"):
         raise Forbidden("only who moved a run can take the move back")
     with transaction.atomic():
-        queue = hold_queue(found.queue_id)
+        queue = lock_queue(found.queue_id)
         found.refresh_from_db()
         at = timezone.now()
         if found.undone_at is not None:
@@ -151,21 +169,21 @@ def undo(move_id: int, user: User, role: str) -> Moved:
         told = _take_back(queue, found.changes, user, at)
         Move.objects.filter(pk=found.pk).update(undone_at=at)
         touch(queue.pk)
-        wakeups.want_pass()
-    return Moved(told, [], 0, True, None)
+        wakeups.request_pass()
+    return MoveResult(told, [], 0, True, None)
 
 
 def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
-    before = read(queue, (pk for pk, *_states in changes), lock=True)
+    before = read_runs(queue, (pk for pk, *_states in changes), lock=True)
     for pk, _was, became, _moved in changes:
         if pk not in before or before[pk].queue_id != queue.pk or before[pk].status not in WAITING:
             raise _gone(before.get(pk))
         if [before[pk].seniority_us, before[pk].priority] != became:
-            raise stale(before[pk])
+            raise stale_error(before[pk])
     moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
     told = {pk: before[pk] for pk in (moved or before)}
     position_before = _positions(queue, told)
-    back = [Change(pk, *was) for pk, was, _became, _moved in changes]
+    back = [RankChange(pk, *was) for pk, was, _became, _moved in changes]
     stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
     _write(queue, back, before, stamps)
     position_after = _positions(queue, told)
@@ -197,7 +215,7 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
             raise NotFound(f"run {run.name} is not there any more; nothing was changed")
         fresh = now[run.pk]
         if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
-            raise stale(fresh)
+            raise stale_error(fresh)
     return [now[run.pk] for run in runs]
 
 
@@ -211,7 +229,9 @@ def _check_there(along: Iterable[Run]) -> None:
             raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
 
 
-def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], stamps: Mapping[int, Stamp]) -> None:
+def _write(
+    queue: Queue, changes: Iterable[RankChange], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
+) -> None:
     """Write seniority, priority and the rank that follows, and who moved which when. The runs are locked."""
     step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
     rows = []
@@ -228,12 +248,12 @@ def _write(queue: Queue, changes: Iterable[Change], before: Mapping[int, Run], s
         cursor.executemany(sql, rows)
 
 
-def _record_moves(changes: Iterable[RunChange], target: Target, user: User, at: dt.datetime) -> None:
+def _record_moves(changes: Iterable[RunChange], target: MoveTarget, user: User, at: dt.datetime) -> None:
     where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
     RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in changes)
 
 
-def _record_priorities(changes: Iterable[Change], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
+def _record_priorities(changes: Iterable[RankChange], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
     """An event for each run whose priority became another."""
     RunEvent.objects.bulk_create(
         RunEvent(
@@ -259,7 +279,7 @@ def _event(change: RunChange, kind: RunEventKind, user: User, at: dt.datetime, m
 
 
 def _remember(
-    queue: Queue, user: User, at: dt.datetime, written: Iterable[Change], before: Mapping[int, Run], moved: set[int]
+    queue: Queue, user: User, at: dt.datetime, written: Iterable[RankChange], before: Mapping[int, Run], moved: set[int]
 ) -> Move:
     """Keep what was written, for undo."""
     changes = []
@@ -274,7 +294,7 @@ def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
     """The positions of those that have one, where they are told."""
     waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
     keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
-    ahead = runs_ahead(queue, keys.values(), COUNTED)
+    ahead = runs_ahead(queue, keys.values(), MAX_COUNTED)
     return {pk: None if (n := ahead[key]) is None else n + 1 for pk, key in keys.items()}
 
 

@@ -137,7 +137,7 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
     if not job.claim_nonce and instance.interrupted_at is not None:
         return None
     if job.claim_nonce and job.silent_s > attempts.RUNNER_GONE_S and not report.left:
-        attempts.ended(
+        attempts.end_job(
             job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the machine"
         )
         return None
@@ -161,7 +161,7 @@ def _end_without_gpus(job: Job, instance: Instance) -> None:
         "image needs NVIDIA's driver"
     )
     with transaction.atomic():
-        attempts.ended(job.pk, Reason.EXECUTOR_ERROR, message=message)
+        attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=message)
         Instance.objects.filter(pk=instance.pk, status=InstanceStatus.RUNNING).update(
             status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.NO_GPUS, error=message
         )

@@ -12,7 +12,7 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog
 from dstackweb.runs.codes import Unavailable
-from dstackweb.runs.spend import spent
+from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.capacity import Budget
 from dstackweb.scheduler.placement.hosts import HOSTS
 from dstackweb.scheduler.placement.offers import Asked
@@ -72,4 +72,4 @@ class Market:
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:
     """What a project may spend in the current month and what it has spent; None without a budget."""
     limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
-    return None if limit is None else Budget(limit, spent(project_id, now))
+    return None if limit is None else Budget(limit, spent_this_month(project_id, now))

@@ -15,7 +15,7 @@ from django.utils import timezone
 from dstackweb.backends.contract import Machine, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import sources
-from dstackweb.runs.attempts import ended
+from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JobStatus, Reason
@@ -96,7 +96,7 @@ def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str
             # Its processes may run until the cloud confirms the end.
             return _write(instance, status, fields | {"holder": instance.holder})
         if becomes is JobFollowUp.END:
-            ended(job.pk, job_end_reason(why), message=text)
+            end_job(job.pk, job_end_reason(why), message=text)
             return _write(instance, status, fields)
         offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
         with transaction.atomic():
@@ -130,7 +130,7 @@ def _reassign_job(
     data = {**_offer_data(instance), "code": why, "text": text}
     record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
     if offer is None:
-        ended(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
+        end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
         if not give_up():
             raise _InstanceChanged
         return

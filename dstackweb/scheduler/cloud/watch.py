@@ -166,7 +166,7 @@ def release_instances(instances: Iterable[Instance]) -> None:
         if kept:
             until = now + dt.timedelta(seconds=kept)
             if same.filter(interrupted_at=None).update(holder=None, idle_since=now, idle_until=until, status_s=0):
-                wakeups.want_pass()
+                wakeups.request_pass()
         elif instance.status == InstanceStatus.STOPPING:
             same.update(holder=None)
         else:

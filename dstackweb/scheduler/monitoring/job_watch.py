@@ -20,10 +20,10 @@ from django.utils import timezone
 
 from dstackweb.backends.models import Host, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
-from dstackweb.runs.attempts import ended, requeue_due, settle
+from dstackweb.runs.attempts import end_job, requeue_due, settle_run
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.recurrence import make_due
+from dstackweb.runs.recurrence import create_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.models import Watch
@@ -125,7 +125,7 @@ def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:
 
 
 def _create_occurrences() -> None:
-    make_due(timezone.now())
+    create_due(timezone.now())
 
 
 def _requeue() -> None:
@@ -158,7 +158,7 @@ def _end_late_job(late: Job) -> None:
             message += f": {job.message}"
         record(run, RunEventKind.START_DEADLINE, {}, node=job.node, attempt=job.attempt)
         if not job.claim_nonce:
-            ended(job.pk, Reason.NO_CAPACITY, message=message)
+            end_job(job.pk, Reason.NO_CAPACITY, message=message)
             return
         # Its runner waits for nodes that never came, and ends the job when it polls next.
         move_job(
@@ -189,7 +189,7 @@ def _end_lost_job(job: Job) -> None:
     if not spec.retry or job.silent_s <= settings.DSTACKWEB_LOST_AFTER_S + spec.stop_duration_s + LOST_MARGIN_S:
         return
     host = job.host.name if job.host else "its host"
-    ended(job.pk, Reason.INSTANCE_UNREACHABLE, message=f"{host} has not answered for {job.silent_s / 60:.0f} min")
+    end_job(job.pk, Reason.INSTANCE_UNREACHABLE, message=f"{host} has not answered for {job.silent_s / 60:.0f} min")
 
 
 def _settle_leftovers() -> None:
@@ -201,4 +201,4 @@ def _settle_leftovers() -> None:
 
 def _settle(run_id: int) -> None:
     with transaction.atomic():
-        settle(lock_run(run_id))
+        settle_run(lock_run(run_id))

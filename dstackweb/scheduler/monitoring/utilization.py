@@ -25,7 +25,7 @@ from dstackweb.gpus.policy import binding, exemptions
 from dstackweb.gpus.policy.policy_status import index_of
 from dstackweb.gpus.policy.warnings import Act, Case, due, warned
 from dstackweb.gpus.policy.window import UNKNOWN, Kind, Verdict, judge
-from dstackweb.runs.attempts import settle, stop_jobs
+from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import in_order
@@ -189,7 +189,7 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> A
         status_message=message,
     )
     stop_jobs(run, Reason.UTILIZATION_POLICY, grace_s=None)
-    settle(run)
+    settle_run(run)
     return Act.STOP
 
 

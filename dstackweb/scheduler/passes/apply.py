@@ -15,11 +15,11 @@ from django.utils import timezone
 from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.runs import wakeups
-from dstackweb.runs.allocations import Claim, Taken, claim_all
+from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import MovedOn, move_runs
+from dstackweb.runs.transitions import RunChanged, move_runs
 from dstackweb.scheduler.cloud import idle
 from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.passes import reservations
@@ -36,7 +36,7 @@ class Changed(Exception):
     """A queue was paused or given other limits, or an idle machine was taken or ended, after the pass had read it."""
 
 
-STALE = (Changed, MovedOn, Taken)
+STALE = (Changed, RunChanged, ClaimFailed)
 """What the pass read is no longer so; nothing was written."""
 
 
@@ -148,7 +148,7 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
     hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
     for job, claim in claims:
         job.host = hosts[claim.host_id]
-    wakeups.want_look(jobs)
+    wakeups.request_job_checks(jobs)
 
 
 def _on_host(job: Job, fit: Fit, backends: Mapping[str, Backend]) -> Job:

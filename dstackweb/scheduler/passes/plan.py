@@ -18,7 +18,7 @@ from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import now_us
 from dstackweb.runs.schedule import next_time
 from dstackweb.runs.selectors import position_at
-from dstackweb.runs.services import Prepared, Submission, prepare
+from dstackweb.runs.services import PreparedSubmission, Submission, prepare
 from dstackweb.scheduler.cloud.backend_offers import Market
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.passes.reservations import stored
@@ -34,7 +34,7 @@ class Plan:
     A run with a schedule enters its queue `next_at`, and has no `position` until then.
     """
 
-    prepared: Prepared
+    prepared: PreparedSubmission
     offers: Sequence[Offer]
     position: int | None
     next_at: dt.datetime | None

@@ -53,7 +53,7 @@ def month(project: Project, now: dt.datetime) -> Month:
     since = spend.month_of(now)
     costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
     rate = sum(costing.values_list("price", flat=True), Decimal(0))
-    return Month(since, spend.spent(project.pk, now), project.monthly_budget, rate)
+    return Month(since, spend.spent_this_month(project.pk, now), project.monthly_budget, rate)
 
 
 @dataclass(frozen=True)

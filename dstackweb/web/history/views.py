@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from dstackweb.runs import history, selectors, services
-from dstackweb.runs.history import History, View
-from dstackweb.runs.history_math import BANDS, Tally, band_limits, zone_called
+from dstackweb.runs.history import History, HistoryRange
+from dstackweb.runs.history_math import BANDS, WaitStats, band_limits, parse_zone
 from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 
@@ -51,7 +51,7 @@ def project_history(request: PageRequest) -> HttpResponse:
 class Asked:
     """What the reader asked for, and where they are."""
 
-    view: View
+    view: HistoryRange
     as_table: bool
 
     @classmethod
@@ -59,10 +59,10 @@ class Asked:
         """From the query string, and the zone that times.js keeps in a cookie."""
         month = request.GET.get("days") == "30"
         try:
-            zone = zone_called(request.COOKIES.get("zone", ""))
+            zone = parse_zone(request.COOKIES.get("zone", ""))
         except ValueError:
-            zone = zone_called("UTC")
-        return cls(View(timezone.now(), 30 if month else 7, not month, zone), request.GET.get("as") == "table")
+            zone = parse_zone("UTC")
+        return cls(HistoryRange(timezone.now(), 30 if month else 7, not month, zone), request.GET.get("as") == "table")
 
 
 def _page(request: PageRequest, read: Callable[[Asked], dict[str, Any]]) -> HttpResponse:
@@ -102,8 +102,8 @@ class BandLine:
 
     band: int
     name: str
-    today: Tally
-    whole: Tally
+    today: WaitStats
+    whole: WaitStats
 
     @classmethod
     def of(cls, told: History, band: int) -> BandLine:
@@ -117,7 +117,7 @@ class QueueLine:
 
     queue: Queue
     waiting: int
-    whole: Tally
+    whole: WaitStats
     spark: list[str]
     width: int
 
@@ -127,7 +127,7 @@ class QueueLine:
         return cls(queue, waiting, told.since(told.times[0]), _spark(told.all), len(told.all) - 1)
 
 
-def _spark(tallies: list[Tally]) -> list[str]:
+def _spark(tallies: list[WaitStats]) -> list[str]:
     """The polylines (SVG points) of a line's length: one for each stretch without a gap."""
     most = max((tally.length_max or 0 for tally in tallies), default=0) or 1
     lines: list[list[str]] = [[]]
@@ -146,7 +146,7 @@ class Span:
     at: dt.datetime
     day: str
     band: str
-    tally: Tally
+    tally: WaitStats
 
 
 def _spans(told: History) -> list[Span]:

@@ -18,7 +18,7 @@ from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import holds, selectors
-from dstackweb.runs.holds import Held
+from dstackweb.runs.holds import HoldInfo
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
@@ -42,7 +42,7 @@ class Known(NamedTuple):
     """What the reader may know: the projects they see, and which runs are holds."""
 
     projects: set[int]
-    held: dict[int, Held]
+    held: dict[int, HoldInfo]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class GpuLine:
     hidden: bool
     stranger: str
     kept: bool
-    held: Held | None = None
+    held: HoldInfo | None = None
 
     @classmethod
     def of(cls, gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Known) -> GpuLine:
@@ -125,7 +125,7 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
     found = list_hosts(events=EVENTS_IN_LIST)
     known = Known(
         {project.pk for project in visible_projects(request.user)},
-        holds.held(run.pk for one in found for _gpu, run in one.gpus if run),
+        holds.active_holds(run.pk for one in found for _gpu, run in one.gpus if run),
     )
     lines = [host_line(one, known) for one in found]
     version = hashlib.sha256(repr([line.stamp for line in lines]).encode()).hexdigest()[:16]
@@ -170,7 +170,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
     """One host; also what polls of its page get."""
     now, found = timezone.now(), _found(host)
     seen = {project.pk for project in visible_projects(request.user)}
-    known = Known(seen, holds.held(run.pk for _gpu, run in found.gpus if run))
+    known = Known(seen, holds.active_holds(run.pk for _gpu, run in found.gpus if run))
     line = host_line(found, known)
     gpus = gpu_rows.of_hosts([found], seen, now)
     look = HostSampling.objects.filter(host=found.host).first()

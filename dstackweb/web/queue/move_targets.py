@@ -12,7 +12,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Invalid, NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
-from dstackweb.runs.queue.reorder import Target
+from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.web.common.pages import PageRequest, whole_number
 
 AT_MOST = 500
@@ -38,14 +38,14 @@ def runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
     return runs
 
 
-def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> Target:
+def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> MoveTarget:
     """The place that a form asks for; `up` and `down` are told by the neighbours there are now."""
     verb = form.get("do", "")
     match verb:
         case "top" | "bottom":
-            return Target(verb, None)
+            return MoveTarget(verb, None)
         case "before" | "after":
-            return Target(verb, _anchor(form, queue))
+            return MoveTarget(verb, _anchor(form, queue))
         case "up" | "down":
             own = None if allows(request.role, "manager") else request.user
             neighbour = _neighbour(queue, runs, verb == "up", own)
@@ -53,7 +53,7 @@ def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: 
                 raise Invalid.at(
                     "do", msg=_("it is the first already") if verb == "up" else _("it is the last already")
                 )
-            return Target("before" if verb == "up" else "after", neighbour)
+            return MoveTarget("before" if verb == "up" else "after", neighbour)
     raise Invalid.at("do", msg=_("nothing was asked for"))
 
 

@@ -90,7 +90,7 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
     now = {name: getattr(found, name) for name in QueueForm.base_fields}
     form = QueueForm(request.POST or None, initial=now, auto_id="queue-%s")
     if request.method == "POST":
-        saved = attempt(form, lambda: queues.change(found, request.user, request.role, **form.cleaned_data))
+        saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
         if saved is not None:
             return done(request, _("The settings of queue %s are saved") % saved.name, queue_url(found))
     context = _context(request, found) | {"form": form if manages else None}
@@ -114,7 +114,9 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
 def new_queue(request: PageRequest) -> HttpResponse:
     """Make another queue and go on to its settings."""
     form = NewQueueForm(request.POST)
-    made = attempt(form, lambda: queues.create(request.project, request.user, request.role, form.cleaned_data["name"]))
+    made = attempt(
+        form, lambda: queues.create_queue(request.project, request.user, request.role, form.cleaned_data["name"])
+    )
     if made is None:
         default = queue_called(request, "default")
         context = _context(request, default) | {"form": QueueForm(initial={}), "new_queue": form}
@@ -128,6 +130,6 @@ def new_queue(request: PageRequest) -> HttpResponse:
 def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
     paused = request.POST.get("paused") == "yes"
-    found = queues.change(queue_called(request, queue), request.user, request.role, paused=paused)
+    found = queues.change_queue(queue_called(request, queue), request.user, request.role, paused=paused)
     text = _("Queue %s is paused: nothing starts, running runs go on") if found.paused else _("Queue %s goes on")
     return notice(fragment(request, found), text % found.name)

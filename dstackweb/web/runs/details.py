@@ -91,7 +91,7 @@ def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
         return None
     paid = Job.objects.filter(Q(instance=None) | Q(instance__launched_at__isnull=False), run=run, ended_at=None)
     rate = sum(paid.values_list("price", flat=True), Decimal(0))
-    return Cost(spend.cost_of([run], timezone.now()).get(run.pk, Decimal(0)), rate)
+    return Cost(spend.costs_by_run([run], timezone.now()).get(run.pk, Decimal(0)), rate)
 
 
 @dataclass(frozen=True)

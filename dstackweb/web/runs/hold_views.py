@@ -80,7 +80,7 @@ def choose(field: forms.Field, choices: list[tuple[str, str]]) -> None:
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Durations as a choice: what the services read, and what people do."""
-    return [(text, units.duration(holds.parse_time(text))) for text in texts]
+    return [(text, units.duration(holds.parse_hold_time(text))) for text in texts]
 
 
 @project_page("member")
@@ -97,13 +97,13 @@ def hold_page(request: PageRequest) -> HttpResponse:
 
 def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
     """The hold; or why nothing here could ever give it, unless it is wanted anyway."""
-    wanted = holds.Wanted(**fields)
+    wanted = holds.HoldRequest(**fields)
     if request.POST.get("anyway") != "yes" and (wanted.gpu or wanted.cpu):
-        config = holds.config(wanted, holds.parse_time(wanted.duration))
+        config = holds.run_config(wanted, holds.parse_hold_time(wanted.duration))
         planned = plan(request.project, request.user, request.role, services.Submission(config, hold=True))
         if planned.waits and planned.impossible:
             return waiting.reason(planned.waits.reason, planned.waits.data).text
-    return holds.hold(request.project, request.user, request.role, wanted)
+    return holds.submit_hold(request.project, request.user, request.role, wanted)
 
 
 def _with_form_errors(act: Callable[[], Run | str]) -> Run | str:
@@ -131,7 +131,9 @@ def _initial(request: PageRequest) -> dict[str, Any]:
     resources = EffectiveSpec.model_validate(run.spec).requirements.as_resources()
     asked = {key: text for key, text in resources.items() if _was_asked_for(run, f"resources.{key}")}
     own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **asked}
-    length = next((text for text in TIMES if holds.parse_time(text) == run.spec["max_duration_s"]), initial["duration"])
+    length = next(
+        (text for text in TIMES if holds.parse_hold_time(text) == run.spec["max_duration_s"]), initial["duration"]
+    )
     return {**initial, **own, "duration": length}
 
 
@@ -164,7 +166,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
     """More time for a run."""
     duration = request.POST.get("for", "").strip()
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
-    numbers = {"run": found.name, "more": units.duration(holds.parse_time(duration))}
+    numbers = {"run": found.name, "more": units.duration(holds.parse_hold_time(duration))}
     text = _("%(run)s has %(more)s more") % numbers
     if request.htmx:
         return notice(HttpResponse(status=204), text)
@@ -202,4 +204,4 @@ def _waits_for_its_time(run: Run) -> bool:
 
 def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
     """What the page of a run shows of all this."""
-    return {"way_in": holds.way_in(run, jobs), "recurrence": Recurrence.of(run), "more_times": times(MORE)}
+    return {"way_in": holds.access_to(run, jobs), "recurrence": Recurrence.of(run), "more_times": times(MORE)}

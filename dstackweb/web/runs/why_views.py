@@ -13,7 +13,7 @@ from dstackweb.backends.hosts.fit import HostView
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
-from dstackweb.runs.queue.rank_factors import Factors, factors
+from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Tried, decide_now
@@ -47,7 +47,7 @@ class StripCell:
 class PlaceInQueue:
     """Where a waiting run stands among `total`, and the factors of that."""
 
-    factors: Factors
+    factors: RankFactors
     total: int
     reserved: Reservation | None
 
@@ -78,7 +78,7 @@ def place_in_queue(run: Run) -> PlaceInQueue | None:
     if run.status != RunStatus.SUBMITTED:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
-    return PlaceInQueue(factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
+    return PlaceInQueue(rank_factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
 
 
 @dataclass(frozen=True)

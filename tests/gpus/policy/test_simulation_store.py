@@ -92,7 +92,7 @@ def test_only_the_last_day_of_this_project_is_looked_at(project: Project, member
 
 def test_holds_are_never_stopped(project: Project, member: User, now: dt.datetime) -> None:
     past_run(project, member, "idle", [HALF_AN_HOUR], now=now)
-    held = holds.hold(project, member, "member", holds.Wanted(duration="3h", gpu="1", name="mine"))
+    held = holds.submit_hold(project, member, "member", holds.HoldRequest(duration="3h", gpu="1", name="mine"))
     place_all()
     job = start(placed_job(held))
     Job.objects.filter(pk=job.pk).update(started_at=now - dt.timedelta(hours=1))

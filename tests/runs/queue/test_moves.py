@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.moves import AbovePriority, Change, Place, Terms, plan_alone, plan_move, plan_permutation
+from dstackweb.runs.queue.moves import (
+    MoveBounds,
+    PriorityTooHigh,
+    RankChange,
+    Slot,
+    plan_alone,
+    plan_move,
+    plan_permutation,
+)
 
 PRIORITIES = range(101)
 CRAMPED_US = 12
@@ -24,10 +32,10 @@ Key = tuple[int, int]
 class Line:
     """A queue, small enough for brute force: its runs in order, and its terms."""
 
-    runs: list[Place]
-    terms: Terms
+    runs: list[Slot]
+    terms: MoveBounds
 
-    def after(self, changes: Sequence[Change]) -> list[Place]:
+    def after(self, changes: Sequence[RankChange]) -> list[Slot]:
         """The queue once the changes are made, sorted as the database sorts it."""
         changed = {change.id: change for change in changes}
         assert len(changed) == len(changes), "each run changes once"
@@ -40,29 +48,29 @@ class Line:
         return sorted(runs, key=lambda run: run.key)
 
 
-def place(id: int, seniority: int, priority: int, terms: Terms) -> Place:
-    return Place(id, ordering.rank(seniority, priority, terms.step_us), seniority, priority)
+def place(id: int, seniority: int, priority: int, terms: MoveBounds) -> Slot:
+    return Slot(id, ordering.rank(seniority, priority, terms.step_us), seniority, priority)
 
 
 @st.composite
 def lines(draw: st.DrawFn, least: int = 1, most: int = 7) -> Line:
     """Crowded queues: few seniorities, few priorities, equal ranks."""
     width = draw(st.integers(0, CRAMPED_US) | st.just(200))
-    terms = Terms(draw(st.sampled_from([1, 2, 3, 5, 20, 1000])), 100, 100 + width)
+    terms = MoveBounds(draw(st.sampled_from([1, 2, 3, 5, 20, 1000])), 100, 100 + width)
     seniorities = st.integers(100, 100 + width)
     level = st.integers(0, 3) | st.integers(97, 100) | st.integers(0, 100)
     runs = [place(id, draw(seniorities), draw(level), terms) for id in range(draw(st.integers(least, most)))]
     return Line(sorted(runs, key=lambda run: run.key), terms)
 
 
-def moved_to(line: Line, moved: Sequence[Place], gap: int) -> tuple[list[Place], list[Place], list[int]]:
+def moved_to(line: Line, moved: Sequence[Slot], gap: int) -> tuple[list[Slot], list[Slot], list[int]]:
     """The others in front of a gap and behind it, and the ids as they shall stand."""
     others = [run for run in line.runs if run not in moved]
     front, back = others[:gap], others[gap:]
     return front, back, [run.id for run in (*front, *moved, *back)]
 
 
-def plan(line: Line, moved: Sequence[Place], gap: int) -> list[Change]:
+def plan(line: Line, moved: Sequence[Slot], gap: int) -> list[RankChange]:
     front, back, _ids = moved_to(line, moved, gap)
     return plan_move(moved, reversed(front), back, line.terms)
 
@@ -88,7 +96,7 @@ def test_a_moved_run_stands_exactly_where_it_was_put_and_nobody_else_changes_pla
         assert line.terms.oldest_us <= change.seniority_us <= line.terms.newest_us
 
 
-def ranks_for(terms: Terms, priorities: Sequence[int] | range) -> dict[int, list[int]]:
+def ranks_for(terms: MoveBounds, priorities: Sequence[int] | range) -> dict[int, list[int]]:
     """Every rank within reach, with the priorities that reach it."""
     found: dict[int, list[int]] = {}
     for priority, seniority in itertools.product(priorities, range(terms.oldest_us, terms.newest_us + 1)):
@@ -150,7 +158,7 @@ def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: 
 @given(lines(least=2, most=5), st.data())
 def test_several_at_once_change_the_fewest_points_between_them(line: Line, data: st.DataObject) -> None:
     """Where there is room: a wide range of seniorities, so that only the levels bind."""
-    terms = Terms(line.terms.step_us * 1000, 0, data.draw(st.sampled_from([500, 5000, 250_000])))
+    terms = MoveBounds(line.terms.step_us * 1000, 0, data.draw(st.sampled_from([500, 5000, 250_000])))
     runs = sorted(
         (place(run.id, 17 * (run.id + 1), run.priority % 5, terms) for run in line.runs), key=lambda run: run.key
     )
@@ -185,7 +193,7 @@ def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataO
         changes = plan_permutation(own, order, others, line.terms, most)
     except Conflict:
         return
-    except AbovePriority as above:
+    except PriorityTooHigh as above:
         refused = above
     else:
         refused = None
@@ -234,7 +242,7 @@ def test_a_members_ranks_are_permuted_and_no_new_one_is_made(
     levels: list[int], ageing: int | None, data: st.DataObject
 ) -> None:
     start = 1_760_000_000_000_000
-    terms = Terms(ordering.step_us(ageing), start, start + 1000 * len(levels))
+    terms = MoveBounds(ordering.step_us(ageing), start, start + 1000 * len(levels))
     runs = sorted(
         (place(id, start + 1000 * id, level, terms) for id, level in enumerate(levels)), key=lambda run: run.key
     )
@@ -249,7 +257,7 @@ def test_a_members_ranks_are_permuted_and_no_new_one_is_made(
 def test_ten_thousand_runs_of_one_millisecond_are_moved_among_each_other(ageing: int | None) -> None:
     """Each move is small however crowded the queue; ranks of a strict queue are far beyond 2^53."""
     start, count = 1_760_000_000_000_000, 10_000
-    terms = Terms(ordering.step_us(ageing), start, start + count * ordering.MIN_GAP_US)
+    terms = MoveBounds(ordering.step_us(ageing), start, start + count * ordering.MIN_GAP_US)
     line = Line([place(id, start + id * 1000, 100, terms) for id in range(count)], terms)
     assert ageing is not None or abs(line.runs[0].rank) > 2**53
     ids = [run.id for run in line.runs]
@@ -265,28 +273,28 @@ def test_ten_thousand_runs_of_one_millisecond_are_moved_among_each_other(ageing:
 
 
 def test_the_top_of_a_queue_whose_head_is_its_oldest_costs_one_point() -> None:
-    terms = Terms(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
-    assert plan(line, [line.runs[3]], 0) == [Change(3, 10**15 + 3 * 10**6, 51)]
+    assert plan(line, [line.runs[3]], 0) == [RankChange(3, 10**15 + 3 * 10**6, 51)]
 
 
 def test_the_top_of_a_queue_at_priority_100_lets_the_head_give_way_by_a_microsecond() -> None:
-    terms = Terms(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 100, terms) for id in range(4)], terms)
     assert sorted(plan(line, [line.runs[3]], 0), key=lambda change: change.id) == [
-        Change(0, 10**15 + 1, 100),
-        Change(3, 10**15, 100),
+        RankChange(0, 10**15 + 1, 100),
+        RankChange(3, 10**15, 100),
     ]
 
 
 def test_a_run_between_two_of_its_own_level_keeps_its_priority() -> None:
-    terms = Terms(ordering.step_us(None), 10**15, 10**15 + 10**9)
+    terms = MoveBounds(ordering.step_us(None), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
     assert [change.priority for change in plan(line, [line.runs[3]], 1)] == [50]
 
 
 def test_a_run_that_stands_there_already_changes_nothing() -> None:
-    terms = Terms(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
     assert plan(line, [line.runs[1], line.runs[2]], 1) == []
 

@@ -15,7 +15,7 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import move_preview as line
 from dstackweb.runs.queue import ordering, queues, reorder
-from dstackweb.runs.queue.reorder import Target
+from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
@@ -71,7 +71,7 @@ def test_a_managers_move_puts_runs_exactly_there(
     project: Project, manager: User, runs: dict[str, Run], moved: str, target: tuple[Any, str | None], after: str
 ) -> None:
     where, anchor = target
-    target_ = Target(where, runs[anchor] if anchor else None)
+    target_ = MoveTarget(where, runs[anchor] if anchor else None)
     told = reorder.preview([runs[name] for name in moved], manager, "manager", target_)
     assert order(project) == list("abcde")
     done = reorder.move([runs[name] for name in moved], manager, "manager", target_)
@@ -91,7 +91,7 @@ def test_a_managers_move_puts_runs_exactly_there(
 
 
 def test_a_move_is_told_on_the_run_and_on_its_timeline(manager: User, runs: dict[str, Run]) -> None:
-    reorder.move([runs["e"]], manager, "manager", Target("before", runs["b"]))
+    reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
     moved = again(runs["e"])
     assert moved.moved_by == manager
     assert moved.moved_at is not None
@@ -104,8 +104,8 @@ def test_a_move_is_told_on_the_run_and_on_its_timeline(manager: User, runs: dict
 def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     project: Project, manager: User, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reorder, "COUNTED", 2)
-    target = Target("before", runs["d"])
+    monkeypatch.setattr(reorder, "MAX_COUNTED", 2)
+    target = MoveTarget("before", runs["d"])
     assert [change.position_after for change in reorder.preview([runs["e"]], manager, "manager", target).changes] == [4]
     back = reorder.move([runs["e"]], manager, "manager", target)
     assert order(project) == ["a", "b", "c", "e", "d"]
@@ -115,9 +115,9 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved before d"
     front = reorder.move([runs["e"]], manager, "manager", Target("top"))
     assert move_words.done(front) == "e is at position 1 now, priority 50 → 51"
-    mine = reorder.move([runs["a"]], member, "member", Target("bottom"))
+    mine = reorder.move([runs["a"]], member, "member", MoveTarget("bottom"))
     assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
-    several = reorder.move([runs["a"], runs["b"]], manager, "manager", Target("bottom"))
+    several = reorder.move([runs["a"], runs["b"]], manager, "manager", MoveTarget("bottom"))
     assert move_words.done(several) == "2 runs were moved: they are at positions 4–5 now"
     assert several.move_id is not None
     undone = reorder.undo(several.move_id, manager, "manager")
@@ -128,7 +128,7 @@ def test_a_move_asks_and_writes_so_little_however_many_wait(
     manager: User, runs: dict[str, Run], django_assert_max_num_queries: Any
 ) -> None:
     with django_assert_max_num_queries(18):  # with a savepoint around it, here
-        reorder.move([runs["e"]], manager, "manager", Target("before", runs["b"]))
+        reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
 
 
 def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_is_told_of_no_event(
@@ -136,7 +136,7 @@ def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_is_told_of_no_ev
 ) -> None:
     first, second = (make_run(project, manager, name, role="manager", priority=100) for name in "ab")
     before = {run.pk: (run.seniority_us, run.rank) for run in Run.objects.all()}
-    done = reorder.move([second], manager, "manager", Target("top"))
+    done = reorder.move([second], manager, "manager", MoveTarget("top"))
     assert order(project) == ["b", "a"]
     assert again(first).seniority_us == first.seniority_us + 1
     assert [event.kind for event in first.events.all()] == ["submitted"]
@@ -146,8 +146,8 @@ def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_is_told_of_no_ev
 
 
 def test_a_members_move_changes_nobody_elses_position(project: Project, member: User, runs: dict[str, Run]) -> None:
-    told = reorder.preview([runs["e"]], member, "member", Target("top"))
-    done = reorder.move([runs["e"]], member, "member", Target("top"))
+    told = reorder.preview([runs["e"]], member, "member", MoveTarget("top"))
+    done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     assert order(project) == ["e", "b", "a", "d", "c"]
     assert done.exact
     assert [(c.run.name, c.position_before, c.position_after) for c in done.changes] == [("e", 5, 1)]
@@ -203,7 +203,7 @@ def test_a_members_move_does_what_their_runs_in_each_others_places_would(
         gap = gap if anchor is None else line.index(anchor) + (where == "after")
         expected, exact = among_own(line, member, {run.pk for run in moved}, gap)
         try:
-            told = reorder.move(moved, member, "member", Target(where, anchor))
+            told = reorder.move(moved, member, "member", MoveTarget(where, anchor))
         except (Forbidden, Conflict):
             continue
         now = list(selectors.in_order(queue))
@@ -230,7 +230,7 @@ def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(
         for number in range(500)
     )  # fmt: skip
     Run.objects.filter(pk=run.pk).update(seniority_us=start + 900, rank=run.rank - run.seniority_us + start + 900)
-    moved = reorder.move([again(run)], member, "member", Target("top"))
+    moved = reorder.move([again(run)], member, "member", MoveTarget("top"))
     assert (moved.slips_total, moved.exact) == (500, False)
     assert [(change.position_before, change.position_after) for change in moved.changes] == [(502, 2)]
     assert len(Move.objects.get().changes) == 1
@@ -239,14 +239,14 @@ def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(
 def test_a_members_run_comes_to_the_nearest_of_their_own_places(
     project: Project, member: User, runs: dict[str, Run]
 ) -> None:
-    done = reorder.move([runs["e"]], member, "member", Target("before", runs["b"]))
+    done = reorder.move([runs["e"]], member, "member", MoveTarget("before", runs["b"]))
     assert order(project) == ["a", "b", "e", "d", "c"]
     assert not done.exact
 
 
 def test_a_member_is_told_where_only_others_stand_between(member: User, runs: dict[str, Run]) -> None:
     with pytest.raises(Forbidden, match="only a manager moves a run past them"):
-        reorder.move([runs["c"]], member, "member", Target("before", runs["b"]))
+        reorder.move([runs["c"]], member, "member", MoveTarget("before", runs["b"]))
 
 
 def test_a_members_run_takes_no_priority_above_the_members_highest(
@@ -259,10 +259,10 @@ def test_a_members_run_takes_no_priority_above_the_members_highest(
     raised, other = make_run(project, member, "raised"), make_run(project, member, "other")
     services.set_priority(raised, manager, "manager", 95)
     with pytest.raises(Forbidden, match="run other would need priority 95 there; members may ask for up to 60"):
-        reorder.move([other], member, "member", Target("top"))
+        reorder.move([other], member, "member", MoveTarget("top"))
     assert order(project) == ["raised", "other"]
     services.set_priority(raised, manager, "manager", 60)
-    reorder.move([other], member, "member", Target("top"))
+    reorder.move([other], member, "member", MoveTarget("top"))
     assert order(project) == ["other", "raised"]
     assert (again(other).priority, again(raised).priority) == (60, 50)
     assert raised.events.filter(kind="priority").last().data == {"from": 60, "to": 50}
@@ -270,16 +270,16 @@ def test_a_members_run_takes_no_priority_above_the_members_highest(
 
 def test_members_move_only_their_own_runs_and_viewers_none(member: User, runs: dict[str, Run]) -> None:
     with pytest.raises(Forbidden, match="belongs to bob"):
-        reorder.move([runs["a"], runs["b"]], member, "member", Target("top"))
+        reorder.move([runs["a"], runs["b"]], member, "member", MoveTarget("top"))
     with pytest.raises(Forbidden):
-        reorder.move([runs["a"]], member, "viewer", Target("bottom"))
+        reorder.move([runs["a"]], member, "viewer", MoveTarget("bottom"))
 
 
 def test_undo_restores_all_of_a_run(project: Project, manager: User, member: User, runs: dict[str, Run]) -> None:
-    reorder.move([runs["e"]], manager, "manager", Target("before", runs["b"]))
+    reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
     fields = ("seniority_us", "priority", "rank", "moved_at", "moved_by_id")
     before = list(Run.objects.order_by("pk").values_list(*fields))
-    done = reorder.move([runs["e"], runs["d"]], manager, "manager", Target("top"))
+    done = reorder.move([runs["e"], runs["d"]], manager, "manager", MoveTarget("top"))
     assert done.move_id is not None
     undone = reorder.undo(done.move_id, manager, "manager")
     assert list(Run.objects.order_by("pk").values_list(*fields)) == before
@@ -306,7 +306,7 @@ def test_a_change_of_priority_can_be_undone_too(project: Project, member: User, 
 def test_a_placed_runs_priority_leaves_the_last_move_to_be_taken_back(member: User, runs: dict[str, Run]) -> None:
     make_host(cpus=1)
     assert place_all() == 1
-    moved = reorder.move([runs["e"]], member, "member", Target("before", runs["c"]))
+    moved = reorder.move([runs["e"]], member, "member", MoveTarget("before", runs["c"]))
     assert reorder.set_priorities([again(runs["a"])], member, "member", 40).move_id is None
     latest = reorder.undoable(runs["a"].queue, member)
     assert latest is not None
@@ -335,7 +335,7 @@ def test_undo_is_for_who_made_the_move(member: User, manager: User, runs: dict[s
 def test_undo_is_refused_once_somebody_changed_a_run_of_it(
     project: Project, member: User, manager: User, runs: dict[str, Run]
 ) -> None:
-    done = reorder.move([runs["e"]], member, "member", Target("top"))
+    done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     services.set_priority(runs["c"], manager, "manager", 70)
     now = order(project)
     assert done.move_id is not None
@@ -345,7 +345,7 @@ def test_undo_is_refused_once_somebody_changed_a_run_of_it(
 
 
 def test_undo_is_refused_once_a_run_has_left_the_queue(project: Project, member: User, runs: dict[str, Run]) -> None:
-    done = reorder.move([runs["e"]], member, "member", Target("top"))
+    done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     services.stop(runs["a"], member, "member")
     assert done.move_id is not None
     with pytest.raises(Stale, match="run a is terminated now"):
@@ -359,7 +359,7 @@ def test_a_stale_etag_refuses_the_whole_move_and_says_what_changed(
     services.set_priority(runs["c"], manager, "manager", 40)
     now = order(project)
     with pytest.raises(Stale, match="run c was changed by mona since you looked: its priority is 40") as refused:
-        reorder.move([runs["a"], runs["c"]], member, "member", Target("bottom"), seen)
+        reorder.move([runs["a"], runs["c"]], member, "member", MoveTarget("bottom"), seen)
     assert refused.value.extra["etag"] == services.etag(again(runs["c"]))
     assert order(project) == now
     with pytest.raises(Stale, match="mona"):
@@ -371,7 +371,7 @@ def test_who_moved_a_run_along_is_named_to_whoever_edits_it_next(
     project: Project, member: User, runs: dict[str, Run]
 ) -> None:
     seen = services.etag(again(runs["a"]))
-    reorder.move([runs["e"]], member, "member", Target("top"))
+    reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     with pytest.raises(Stale, match="run a was changed by ada"):
         services.set_priority(runs["a"], member, "member", 60, seen)
 
@@ -381,15 +381,15 @@ def test_only_runs_that_wait_in_the_queue_are_moved(project: Project, manager: U
     place_all()
     assert again(runs["a"]).status == RunStatus.PROVISIONING
     with pytest.raises(Conflict, match="run a has left the queue: it is provisioning"):
-        reorder.move([runs["a"], runs["e"]], manager, "manager", Target("top"))
+        reorder.move([runs["a"], runs["e"]], manager, "manager", MoveTarget("top"))
     with pytest.raises(Conflict, match="run a has left the queue"):
-        reorder.preview([runs["e"]], manager, "manager", Target("before", runs["a"]))
+        reorder.preview([runs["e"]], manager, "manager", MoveTarget("before", runs["a"]))
     move_run(lock_run(runs["a"].pk), RunStatus.PENDING, now=timezone.now())
     with pytest.raises(Conflict, match=r"run a is pending: .* has no position until then"):
-        reorder.move([runs["a"]], manager, "manager", Target("bottom"))
+        reorder.move([runs["a"]], manager, "manager", MoveTarget("bottom"))
     services.stop(runs["b"], manager, "manager")
     with pytest.raises(Conflict, match="already ended"):
-        reorder.move([runs["b"]], manager, "manager", Target("bottom"))
+        reorder.move([runs["b"]], manager, "manager", MoveTarget("bottom"))
 
 
 def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
@@ -404,7 +404,7 @@ def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
 
     monkeypatch.setattr(line, "_cut", stop_first)
     with pytest.raises(Conflict, match="run e has just left its place"):
-        reorder.move([runs["e"]], member, "member", Target("top"))
+        reorder.move([runs["e"]], member, "member", MoveTarget("top"))
 
 
 def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_nothing(
@@ -417,30 +417,30 @@ def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_
         services.stop(runs["c"], member, "member")
         return planned
 
-    monkeypatch.setattr(reorder, "reordering", stop_then)
+    monkeypatch.setattr(reorder, "plan_reordering", stop_then)
     with pytest.raises(Conflict, match="run c has just left its place"):
-        reorder.move([runs["e"]], member, "member", Target("top"))
+        reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     assert order(project)[:2] == ["a", "b"]
 
 
 def test_nonsense_is_refused(manager: User, runs: dict[str, Run]) -> None:
     with pytest.raises(Invalid):
-        reorder.move([], manager, "manager", Target("top"))
+        reorder.move([], manager, "manager", MoveTarget("top"))
     with pytest.raises(Invalid, match="next to itself"):
-        reorder.move([runs["a"]], manager, "manager", Target("after", runs["a"]))
+        reorder.move([runs["a"]], manager, "manager", MoveTarget("after", runs["a"]))
     with pytest.raises(Invalid, match="name the run"):
-        reorder.move([runs["a"]], manager, "manager", Target("after"))
+        reorder.move([runs["a"]], manager, "manager", MoveTarget("after"))
 
 
 def test_runs_of_two_queues_are_not_moved_together(project: Project, manager: User, runs: dict[str, Run]) -> None:
     services.ensure_queue(project, "night")
     other = services.set_queue(runs["c"], manager, "manager", "night")
     with pytest.raises(Invalid, match="one queue"):
-        reorder.move([runs["a"], other], manager, "manager", Target("top"))
+        reorder.move([runs["a"], other], manager, "manager", MoveTarget("top"))
     with pytest.raises(Stale, match="in queue night now"):
-        reorder.move([runs["c"]], manager, "manager", Target("top"))
+        reorder.move([runs["c"]], manager, "manager", MoveTarget("top"))
     with pytest.raises(Conflict, match="not in queue default"):
-        reorder.move([runs["a"]], manager, "manager", Target("before", other))
+        reorder.move([runs["a"]], manager, "manager", MoveTarget("before", other))
 
 
 def test_a_run_that_changes_its_queue_stays_ahead_of_what_is_submitted_there_later(
@@ -455,6 +455,6 @@ def test_a_run_that_changes_its_queue_stays_ahead_of_what_is_submitted_there_lat
 
 def test_a_preview_writes_nothing(manager: User, runs: dict[str, Run]) -> None:
     versions = list(Run.objects.order_by("pk").values_list("version", flat=True))
-    reorder.preview([runs["e"]], manager, "manager", Target("top"))
+    reorder.preview([runs["e"]], manager, "manager", MoveTarget("top"))
     assert list(Run.objects.order_by("pk").values_list("version", flat=True)) == versions
     assert not Move.objects.exists()

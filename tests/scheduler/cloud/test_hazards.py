@@ -100,7 +100,7 @@ def test_a_runner_that_has_its_job_and_never_starts_it_is_told_to_stop(
 ) -> None:
     run = paid(project, member)
     begin(fake)
-    attempts.claim(job_of(run).pk, "n", "there")
+    attempts.claim_job(job_of(run).pk, "n", "there")
     for _ in range(25):
         Instance.objects.update(beat=the_machine().beat + 1)
         Job.objects.update(beat=job_of(run).beat + 1)
@@ -114,14 +114,14 @@ def test_a_runner_that_waits_for_another_node_s_machine_is_not_late(
     run = paid(project, member, nodes=2)
     begin(fake)
     first, second = Job.objects.filter(run=run).order_by("node")
-    attempts.claim(first.pk, "n", "there")
+    attempts.claim_job(first.pk, "n", "there")
     Instance.objects.filter(pk=second.instance_id).update(status="starting", ready_at=None)
     for _ in range(25):
         Instance.objects.update(beat=fake.monotonic)
         fake.tick(15)
     assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
     Instance.objects.filter(pk=second.instance_id).update(status="running", ready_at=fake.now, status_s=0)
-    attempts.claim(second.pk, "m", "there")
+    attempts.claim_job(second.pk, "m", "there")
     fake.tick(30)
     assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
 

@@ -131,8 +131,8 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
 ) -> None:
     at_work = paid(project, member)
     begin(fake)
-    attempts.claim(job_of(at_work).pk, "n", "here")
-    attempts.started(job_of(at_work).pk)
+    attempts.claim_job(job_of(at_work).pk, "n", "here")
+    attempts.start_job(job_of(at_work).pk)
     waiting = paid(project, member)
     place_all()
     fake.throttled = THROTTLED
@@ -210,7 +210,7 @@ def test_a_machine_that_comes_after_its_run_was_stopped_is_ended(
 ) -> None:
     run = paid(project, member)
     place_all()
-    fake.during = lambda: attempts.ended(job_of(run).pk, Reason.TERMINATED_BY_USER)
+    fake.during = lambda: attempts.end_job(job_of(run).pk, Reason.TERMINATED_BY_USER)
     cloud_start.start_instance(job_of(run).pk)
     fake.tick(20)
     assert fake.terminated == ["i-0"]
@@ -233,7 +233,7 @@ def test_an_unasked_machine_of_a_stopped_run_is_gone_once_the_cloud_knows_none(
 ) -> None:
     run = paid(project, member)
     place_all()
-    attempts.ended(job_of(run).pk, Reason.TERMINATED_BY_USER)
+    attempts.end_job(job_of(run).pk, Reason.TERMINATED_BY_USER)
     fake.throttled = THROTTLED
     fake.tick(300)
     assert Instance.objects.get().status == "stopping"

@@ -51,7 +51,7 @@ def the_machine() -> Instance:
 
 
 def done(job: Job) -> None:
-    attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
 
 
 def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
@@ -100,7 +100,7 @@ def test_an_idle_machine_ends_when_its_time_is_over_and_is_gone_when_the_cloud_s
 def test_a_machine_that_is_not_to_be_kept_ends_with_its_job(
     project: Project, member: User, fake: FakeCloud, keys: dict[str, Any], reason: Reason
 ) -> None:
-    attempts.ended(running(paid(project, member, **keys), fake).pk, reason)
+    attempts.end_job(running(paid(project, member, **keys), fake).pk, reason)
     fake.tick(10)
     assert fake.terminated == ["i-0"]
 
@@ -217,7 +217,7 @@ def test_a_spot_machine_that_is_taken_back_stops_its_job_in_time(
     fake.tick(30)
     assert job_of(run).stop_grace_s == 105
     assert run.events.filter(kind="spot_interruption").count() == 1
-    attempts.ended(job.pk, Reason.TERMINATED_BY_SERVER)
+    attempts.end_job(job.pk, Reason.TERMINATED_BY_SERVER)
     assert fresh(run).status == (RunStatus.PENDING if retried else RunStatus.FAILED)
     assert Job.objects.get(pk=job.pk).termination_reason == Reason.INTERRUPTED
     fake.tick(20)
@@ -342,13 +342,13 @@ def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, 
 def test_all_nodes_know_the_first_one_s_address_when_they_start(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
-    from dstackweb.runs.launch import of_all_nodes, runner_spec
+    from dstackweb.runs.launch import attempt_fields, runner_spec
 
     run = paid(project, member, nodes=2)
     begin(fake)
     _first, second = Job.objects.select_related("run__project", "instance", "host").filter(run=run).order_by("node")
     assert runner_spec(second)["host"] == second.instance.cloud_id
-    assert of_all_nodes(second) == {"master_ip": "10.0.0.1", "gpus_total": 0}
+    assert attempt_fields(second) == {"master_ip": "10.0.0.1", "gpus_total": 0}
 
 
 def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_and_all_waits_again(
@@ -357,29 +357,29 @@ def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_a
     run = paid(project, member, nodes=2)
     begin(fake)
     first, _ = Job.objects.filter(run=run).order_by("node")
-    attempts.claim(first.pk, "n", "there")
+    attempts.claim_job(first.pk, "n", "there")
     fake.tick(330)
     first.refresh_from_db()
     assert (fresh(run).status, first.status) == (RunStatus.TERMINATING, JobStatus.TERMINATING)
-    attempts.ended(first.pk, Reason.TERMINATED_BY_SERVER)
+    attempts.end_job(first.pk, Reason.TERMINATED_BY_SERVER)
     assert waits_again(run)
 
 
 def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
-    from dstackweb.runs.spend import cost_of, spent
+    from dstackweb.runs.spend import costs_by_run, spent_this_month
 
     fake.now = dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
     fake.offers = [offer("a", "3.6")]
     first = paid(project, member, idle_duration="1h")
     place_all()
     fake.now += dt.timedelta(seconds=30)
-    assert cost_of([first], fake.now) == {}
+    assert costs_by_run([first], fake.now) == {}
     cloud_watch.poll_all()
     joined()
     fake.now += dt.timedelta(seconds=100)
-    assert cost_of([first], fake.now) == {first.pk: Decimal("0.1")}
+    assert costs_by_run([first], fake.now) == {first.pk: Decimal("0.1")}
     from tests.factories import start
 
     done(start(job_of(first)))
@@ -388,8 +388,8 @@ def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
     second = paid(project, member)
     assert place_all() == 1
     fake.now += dt.timedelta(seconds=10)
-    assert cost_of([first, second], fake.now) == {first.pk: Decimal("0.1"), second.pk: Decimal("0.01")}
-    assert spent(project.pk, fake.now) == Decimal("0.16")
+    assert costs_by_run([first, second], fake.now) == {first.pk: Decimal("0.1"), second.pk: Decimal("0.01")}
+    assert spent_this_month(project.pk, fake.now) == Decimal("0.16")
 
 
 def test_a_budget_is_marked_once_at_each_share_and_anew_when_it_is_changed(
@@ -422,10 +422,10 @@ def test_a_budget_is_marked_once_at_each_share_and_anew_when_it_is_changed(
 
 
 def test_a_member_of_another_project_pays_nothing(project: Project, member: User, fake: FakeCloud) -> None:
-    from dstackweb.runs.spend import spent
+    from dstackweb.runs.spend import spent_this_month
 
     other = make_project()
     join(other, member)
     running(paid(project, member), fake)
     fake.now += dt.timedelta(hours=1)
-    assert (spent(project.pk, fake.now), spent(other.pk, fake.now)) == (Decimal(1), Decimal(0))
+    assert (spent_this_month(project.pk, fake.now), spent_this_month(other.pk, fake.now)) == (Decimal(1), Decimal(0))

@@ -54,7 +54,7 @@ def test_a_run_that_ends_has_its_tasks_settled_soon(run: Run, django_capture_on_
     periodic.ensure_rows(periodic.control_jobs())
     PeriodicJob.objects.update(due_at=timezone.now() + dt.timedelta(hours=1))
     with django_capture_on_commit_callbacks(execute=True):
-        attempts.ended(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+        attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert list(PeriodicJob.objects.filter(due_at__lte=soon).values_list("name", flat=True)) == ["ended-tasks"]
     assert ended_tasks.has_work()
     ended_tasks.settle(timezone.now())
@@ -64,7 +64,7 @@ def test_a_run_that_ends_has_its_tasks_settled_soon(run: Run, django_capture_on_
 
 
 def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Run) -> None:
-    attempts.ended(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     assert scope(run).ended_ms is not None
     attempts.requeue_due(timezone.now() + dt.timedelta(days=1))
     place_all()
@@ -77,13 +77,13 @@ def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Ru
 def test_a_run_that_is_told_to_stop_still_reports_until_it_has_ended(run: Run, member: User) -> None:
     services.stop(run, member, "member")
     assert scope(run).ended_ms is None
-    attempts.ended(placed_job(run).pk, Reason.TERMINATED_BY_USER)
+    attempts.end_job(placed_job(run).pk, Reason.TERMINATED_BY_USER)
     assert scope(run).ended_ms is not None
 
 
 def test_what_was_reported_too_late_for_the_end_is_settled_all_the_same(run: Run) -> None:
     """Its first report was let in before the end, and written after it: no end will come for that scope."""
-    attempts.ended(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    attempts.end_job(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     Scope.objects.filter(run_id=run.pk).delete()
     report(run, 1)
     ended_tasks.settle(timezone.now())
@@ -102,7 +102,7 @@ def test_tasks_of_what_runs_are_left_alone(run: Run) -> None:
 
 
 def test_housekeeping_prunes_what_is_old(run: Run) -> None:
-    attempts.ended(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     ended_tasks.settle(timezone.now())
     Scope.objects.filter(run_id=run.pk).update(ended_ms=1)
     housekeeping.keep_house()

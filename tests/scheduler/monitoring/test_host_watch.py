@@ -44,7 +44,7 @@ def test_a_host_leaves_once_it_holds_nothing(project: Project, member: User, roo
     care.leave(host, root)
     host_watch.remove_left_hosts()
     assert Host.joined.filter(name="box", leaving=True, draining=True).exists()
-    attempts.ended(start(placed_job(run)).pk, "done_by_runner", exit_code=0)
+    attempts.end_job(start(placed_job(run)).pk, "done_by_runner", exit_code=0)
     host_watch.remove_left_hosts()
     assert not Host.joined.exists()
     assert Host.objects.get().left_at is not None

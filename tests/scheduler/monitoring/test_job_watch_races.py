@@ -51,7 +51,7 @@ def test_a_watcher_that_dies_at_a_start_deadline_has_done_all_of_it_or_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(job_watch, "ended", die)
+        patched.setattr(job_watch, "end_job", die)
         with pytest.raises(KeyboardInterrupt):
             job_watch.watch()
     assert not run.events.filter(kind="start_deadline").exists()
@@ -65,10 +65,10 @@ def test_a_claimed_job_that_missed_its_start_keeps_that_reason_and_message(proje
     run = make_run(project, member)
     place_all()
     job = placed_job(run)
-    attempts.claim(job.pk, "nonce", "here")
+    attempts.claim_job(job.pk, "nonce", "here")
     late(job)
     job_watch.watch()
-    attempts.ended(job.pk, "terminated_by_server", message="stopped before its commands were started")
+    attempts.end_job(job.pk, "terminated_by_server", message="stopped before its commands were started")
     job.refresh_from_db()
     assert (job.status, job.termination_reason) == (JobStatus.FAILED, "failed_to_start_due_to_no_capacity")
     assert "did not start within" in Run.objects.get(pk=run.pk).status_message

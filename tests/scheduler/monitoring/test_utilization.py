@@ -324,7 +324,7 @@ def test_acting_twice_is_acting_once(project: Project, member: User) -> None:
 def test_a_job_of_an_earlier_attempt_or_one_that_has_ended_is_not_acted_on(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
-    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     assert utilization.apply_policy(job.pk, to_moment(START_MS + MINUTE)) == Act.NOTHING
     assert Run.objects.get(pk=job.run_id).status == "done"
 
@@ -333,7 +333,7 @@ class Killed(BaseException):
     """What a worker that is killed leaves: whatever has not been committed is gone."""
 
 
-STEPS = ["_add_to_ledger", "move_run", "stop_jobs", "settle"]
+STEPS = ["_add_to_ledger", "move_run", "stop_jobs", "settle_run"]
 
 
 @pytest.mark.parametrize("step", STEPS)

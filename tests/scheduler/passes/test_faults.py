@@ -41,7 +41,7 @@ def test_nothing_leaves_a_queue_that_is_paused_while_a_pass_is_at_work(project: 
     make_host()
     run = make_run(project, member)
     started = begun()
-    queues.change(run.queue, member, "manager", paused=True)
+    queues.change_queue(run.queue, member, "manager", paused=True)
     assert started.run() == 0
     assert fresh(run).status == RunStatus.SUBMITTED
 

@@ -89,9 +89,9 @@ def submit(rnd: random.Random) -> None:
 def end_some(rnd: random.Random) -> None:
     for job in Job.objects.filter(status__in=JOB_ACTIVE):
         if rnd.random() < 0.4:
-            attempts.claim(job.pk, "runner", "here")
-            attempts.started(job.pk)
-            attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+            attempts.claim_job(job.pk, "runner", "here")
+            attempts.start_job(job.pk)
+            attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
 
 
 @pytest.mark.django_db

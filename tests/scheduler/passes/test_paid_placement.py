@@ -13,7 +13,7 @@ from dstackweb.backends.contract import Availability
 from dstackweb.backends.models import Backend
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import why
-from dstackweb.runs.spend import spent
+from dstackweb.runs.spend import spent_this_month
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import backend_offers
 from tests.factories import make_host, make_project, make_run, place_all
@@ -145,7 +145,9 @@ def test_a_pass_adds_up_what_a_project_has_spent_once(
     project.monthly_budget = Decimal(5)
     project.save()
     added: list[int] = []
-    monkeypatch.setattr(backend_offers, "spent", lambda project_id, _: added.append(project_id) or Decimal(0))
+    monkeypatch.setattr(
+        backend_offers, "spent_this_month", lambda project_id, _: added.append(project_id) or Decimal(0)
+    )
     for cpus in (1, 2, 3):
         make_run(project, member, backends=["cloud"], resources={"cpu": cpus})
     assert place_all() == 3
@@ -167,7 +169,7 @@ def test_a_spent_budget_holds_paid_placements_and_only_these(
     own = make_run(project, member, backends=["hosts", "cloud"])
     other = make_run(make_project(), member, role="manager", backends=["cloud"])
     # In the first half hour of a month, what was spent before it doesn't count.
-    over = spent(project.pk, timezone.now()) >= 5
+    over = spent_this_month(project.pk, timezone.now()) >= 5
     assert place_all() == (2 if over else 3)
     if over:
         code, data = reason(held)
@@ -193,5 +195,5 @@ def test_a_month_costs_the_parts_of_priced_jobs_that_lie_in_it(project: Project,
             run=make_run(project, member), attempt=1, backend=cloud, price=price, placed_at=began, ended_at=ended,
             status=JobStatus.DONE if ended else JobStatus.RUNNING,
         )  # fmt: skip
-    assert spent(project.pk, now) == sum(cost for *_, cost in hours)
-    assert spent(make_project().pk, now) == 0
+    assert spent_this_month(project.pk, now) == sum(cost for *_, cost in hours)
+    assert spent_this_month(make_project().pk, now) == 0

@@ -11,7 +11,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs import services
-from dstackweb.runs.attempts import ended
+from dstackweb.runs.attempts import end_job
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
@@ -131,7 +131,7 @@ def test_it_goes_to_a_run_before_it_in_its_queue_that_has_waited_long_too(
 def test_it_ends_when_its_run_is_placed(project: Project, member: User, reserved: Run) -> None:
     services.stop(Run.objects.select_related("user").get(name="holder-60m"), member, "member", abort=True)
     job = placed_job(Run.objects.get(name="holder-60m"))
-    ended(job.pk, "aborted_by_user")
+    end_job(job.pk, "aborted_by_user")
     assert place_all() == 1
     assert fresh(reserved).status == RunStatus.PROVISIONING
     assert not Reservation.objects.exists()

@@ -91,8 +91,8 @@ def submit(rnd: random.Random) -> None:
 
 def hold(rnd: random.Random) -> None:
     who = member(rnd)
-    holds.hold(
-        who.project, who.user, who.role, holds.Wanted("2h", gpu=str(rnd.randint(1, 2)), queue=rnd.choice(QUEUES))
+    holds.submit_hold(
+        who.project, who.user, who.role, holds.HoldRequest("2h", gpu=str(rnd.randint(1, 2)), queue=rnd.choice(QUEUES))
     )
 
 
@@ -164,15 +164,15 @@ class Runners:
         if job is None:
             raise Job.DoesNotExist
         if job.status == JobStatus.TERMINATING:
-            attempts.ended(job.pk, Reason.TERMINATED_BY_SERVER, exit_code=143)
+            attempts.end_job(job.pk, Reason.TERMINATED_BY_SERVER, exit_code=143)
         elif job.status == JobStatus.RUNNING:
             reasons = [Reason.DONE_BY_RUNNER] * 5 + [
                 Reason.CONTAINER_EXITED_WITH_ERROR, Reason.INSTANCE_UNREACHABLE, Reason.MAX_DURATION_EXCEEDED
             ]  # fmt: skip
-            attempts.ended(job.pk, rnd.choice(reasons), exit_code=0)
+            attempts.end_job(job.pk, rnd.choice(reasons), exit_code=0)
         elif job.claim_nonce:
-            attempts.started(job.pk)
+            attempts.start_job(job.pk)
         else:
             nonce = f"{os.getpid()}-{rnd.random()}"
-            attempts.claim(job.pk, nonce, "here")
+            attempts.claim_job(job.pk, nonce, "here")
             self.claimed.append((str(job.pk), nonce))

@@ -148,13 +148,13 @@ def end_all() -> Iterator[str]:
     """Let the rest run for a few rounds, then stop it; says what doesn't end."""
     Host.objects.update(draining=False)
     for _ in range(3):
-        recurrence.make_due(timezone.now())
+        recurrence.create_due(timezone.now())
         attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
         placement_pass.run_passes()
         for job in Job.objects.filter(status__in=JOB_ACTIVE):
-            attempts.claim(job.pk, job.claim_nonce or "last", "here")
-            attempts.started(job.pk)
-            attempts.ended(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+            attempts.claim_job(job.pk, job.claim_nonce or "last", "here")
+            attempts.start_job(job.pk)
+            attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
     boss = Membership.objects.filter(user__username=MANAGER).select_related("user")[0].user
     for run in Run.objects.filter(status__in=ACTIVE).select_related("project", "queue", "user"):
         services.stop(run, boss, "manager", abort=True)

@@ -14,7 +14,7 @@ from django.db import transaction
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.runs.queue.reorder import Moved, Target
+from dstackweb.runs.queue.reorder import MoveResult, MoveTarget
 from dstackweb.runs.states import RunStatus
 from tests.scheduler.stress.acts import Actor, anybody, manager, one_of
 
@@ -30,7 +30,7 @@ def move(rnd: random.Random) -> None:
         reorder.move(runs, who.user, who.role, target)
         return
     with transaction.atomic():
-        queue = queues.hold_queue(runs[0].queue_id)
+        queue = queues.lock_queue(runs[0].queue_id)
         for run in runs:
             run.queue = queue  # its step may have become another since the run was read
         before = _line(queue)
@@ -55,7 +55,7 @@ def undo(rnd: random.Random) -> None:
         return
     runs, target = _wanted(rnd, who)
     with transaction.atomic():
-        queue = queues.hold_queue(runs[0].queue_id)
+        queue = queues.lock_queue(runs[0].queue_id)
         before = _line(queue)
         moved = reorder.move(runs, who.user, who.role, target)
         if moved.move_id is not None:
@@ -76,7 +76,7 @@ def prioritise_many(rnd: random.Random) -> None:
 def rank_anew(rnd: random.Random) -> None:
     who = manager(rnd)
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
-    queues.change(queue, who.user, who.role, ageing_minutes=rnd.choice([None, 1, 30, 240]))
+    queues.change_queue(queue, who.user, who.role, ageing_minutes=rnd.choice([None, 1, 30, 240]))
 
 
 def limit(rnd: random.Random) -> None:
@@ -85,18 +85,20 @@ def limit(rnd: random.Random) -> None:
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
     most = {"max_running": 6, "max_gpus": 10, "max_running_per_user": 4, "max_gpus_per_user": 6}
     some = rnd.sample(sorted(most), 2)
-    queues.change(queue, who.user, who.role, **{name: rnd.choice([None, rnd.randint(0, most[name])]) for name in some})
+    queues.change_queue(
+        queue, who.user, who.role, **{name: rnd.choice([None, rnd.randint(0, most[name])]) for name in some}
+    )
 
 
 def pause_or_drain(rnd: random.Random) -> None:
     who = manager(rnd)
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
     setting = rnd.choice(["paused", "draining"])
-    queues.change(queue, who.user, who.role, **{setting: True})
-    queues.change(queue, who.user, who.role, **{setting: False})
+    queues.change_queue(queue, who.user, who.role, **{setting: True})
+    queues.change_queue(queue, who.user, who.role, **{setting: False})
 
 
-def _wanted(rnd: random.Random, who: Actor) -> tuple[list[Run], Target]:
+def _wanted(rnd: random.Random, who: Actor) -> tuple[list[Run], MoveTarget]:
     """Up to four waiting runs of one queue that they may move, and where to. Run.DoesNotExist where there are none."""
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
     waiting = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).select_related("queue", "project", "user")
@@ -108,7 +110,7 @@ def _wanted(rnd: random.Random, who: Actor) -> tuple[list[Run], Target]:
     anchor = one_of(rnd, waiting.exclude(pk__in=[run.pk for run in runs])) if where in ("before", "after") else None
     if where in ("before", "after") and anchor is None:
         raise Run.DoesNotExist
-    return runs, Target(where, anchor)
+    return runs, MoveTarget(where, anchor)
 
 
 def _line(queue: Queue) -> Line:
@@ -121,7 +123,7 @@ def _both(before: Line, after: Line) -> tuple[list[int], list[int]]:
     return [pk for pk in before if pk in after], [pk for pk in after if pk in before]
 
 
-def _judge(who: Actor, runs: Sequence[Run], target: Target, moved: Moved, before: Line, after: Line) -> None:
+def _judge(who: Actor, runs: Sequence[Run], target: MoveTarget, moved: MoveResult, before: Line, after: Line) -> None:
     """A member's move leaves everybody else where they were; a manager's puts the runs exactly where it says."""
     was, now = _both(before, after)
     told = (

@@ -209,7 +209,7 @@ def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     run = make_run(project, ann, "train")
-    attempts.ended(cloud_job(run).pk, Reason.OUT_OF_CAPACITY, message="None in eu-west-1.")
+    attempts.end_job(cloud_job(run).pk, Reason.OUT_OF_CAPACITY, message="None in eu-west-1.")
     run.refresh_from_db()
     assert (run.status, run.status_message) == ("pending", "No cloud had an instance for it. None in eu-west-1.")
     text = page(as_user(ann), "/p/main/runs/train/")

@@ -238,7 +238,7 @@ def test_an_ended_run_is_shown_up_to_its_end_and_asked_for_no_more(
 ) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     job = placed_job(run)
-    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     job.refresh_from_db()
     PolicyStop.objects.create(
         project=project, run=run, run_name=run.name, min_gpu_utilization=50, time_window_s=3600, scope="any",

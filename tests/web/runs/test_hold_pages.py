@@ -22,7 +22,9 @@ FORM = {"gpu": "1", "duration": "3h", "cpu": "", "memory": "", "priority": "50",
 
 
 def begun(project: Project, user: User, **wanted: Any) -> Run:
-    run = holds.hold(project, user, "member", holds.Wanted(**{"duration": "3h", "gpu": "1", "name": "mine", **wanted}))
+    run = holds.submit_hold(
+        project, user, "member", holds.HoldRequest(**{"duration": "3h", "gpu": "1", "name": "mine", **wanted})
+    )
     place_all()
     start(placed_job(run))
     return Run.objects.get(pk=run.pk)
@@ -138,7 +140,7 @@ def test_the_hosts_page_hears_of_more_time(project: Project, ann: User, as_user:
 def test_a_hold_that_ended_says_how_and_can_be_asked_for_again(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1)
     run = begun(project, ann, gpu="A100:1", memory="8GB")
-    attempts.ended(placed_job(run).pk, "max_duration_exceeded", exit_code=0)
+    attempts.end_job(placed_job(run).pk, "max_duration_exceeded", exit_code=0)
     client = as_user(ann)
     assert "Its hold ended on time." in page(client, "runs/mine/")
     form = page(client, f"hold/?from={run.uid}")
@@ -157,9 +159,9 @@ def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_use
     place_all()
     job = start(placed_job(first))
     assert "Its next run is created when this one ends" in page(client, "runs/nightly/")
-    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     assert "Next at" in page(client, "runs/nightly/")
-    recurrence.make_due(timezone.now())
+    recurrence.create_due(timezone.now())
     following = Run.objects.select_related("queue", "project", "user").latest("id")
     assert f"/p/main/runs/{following.uid}/" in page(client, f"runs/{first.uid}/")
     shown = page(client, "runs/nightly/")

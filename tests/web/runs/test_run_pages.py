@@ -22,7 +22,7 @@ def ended(run: Run, reason: str, **told: object) -> Run:
     """Take a submitted run through a placement and a start to this end."""
     place_all()
     job = start(placed_job(run))
-    attempts.ended(job.pk, reason, **told)
+    attempts.end_job(job.pk, reason, **told)
     return Run.objects.get(pk=run.pk)
 
 
@@ -105,7 +105,7 @@ def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User,
     assert first.content == b"one\n\xff\xfe\x00two\n"
     assert (first["X-Start-Offset"], first["X-Next-Offset"], first["X-Log-Complete"]) == ("0", "11", "false")
     logs.append(job.pk, 11, b"three\n")
-    attempts.ended(job.pk, "done_by_runner", exit_code=0)
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
     assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
 

@@ -47,7 +47,7 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
         assert "Ahead of anything submitted now below priority 54." in told
         assert "moved by" not in told
     run.refresh_from_db()
-    reorder.move([run], mia, "manager", reorder.Target("bottom"))
+    reorder.move([run], mia, "manager", reorder.MoveTarget("bottom"))
     assert "moved by mia" in text_of(why(as_user(ann), run))
 
 
@@ -73,7 +73,7 @@ def test_limits_and_a_reservation_that_hold_it_up_are_named(
     make_host("box", cpus=4, gpus=2)
     make_run(project, ann, "holder", resources={"gpu": 1})
     place_all()
-    queues.change(project.queues.get(), mia, "manager", max_gpus=1)
+    queues.change_queue(project.queues.get(), mia, "manager", max_gpus=1)
     run = make_run(project, ann, "waits", resources={"gpu": 1})
     assert "hold 1 of at most 1" in text_of(why(as_user(ann), run))
 

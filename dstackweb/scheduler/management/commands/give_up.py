@@ -8,7 +8,7 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.backends.hosts.views import is_online
-from dstackweb.runs.attempts import ended
+from dstackweb.runs.attempts import end_job
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, Reason
 
@@ -33,5 +33,5 @@ class Command(BaseCommand):
                     "Stop the run instead."
                 )
         for job in jobs:
-            ended(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its host is gone")
+            end_job(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its host is gone")
             self.stdout.write(f"{run.name}: node {job.node} ended, its resources are free.")
