@@ -1,7 +1,7 @@
-"""Claiming and giving back what jobs hold of a host (docs/design.md#execution).
+"""Claims and releases what jobs hold of a host (docs/design.md#execution).
 
 A GPU is an insert of a row that can exist only once; CPUs and memory are sums on the host's own row, raised by a
-guarded UPDATE. Both happen in the caller's transaction: any miss raises `Taken`, and everything rolls back.
+guarded UPDATE. Both happen in the caller's transaction: any miss raises `ClaimFailed`, and everything rolls back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dstackweb.runs.states import JOB_ENDED
 
 
 class ClaimFailed(Exception):
-    """Somebody else holds what was to be claimed; nothing of this claim stays."""
+    """Another job holds what was to be claimed; nothing was claimed."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Claim:
 def claim_all(claims: Sequence[tuple[Job, Claim]]) -> None:
     """Claim for every job or for none, in host order so that two claimers never wait for each other.
 
-    Raises Taken. Call inside a transaction that the exception leaves.
+    Raises ClaimFailed. Call inside a transaction that the exception leaves.
     """
     by_host: dict[int, list[Claim]] = defaultdict(list)
     for _, claim in claims:
@@ -48,12 +48,12 @@ def claim_all(claims: Sequence[tuple[Job, Claim]]) -> None:
         rows.append(Allocation(job=job, host_id=claim.host_id, cpus=claim.cpus, memory_mib=claim.memory_mib))
         for uuid in claim.gpu_uuids:
             if (claim.host_id, uuid) not in gpus:
-                raise ClaimFailed("a GPU has gone")
+                raise ClaimFailed("a GPU is no longer present")
             rows.append(Allocation(job=job, host_id=claim.host_id, gpu_id=gpus[claim.host_id, uuid]))
     try:
         Allocation.objects.bulk_create(rows)
     except IntegrityError as error:
-        raise ClaimFailed("a GPU was given to another job") from error
+        raise ClaimFailed("another job has a GPU") from error
 
 
 def _take(host_id: int, cpus: int, memory_mib: int) -> None:
@@ -64,11 +64,11 @@ def _take(host_id: int, cpus: int, memory_mib: int) -> None:
         memory_mib__gte=F("memory_used_mib") + memory_mib,
     ).update(cpus_used=F("cpus_used") + cpus, memory_used_mib=F("memory_used_mib") + memory_mib)
     if not won:
-        raise ClaimFailed(f"host {host_id} has no room left")
+        raise ClaimFailed(f"host {host_id} has not enough free")
 
 
 def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
-    """Which rows these GPUs have, by host and UUID, as far as they are present."""
+    """Row ids of these GPUs by host and UUID, for those present."""
     if not uuids:
         return {}
     rows = Gpu.objects.filter(uuid__in=uuids, present=True).values_list("host_id", "uuid", "pk")
@@ -76,14 +76,14 @@ def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
 
 
 def held_by_ended_jobs(run: Run) -> QuerySet[Allocation]:
-    """What jobs of a run still hold that have ended, so that their processes are confirmed gone or never began."""
+    """What ended jobs of a run still hold. Their processes are confirmed gone, or never began."""
     return Allocation.objects.filter(job__run=run, job__status__in=JOB_ENDED)
 
 
 def release(rows: QuerySet[Allocation]) -> None:
-    """Give back what these rows hold, host by host in the order in which claims take them.
+    """Release what these rows hold, host by host in the order of claims.
 
-    Call behind `lock_run`, last in the transaction.
+    Call after `lock_run`, last in the transaction.
     """
     sums = rows.order_by("host").values_list("host").annotate(cpus=Sum("cpus"), memory_mib=Sum("memory_mib"))
     for host_id, cpus, memory_mib in list(sums):

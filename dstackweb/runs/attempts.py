@@ -1,6 +1,6 @@
-"""What runners report of their jobs, and what follows for the run (docs/design.md#rules).
+"""What runners report about their jobs, and what follows for the run (docs/design.md#rules).
 
-Each function is one transaction behind the run's row, and safe to repeat.
+Each function is one transaction that locks the run's row first, and is safe to repeat.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RUNNER_GONE_S = 60.0
 
 
 def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
-    """Give a job to the runner with this nonce, once and for ever; the same nonce may ask again.
+    """Give a job to the runner with this nonce, permanently. The same nonce may repeat the call.
 
-    Raises Conflict when another runner has it or it is no longer wanted, Job.DoesNotExist when there is none.
+    Raises Conflict when another runner has it or it has ended, Job.DoesNotExist.
     """
     now = timezone.now()
     with transaction.atomic():
@@ -45,12 +45,12 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
             record(run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
     job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
-        raise Conflict("this job is not yours to run")
+        raise Conflict("another runner has this job, or it has ended")
     return job
 
 
 def start_job(job_id: UUID) -> None:
-    """The runner has spawned the job's commands."""
+    """Record that the runner has started the job's commands."""
     with transaction.atomic():
         job = Job.objects.get(pk=job_id)
         run = lock_run(job.run_id)
@@ -63,7 +63,7 @@ def start_job(job_id: UUID) -> None:
 def end_job(
     job_id: UUID, reason: str, *, exit_code: int | None = None, message: str = "", log_size: int | None = None
 ) -> bool:
-    """A job has ended and its process tree is gone: free what it held, and settle the run.
+    """End a job whose processes are gone: free what it held, and settle the run.
 
     Returns False when it had ended before. A job that was told to stop ends for that reason.
     """
@@ -94,16 +94,16 @@ def end_job(
 
 
 def _fresh(job: Job, run: Run) -> Job:
-    """The job as it is behind the run's row, sharing the run's object."""
+    """The job as read under the run's lock, with the same run object."""
     fresh = Job.objects.select_related("host").get(pk=job.pk)
     fresh.run = run
     return fresh
 
 
 def settle_run(run: Run) -> None:
-    """Do what the state of the current attempt's jobs asks for, and free what ended ones held.
+    """Move a run on according to its current attempt's jobs, and free what ended jobs held.
 
-    Call behind `lock_run`, last in the transaction: it locks the queue's counters and then hosts.
+    Call after `lock_run`, last in the transaction: it locks the queue's counters and then hosts.
     """
     if run.status in PLACED:
         _follow(run)
@@ -145,21 +145,21 @@ def _follow(run: Run) -> None:
                 exit_code=end.exit_code,
             )
             if moved and (again := _comes_again(run, now)):
-                # From this the next occurrence is made (`occurrences`), behind its queue's row.
+                # `recurrence` creates the next occurrence from this, under its queue's lock.
                 Run.objects.filter(pk=run.pk).update(retry_at=again)
 
 
 def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
     """When the next occurrence of a run that has just ended is due; None without a schedule.
 
-    Never at its own time again, which has come: not even where the clock here is behind that of who let it in.
+    Never at the run's own time again, even if this machine's clock is behind.
     """
     crons = (run.spec.get("schedule") or {}).get("cron", ())
     return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
 def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime) -> None:
-    """Back to waiting with its seniority kept, for the next attempt after a jittered delay."""
+    """Return the run to waiting, with its seniority, for the next attempt after a jittered delay."""
     delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
     said = because.message
@@ -181,7 +181,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
 
 
 def requeue_due(now: dt.datetime, limit: int = 500) -> int:
-    """Pending runs whose time has come enter the queue, at the rank they have. Returns how many."""
+    """Move pending runs whose time has come into their queue, at their rank. Returns how many."""
     due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:limit]
     moved = 0
     for run in due:
@@ -193,14 +193,14 @@ def requeue_due(now: dt.datetime, limit: int = 500) -> int:
 
 
 def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
-    """Tell the current attempt's active jobs to stop; the unclaimed ones end at once, since nothing runs there.
+    """Stop the current attempt's active jobs; unclaimed ones end at once, since nothing of them runs.
 
-    `grace_s` None leaves it to the run's `stop_duration`; a job that is stopping already never gets more than it had.
-    Call behind `lock_run`, and `settle` afterwards.
+    `grace_s` None means the run's `stop_duration`; a job that is stopping already never gets more time than it had.
+    Call after `lock_run`, and `settle_run` afterwards.
     """
     now = timezone.now()
     grace = EffectiveSpec.model_validate(run.spec).stop_duration_s if grace_s is None else grace_s
-    told = []
+    to_check = []
     active = Job.objects.select_related("host").filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE)
     for job in active.order_by("node"):
         job.run = run
@@ -208,18 +208,18 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
             job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
         ):
             if job.host_id is None:
-                told.append(job)
+                to_check.append(job)
             continue
         if job.status != JobStatus.TERMINATING:
             move_job(job, JobStatus.TERMINATING, now=now, stop_reason=reason, stop_grace_s=grace)
         elif job.stop_grace_s is None or grace < job.stop_grace_s:
             Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_s=0)
-        told.append(job)
-    wakeups.request_job_checks(told)
+        to_check.append(job)
+    wakeups.request_job_checks(to_check)
 
 
 def job_view(job: Job) -> JobView:
-    """The part of a job that decisions look at."""
+    """A job as decisions see it."""
     return JobView(
         node=job.node,
         status=JobStatus(job.status),
@@ -232,12 +232,12 @@ def job_view(job: Job) -> JobView:
 
 
 def run_view(run: Run) -> RunView:
-    """The part of a run that decisions look at."""
+    """A run as decisions see it."""
     retry = EffectiveSpec.model_validate(run.spec).retry
     return RunView(
         status=RunStatus(run.status),
         stop_reason=run.stop_reason,
-        # Of nothing else that stops a run there is more to say than the reason.
+        # For all other reasons the reason says everything.
         stop_message=run.status_message if run.stop_reason == Reason.UTILIZATION_POLICY else "",
         retry_on=frozenset(retry.on_events) if retry else frozenset(),
         retry_for=dt.timedelta(seconds=retry.duration_s) if retry and retry.duration_s else None,

@@ -1,6 +1,6 @@
-"""Holds: GPUs for a person to work on, for a time. A hold is a run like any other, which keeps what it is given.
+"""Holds: resources for a person to work on, for a limited time.
 
-Its commands print where it is and the way in, and wait. Its time is its `max_duration`, which people may lengthen.
+A hold is a run whose commands print how to connect, and wait. Its time is its `max_duration`, which can be extended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dstackweb.runs.transitions import lock_run, record, touch
 from dstackweb.spec.units import MAX_DURATION_S, format_duration, parse_duration
 
 MEMBER_MAX_S = 7 * 86_400
-"""How long members may hold, or let a run go on that was lengthened, in all; managers as long as they like."""
+"""The longest hold, or extended run, that members may have in all; managers have no limit."""
 
 
 @dataclass(frozen=True)
 class HoldRequest:
-    """What somebody wants to hold, in the words of a run file; empty means not said."""
+    """A requested hold, in the syntax of run files; empty is not given."""
 
     duration: str
     gpu: str = ""
@@ -45,12 +45,12 @@ class HoldRequest:
 
 
 def submit_hold(project: Project, user: User, role: str, wanted: HoldRequest, idempotency_key: str = "") -> Run:
-    """Put a hold in its queue, where it waits like any run. Raises what `services.submit` raises."""
+    """Submit a hold, which waits in its queue like any run. Raises what `services.submit` raises."""
     time = parse_hold_time(wanted.duration)
     if time > MEMBER_MAX_S and not allows(role, "manager"):
         raise _too_long(time)
     if not (wanted.gpu or wanted.cpu):
-        raise Invalid.at("gpu", msg="say what to hold: `gpu`, such as 1 or A100:2, or `cpu`")
+        raise Invalid.at("gpu", msg="set `gpu`, such as 1 or A100:2, or `cpu`")
     submission = services.Submission(run_config(wanted, time), hold=True)
     run, _made = services.submit(project, user, role, submission, idempotency_key)
     return run
@@ -70,9 +70,9 @@ def run_config(wanted: HoldRequest, seconds: int) -> dict[str, Any]:
 
 
 def hold_script(seconds: int) -> str:
-    """What a hold executes, for POSIX shells: it says where it is and how to get in, and waits to be told to end.
+    """The commands of a hold, for POSIX shells: print how to connect, and wait for TERM.
 
-    One sleep and no loop of them: a shell that starts another one after TERM has come leaves it behind.
+    One sleep, not a loop: a shell that starts another one after TERM would leave it behind.
     """
     return f"""\
 trap 'exit 0' TERM
@@ -94,7 +94,7 @@ sleep {MAX_DURATION_S} & wait $! || :"""
 
 @dataclass(frozen=True)
 class Access:
-    """Where a hold is, and the lines to type there. `here` means the machine that dstackweb itself runs on."""
+    """Where a hold is, and how to connect. `here`: on the machine that dstackweb itself runs on."""
 
     host: str
     address: str
@@ -103,16 +103,13 @@ class Access:
 
     @property
     def lines(self) -> list[str]:
-        """What to type, one after the other: the first reaches the host, unless one is there."""
+        """Shell lines to connect to the host, unless it is this one, and to use the GPUs."""
         export = f"export CUDA_VISIBLE_DEVICES={','.join(self.gpus)}"
         return [export] if self.here else [f"ssh {shlex.quote(self.address)}", export]
 
 
 def access_to(run: Run, jobs: Sequence[Job]) -> Access | None:
-    """How to get at what a hold keeps; None for any other run, and until it has begun.
-
-    `jobs` are the run's, with their hosts.
-    """
+    """How to connect to a running hold; None for any other run. `jobs` are the run's, with their hosts."""
     if not run.is_hold or run.status != RunStatus.RUNNING:
         return None
     for job in jobs:
@@ -123,20 +120,20 @@ def access_to(run: Run, jobs: Sequence[Job]) -> Access | None:
 
 
 class HoldInfo(NamedTuple):
-    """Who holds something, and until when."""
+    """Who has a hold, and until when."""
 
     user: str
     until: dt.datetime | None
 
 
 def active_holds(run_ids: Iterable[int]) -> dict[int, HoldInfo]:
-    """Those of the runs that are holds, for lists that load no specs."""
+    """The holds among these runs, by run id, for lists that load no specs."""
     found = Run.objects.filter(pk__in=set(run_ids), spec__hold=True).select_related("user")
     return {run.pk: HoldInfo(run.user.get_username(), run.held_until) for run in found}
 
 
 def is_local_address(address: str) -> bool:
-    """Whether a host's address is that of the machine which dstackweb runs on: no other could be reached there."""
+    """Whether a host's address is empty or loopback, so that it is the machine dstackweb runs on."""
     try:
         return not address or ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -144,13 +141,13 @@ def is_local_address(address: str) -> bool:
 
 
 def extend(run: Run, user: User, role: str, duration: str) -> Run:
-    """Lengthen the time of a placed run, a hold or not, by `duration`; its runner hears it with its next heartbeat.
+    """Extend the time of a placed run by `duration`; its runner learns it with its next heartbeat.
 
-    Raises Forbidden for another member's run, Invalid for a time that is none or too long, and Conflict for a run
-    that has no limit, is not placed, or is ending.
+    Raises Forbidden for another member's run, Invalid for an invalid or too long time, and Conflict for a run without
+    limit, not placed, or ending.
     """
     if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
-        raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can give it more time")
+        raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: only they or a manager can extend it")
     more = parse_hold_time(duration)
     with transaction.atomic():
         fresh = lock_run(run.pk)
@@ -166,35 +163,31 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
 
 
 def _lengthened(run: Run, more: int) -> int:
-    """How long (seconds) a run may last in all with so much more time. Raises Conflict where that has no meaning."""
+    """A run's new limit in seconds, with `more` added. Raises Conflict if it cannot be extended."""
     if run.limit_s is None:
-        raise Conflict(f"run {run.name} has no max_duration: there is nothing to lengthen")
+        raise Conflict(f"run {run.name} has no max_duration to extend")
     if run.status not in (RunStatus.PROVISIONING, RunStatus.RUNNING):
-        raise Conflict(
-            f"run {run.name} is {run.status}: only a run that has been placed and isn't ending gets more time"
-        )
+        raise Conflict(f"run {run.name} is {run.status}: only provisioning and running runs can be extended")
     started = run.jobs.filter(attempt=run.attempt, started_at__isnull=False).order_by("started_at").first()
     if started is not None and started.started_at is not None:
         ends = started.started_at + dt.timedelta(seconds=run.limit_s)
-        # Its runner, which keeps the limit by itself, hears of more with a heartbeat.
+        # The runner enforces the limit itself, and learns of more time only with a heartbeat.
         if ends - timezone.now() < dt.timedelta(seconds=2 * settings.DSTACKWEB_HEARTBEAT_S):
-            raise Conflict(f"the time of run {run.name} is over: it is ending")
+            raise Conflict(f"the time of run {run.name} is over, it is ending")
     return run.limit_s + more
 
 
 def parse_hold_time(duration: str) -> int:
-    """A time that was asked for, such as `3h`. Raises Invalid."""
+    """Seconds of a duration such as `3h`. Raises Invalid."""
     try:
         found = parse_duration(duration)
     except ValueError as error:
-        raise Invalid.at("for", msg=f"`for` should be a duration such as 3h: {error}") from None
+        raise Invalid.at("for", msg=f"`for` must be a duration such as 3h: {error}") from None
     if found < 1:
-        raise Invalid.at("for", msg="`for` should be a duration such as 3h, not none at all")
+        raise Invalid.at("for", msg="`for` must be a duration of at least 1 s, such as 3h")
     return found
 
 
 def _too_long(seconds: int) -> Invalid:
     most, asked = MEMBER_MAX_S // 86_400, format_duration(seconds)
-    return Invalid.at(
-        "for", msg=f"members may hold, or lengthen a run to, {most} days in all, not {asked}; ask a manager"
-    )
+    return Invalid.at("for", msg=f"members may hold or extend a run for {most} days in all, not {asked}. Ask a manager")

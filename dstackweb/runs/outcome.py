@@ -1,4 +1,4 @@
-"""What becomes of a run when the jobs of its attempt change: a pure decision on plain data (docs/design.md, rule 3)."""
+"""What follows for a run when jobs of its attempt change: a pure decision (docs/design.md, rule 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dstackweb.runs.states import HOLD_END, JOB_ENDED, RETRY_EVENT, WAITS_AGAIN,
 
 @dataclass(frozen=True)
 class JobView:
-    """What the decision needs of one job."""
+    """A job as the decision sees it."""
 
     node: int
     status: JobStatus
@@ -25,9 +25,10 @@ class JobView:
 
 @dataclass(frozen=True)
 class RunView:
-    """What the decision needs of the run; `retry_on` is empty and `retry_for` None without `retry`.
+    """A run as the decision sees it. Without `retry`, `retry_on` is empty and `retry_for` None.
 
-    `stop_message` is what was said when it was told to stop, beyond the reason."""
+    `stop_message`: more about `stop_reason`, where there is more.
+    """
 
     status: RunStatus
     stop_reason: str = ""
@@ -39,26 +40,26 @@ class RunView:
 
 @dataclass(frozen=True)
 class NoChange:
-    """Nothing to do yet."""
+    """Nothing to do."""
 
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run is running: a job of it is."""
+    """The run is running, because a job of it is."""
 
 
 @dataclass(frozen=True)
 class StopOthers:
-    """A node has ended badly: the rest of the attempt must stop."""
+    """A node has failed: the rest of the attempt must stop."""
 
     because: JobView
 
 
 @dataclass(frozen=True)
 class RetryRun:
-    """The attempt failed in a way that the run's `retry` covers, or never got what it needs to begin.
+    """The run gets another attempt: its `retry` covers the failure, or nothing was executed for lack of capacity.
 
-    `first_failed_at` is None where the run has never failed.
+    `first_failed_at` is None if the run has never failed.
     """
 
     because: JobView
@@ -80,7 +81,7 @@ Outcome = NoChange | RunStarted | StopOthers | RetryRun | EndRun
 
 
 def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
-    """What follows for the run from the jobs of its current attempt (at least one)."""
+    """What follows for the run from its current attempt's jobs (at least one)."""
     culprit = first_failed(jobs)
     if any(job.status not in JOB_ENDED for job in jobs):
         if culprit is not None and run.status != RunStatus.TERMINATING:
@@ -97,7 +98,7 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
 
 
 def first_failed(jobs: Sequence[JobView]) -> JobView | None:
-    """The job whose end brought the attempt down: the first to end other than done or stopped for another's sake."""
+    """The job that failed first, not counting jobs stopped by people or because of another node."""
     bad = [
         job
         for job in jobs
@@ -108,7 +109,7 @@ def first_failed(jobs: Sequence[JobView]) -> JobView | None:
 
 
 def _good_end(jobs: Sequence[JobView]) -> str:
-    """Why a run whose jobs all ended well has ended: a hold says whether its time was over."""
+    """The reason of a run whose jobs are all done; a hold's says whether its time was over."""
     return next((job.reason for job in jobs if job.reason in HOLD_END.values()), Reason.ALL_JOBS_DONE)
 
 
@@ -117,12 +118,12 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
 
 
 def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
-    """The end, or the next attempt, of a run whose job `culprit` ended badly."""
+    """End or retry a run whose job `culprit` failed."""
     if culprit.reason in WAITS_AGAIN:
         return RetryRun(culprit, run.first_failed_at)
     since = run.first_failed_at or now
     if run.retry_for and culprit.started_at and now - culprit.started_at >= run.retry_for:
-        # It ran well for as long as it may be retried: this failure is the first of a new series.
+        # It ran for as long as it may be retried: this failure starts a new series.
         since = now
     covered = RETRY_EVENT.get(culprit.reason) in run.retry_on
     if covered and (run.retry_for is None or now - since < run.retry_for):

@@ -1,7 +1,7 @@
-"""The next occurrence of a run with a schedule: a new run of the same name, which waits for its time.
+"""Creates the next occurrence of a scheduled run: a new run of the same name, which waits for its time.
 
-The transaction that ends a run notes the next time in the ended run's `retry_at`. The occurrence is made from there,
-behind the queue's row, since its rank belongs to the queue's order; clearing the note decides who makes it.
+The transaction that ends a run stores the next time in the ended run's `retry_at`. The occurrence is created from it,
+under the queue's lock because of its rank. Whoever clears `retry_at` creates the occurrence.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
-from dstackweb.runs.transitions import lock_run, record
+from dstackweb.runs.transitions import count_new_run, lock_run, record
 
 
 def create_due(now: dt.datetime) -> int:
-    """Make the next occurrence of every ended run that has one due. Returns how many were made.
+    """Create the next occurrence of every ended run that has one due. Returns how many.
 
-    One that can't be made yet (its name is taken, its queue takes no new runs) is told once and tried at the next look;
-    a schedule whose owner may not submit any more ends.
+    If it cannot be created yet (name taken, queue draining), that is recorded once and retried with the next check. The
+    schedule ends if its owner may not submit any more.
     """
     # A range, and not `IS NOT NULL`: SQLite walks an index for the former only.
     noted = Run.objects.filter(status__in=ENDED, retry_at__gt=schedule.EPOCH).select_related("queue", "project", "user")
@@ -32,9 +32,9 @@ def create_due(now: dt.datetime) -> int:
     for run in noted.order_by("retry_at"):
         reason = blocked_by(run)
         if reason == ScheduleWait.NO_MEMBER:
-            _give_up(run)
-        elif reason or not _make(run, now):
-            _tell_once(run, reason or ScheduleWait.NAME_TAKEN)
+            _end_schedule(run)
+        elif reason or not _create(run, now):
+            _record_wait(run, reason or ScheduleWait.NAME_TAKEN)
         else:
             made += 1
     return made
@@ -51,8 +51,8 @@ def blocked_by(run: Run) -> ScheduleWait | None:
     return ScheduleWait.NAME_TAKEN if taken else None
 
 
-def _make(run: Run, now: dt.datetime) -> bool:
-    """Make it; False when its name was taken at this moment. Whoever clears the note has made it."""
+def _create(run: Run, now: dt.datetime) -> bool:
+    """Create it, or find that it was created meanwhile; False when its name is taken now."""
     try:
         with transaction.atomic():
             queue = lock_queue(run.queue_id)
@@ -79,7 +79,7 @@ def _make(run: Run, now: dt.datetime) -> bool:
                 archive_id=ended.archive_id,
             )
             Run.objects.filter(pk=ended.pk).update(retry_at=None)
-            entered(following)
+            count_new_run(following)
             record(following, RunEventKind.SCHEDULED, {"previous": str(ended.uid), "at": at.isoformat()}, at=now)
             record(ended, RunEventKind.NEXT_SCHEDULED, {"next": str(following.uid), "at": at.isoformat()}, at=now)
     except IntegrityError:
@@ -87,8 +87,8 @@ def _make(run: Run, now: dt.datetime) -> bool:
     return True
 
 
-def _give_up(run: Run) -> None:
-    """End the schedule of somebody who may not submit any more."""
+def _end_schedule(run: Run) -> None:
+    """End a schedule whose owner may not submit any more."""
     with transaction.atomic():
         if Run.objects.filter(pk=run.pk, retry_at=run.retry_at).update(retry_at=None):
             record(
@@ -96,7 +96,7 @@ def _give_up(run: Run) -> None:
             )
 
 
-def _tell_once(run: Run, reason: ScheduleWait) -> None:
+def _record_wait(run: Run, reason: ScheduleWait) -> None:
     """Say why the next occurrence waits, unless that was the last thing said of the run."""
     last = run.events.last()
     if last is None or last.kind != RunEventKind.SCHEDULE_WAITS or last.data.get("reason") != reason:

@@ -1,4 +1,4 @@
-"""When a run with a schedule enters its queue. Pure."""
+"""When scheduled runs enter their queue. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def next_time(crons: Sequence[str], after: dt.datetime) -> dt.datetime:
-    """The earliest time strictly after `after` (UTC) at which one of the cron expressions comes round."""
+    """The first time after `after` (UTC) that matches one of the cron expressions."""
     found: list[dt.datetime] = [croniter(cron, after).get_next(dt.datetime) for cron in crons]
     return min(found)
 
@@ -22,19 +22,19 @@ def next_time(crons: Sequence[str], after: dt.datetime) -> dt.datetime:
 def next_after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.datetime | None:
     """When a scheduled run that ended at `now` is due again; None without a schedule.
 
-    Whoever stops the run ends its schedule. The times that passed while it ran are left out, not caught up.
+    Stopping the run ends its schedule. Times that passed while it ran are skipped.
     """
     return next_time(crons, now) if crons and stop_reason not in BY_PEOPLE else None
 
 
 def occurrence_time(at: dt.datetime, crons: Sequence[str], now: dt.datetime) -> dt.datetime:
-    """The time of an occurrence that was due at `at` and is made at `now`: a missed time is left out.
+    """The time of an occurrence due at `at` and created at `now`: a missed time is skipped.
 
-    Cron knows minutes: what is less than one late is not missed.
+    Cron counts minutes: less than one minute late is not missed.
     """
     return at if now - at < dt.timedelta(minutes=1) else next_time(crons, now)
 
 
 def seniority_us(at: dt.datetime) -> int:
-    """The seniority (µs) of a run that enters its queue at its time: waiting for the hour is no waiting in line."""
+    """The seniority (µs) of a run that enters its queue at `at`: time before its schedule is no waiting."""
     return (at - EPOCH) // dt.timedelta(microseconds=1)

@@ -33,7 +33,7 @@ from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_senior
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import lock_run, move_run, record, touch
+from dstackweb.runs.transitions import count_new_run, lock_run, move_run, record, touch
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.secrets import secret_names
 
@@ -153,7 +153,7 @@ def submit(
                 idempotency_key=idempotency_key,
                 body_digest=submission.digest() if idempotency_key else "",
             )
-            entered(run)
+            count_new_run(run)
             record(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
             wakeups.request_pass()
     except IntegrityError:

@@ -34,19 +34,19 @@ from dstackweb.runs.states import (
 
 
 class IllegalTransition(RuntimeError):
-    """A move that the table does not know: a bug in the caller. Carries the run's last events."""
+    """A transition that the table does not allow: a bug in the caller. Has the run's last events."""
 
     def __init__(self, run: Run, old: str, new: str, what: str = "run") -> None:
         history = list(run.events.order_by("-id").values_list("kind", "data")[:10])
-        super().__init__(f"{what} of {run.name} (id {run.pk}): {old} → {new} is no legal move; last events: {history}")
+        super().__init__(f"{what} of {run.name} (id {run.pk}): {old} → {new} is not allowed; last events: {history}")
 
 
 class RunChanged(Exception):
-    """Somebody else moved a run first; nothing of this move stays."""
+    """Another transaction moved a run first; nothing was written."""
 
 
 def lock_run(run_id: int) -> Run:
-    """Load a run behind its own row, so that what happens to its jobs happens one after the other.
+    """Lock a run's row and load it, so that changes to its jobs happen one after another.
 
     Call first in a transaction: rows are always locked in the order of docs/architecture.md.
     (An UPDATE, not `select_for_update`, which does nothing on SQLite.) Raises Run.DoesNotExist.
@@ -65,7 +65,7 @@ def record(
     attempt: int | None = None,
     at: dt.datetime | None = None,
 ) -> RunEvent:
-    """Write an event of a run and bump what polls look at. Call inside a transaction."""
+    """Write an event of a run, and raise its version for polls. Call inside a transaction."""
     Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
     return RunEvent.objects.create(
         run=run,
@@ -79,12 +79,12 @@ def record(
 
 
 def touch(queue_id: int) -> None:
-    """Say that what the lists of this queue show has changed, though no run changed its status."""
+    """Raise the version of a queue's lists, where no run changed its status."""
     QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1)
 
 
 def count_new_run(run: Run) -> None:
-    """Count a run that was just created. Call in the transaction that created it."""
+    """Count a new run. Call in the transaction that created it."""
     QueueCount.objects.filter(queue_id=run.queue_id).update(
         **{run.status: F(run.status) + 1, "version": F("version") + 1}
     )
@@ -103,9 +103,8 @@ def move_run(
 ) -> bool:
     """Move `run` from the status it was loaded with to `new`, with `fields` written in the same UPDATE.
 
-    Returns False, having changed nothing, when somebody else moved it first, also to another queue, or a newer
-    attempt has begun.
-    On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
+    Returns False, changing nothing, when another transaction moved it first, also to another queue, or a newer
+    attempt has begun. On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
     """
     try:
         with transaction.atomic():
@@ -128,9 +127,8 @@ def move_runs(
 ) -> None:
     """Move many runs as `move_run` moves one, all or none, in a handful of statements; `data` has one entry per run.
 
-    `touched`: queues whose lists show something else now, too (`touch`), though none of these runs may be theirs.
-    Raises MovedOn when somebody else was faster with one of them. Call inside a transaction that the exception leaves,
-    and that has locked the runs' queues when there is more than one run.
+    `touched`: more queues whose lists have changed (see `touch`). Raises RunChanged when another transaction moved one
+    of them first. Call inside a transaction that the exception leaves, which has locked the queues of several runs.
     """
     alike: dict[tuple[RunStatus, int, int, bool], list[Run]] = defaultdict(list)
     for run in runs:
@@ -145,7 +143,7 @@ def move_runs(
         keys = [run.pk for run in group]
         mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)
         if mine.update(status=new, version=F("version") + 1, **values) != len(keys):
-            raise RunChanged("a run has moved on")
+            raise RunChanged("a run was changed meanwhile")
         written |= dict.fromkeys(keys, values)
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, prefix_counters.to_ms(now)):
@@ -166,7 +164,7 @@ def move_runs(
 
 
 def _count_moves(runs: Sequence[Run], new: RunStatus, touched: Collection[int]) -> None:
-    """Shift the counters of each queue once, in the order in which everybody does."""
+    """Shift each queue's counters once, in the common lock order."""
     left: dict[int, Counter[str]] = {queue_id: Counter() for queue_id in touched}
     for run in runs:
         left.setdefault(run.queue_id, Counter())[run.status] += 1
@@ -178,7 +176,7 @@ def _count_moves(runs: Sequence[Run], new: RunStatus, touched: Collection[int]) 
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:
-    """The times that a move itself stamps; `unstarted`: it starts for the first time."""
+    """The time fields that a transition sets; `unstarted`: it starts for the first time."""
     if new in ENDED:
         return {"ended_at": now, "retry_at": None}
     if unstarted:
@@ -199,9 +197,9 @@ def move_job(
     unclaimed: bool = False,
     **fields: Any,
 ) -> bool:
-    """Move a job likewise; guarded by its status alone, since a job belongs to one attempt for ever.
+    """Move a job; guarded by its status alone, since a job belongs to one attempt.
 
-    `unclaimed` also guards against a runner that claims it at this moment. Call behind `lock_run`.
+    `unclaimed` also guards against a runner claiming it at this moment. Call after `lock_run`.
     """
     old = JobStatus(job.status)
     if new not in JOB_MOVES[old]:

@@ -1,7 +1,7 @@
-"""Hints that work is due, sent after commit and heard by the scheduler, which imports this app and not the reverse.
+"""Signals that work is due, sent after commit. The scheduler connects to them: this app does not import it.
 
-A hint may be lost: the next periodic pass finds everything from rows alone. So a broker that is away is logged, and
-fails nothing that has just been committed.
+A signal may be lost: periodic work finds everything from rows. An unreachable broker is logged, and fails nothing that
+was just committed.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from django.dispatch import Signal
 from dstackweb.runs.models import Job
 
 pass_requested = Signal()
-"""A run entered a queue, an order changed, or capacity came free."""
+"""A placement pass is due: a run entered a queue, an order changed, or capacity became free."""
 cloud_checks_requested = Signal()
-"""Jobs `job_ids` on machines of clouds should be looked at: their machine started, or given back."""
+"""Cloud jobs `job_ids` are due: their instance must be started or released."""
 job_checks_requested = Signal()
-"""The host whose cluster is `cluster` should look at its jobs `job_ids`: start them, or tell their runners to ask."""
+"""The host with the cluster `cluster` must check its jobs `job_ids`."""
 
 task_settling_requested = Signal()
-"""Attempts have ended whose tasks are counted: those that were still to come are to be settled."""
+"""Attempts with tasks have ended: their tasks must be settled."""
 
 
 def request_pass() -> None:
-    """Ask for a placement pass once the current transaction commits."""
+    """Request a placement pass when the current transaction commits."""
     transaction.on_commit(lambda: pass_requested.send(sender=None), robust=True)
 
 
 def request_task_settling() -> None:
-    """Ask that the tasks of ended attempts be settled, once the current transaction commits."""
+    """Request that tasks of ended attempts are settled when the current transaction commits."""
     transaction.on_commit(lambda: task_settling_requested.send(sender=None), robust=True)
 
 
 def request_job_checks(jobs: Iterable[Job]) -> None:
-    """Ask the hosts of these jobs, or who works for clouds, to look at them once the current transaction commits."""
+    """Request a check of these jobs, by their hosts or the cloud workers, when the current transaction commits."""
     by_cluster: dict[str, list[str]] = defaultdict(list)
     of_clouds: list[str] = []
     for job in jobs:

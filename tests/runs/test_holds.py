@@ -137,10 +137,10 @@ def test_its_policy_only_notifies_and_says_why(project: Project, member: User) -
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"duration": "soon"}, "`for` should be a duration"),
-        ({"duration": "0"}, "not none at all"),
+        ({"duration": "soon"}, "`for` must be a duration"),
+        ({"duration": "0"}, "of at least 1 s"),
         ({"duration": "8d"}, "7 days in all, not 192h"),
-        ({"gpu": ""}, "say what to hold"),
+        ({"gpu": ""}, "set `gpu`"),
         ({"gpu": "A100:2:2:2:2"}, "resources.gpu"),
         ({"queue": "nowhere"}, "no queue is called"),
         ({"priority": 101}, "priority"),

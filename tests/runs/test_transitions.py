@@ -43,7 +43,7 @@ def test_a_mover_that_looked_at_an_earlier_attempt_changes_nothing(run: Run) -> 
 
 
 def test_an_illegal_move_raises_and_shows_the_history(run: Run) -> None:
-    with pytest.raises(IllegalTransition, match=r"submitted → done is no legal move; last events: .*submitted"):
+    with pytest.raises(IllegalTransition, match=r"submitted → done is not allowed; last events: .*submitted"):
         move_run(run, RunStatus.DONE, now=timezone.now())
 
 

@@ -113,7 +113,7 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert (back.slips, back.slips_total) == ([], None)
     assert move_words.done(back) == "e was moved"
     assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved before d"
-    front = reorder.move([runs["e"]], manager, "manager", Target("top"))
+    front = reorder.move([runs["e"]], manager, "manager", MoveTarget("top"))
     assert move_words.done(front) == "e is at position 1 now, priority 50 → 51"
     mine = reorder.move([runs["a"]], member, "member", MoveTarget("bottom"))
     assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
@@ -410,7 +410,7 @@ def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
 def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_nothing(
     project: Project, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = reorder.reordering
+    plan = reorder.plan_reordering
 
     def stop_then(*args: Any) -> Any:
         planned = plan(*args)
