@@ -114,7 +114,7 @@ def test_of_two_that_make_it_at_once_one_does(project: Project, member: User, bo
     recurrence.create_due(timezone.now())
     second = newest()
     services.stop(second, member, "member")
-    recurrence._make(read, timezone.now())
+    recurrence._create(read, timezone.now())
     assert Run.objects.count() == 2
 
 
