@@ -125,7 +125,7 @@ def test_all_that_is_done_to_rows_is_accessible_and_fits_a_phone(
     handle.press("Enter")
     check("menu")
     page.get_by_role("menuitem", name="Before…").click()
-    page.get_by_label("The run to stand next to").fill("nobody")
+    page.get_by_label("Reference run").fill("nobody")
     expect(page.locator("#place [data-told]")).to_contain_text("No run called nobody")
     check("place")
     page.keyboard.press("Escape")
@@ -152,7 +152,7 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
     complaints.remove_failed_loads()  # the 422 that was asked for
 
     page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresources: {gpu: 99}\n")
-    page.get_by_label("Submit it anyway").wait_for()
+    page.get_by_label("Submit anyway").wait_for()
     assert page.locator("[data-gutter] .bad").count() == 0
     assert accessibility_faults(page) == []
 

@@ -21,11 +21,11 @@ def server(open_home: Path) -> object:
 def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page: Callable[..., Page]) -> None:
     page = new_page()
     sign_in_by_form(page, server.url, "admin", PASSWORD)
-    expect(page.get_by_text("Nothing waits here")).to_be_visible()
+    expect(page.get_by_text("No waiting runs")).to_be_visible()
 
     page.get_by_role("link", name="Submit a run").first.click()
     page.get_by_role("button", name="hello").click()
-    expect(page.get_by_role("heading", name="It would start at once")).to_be_visible()
+    expect(page.get_by_role("heading", name="Will start immediately")).to_be_visible()
     expect(page.get_by_text("profile default").first).to_be_visible()
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url("**/runs/hello/")
@@ -40,13 +40,13 @@ def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page:
     page.goto(f"{server.url}/p/main/runs/sleeper/")
     expect(page.locator("#run-sub .st")).to_have_text("running", timeout=10_000)
     page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Stop it").click()
+    page.get_by_role("button", name="Stop run").click()
     expect(page.locator("#run-sub .st")).to_have_text("terminated", timeout=15_000)
     expect(page.get_by_text("Stopped by a member.").first).to_be_visible()
 
     page.goto(f"{server.url}/p/main/queue/")
     page.get_by_role("button", name="Pause queue").click()
-    expect(page.get_by_text("is paused: nothing starts from it")).to_be_visible()
+    expect(page.get_by_text("is paused. No runs start")).to_be_visible()
     for name in ("first", "second"):
         server.submit("true", name=name)
     rows = page.locator(".dw-queue .q-run a")
@@ -54,4 +54,4 @@ def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page:
     page.get_by_role("button", name="Raise the priority of second").click()
     expect(rows).to_have_text(["second", "first"])
     page.get_by_role("button", name="Resume queue").click()
-    expect(page.get_by_text("Nothing waits here")).to_be_visible(timeout=10_000)
+    expect(page.get_by_text("No waiting runs")).to_be_visible(timeout=10_000)

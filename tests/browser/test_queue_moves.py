@@ -108,7 +108,7 @@ def test_a_row_carried_by_keys_is_put_back_by_escape_and_leaves_no_trace(page: P
     page.keyboard.press("Escape")
     expect(shown(page)).to_have_text(list("abcde"))
     expect(page.locator("#waiting :is(.would, [data-would])")).to_have_count(0)
-    expect(page.locator("#say")).to_have_text("d is back in its place")
+    expect(page.locator("#say")).to_have_text("d not moved")
     assert page.evaluate(FOCUSED) == "Move d"
     assert order(project) == "abcde"
 
@@ -119,7 +119,7 @@ def test_leaving_a_carried_row_puts_it_back(page: Page) -> None:
     page.keyboard.press("Tab")
     expect(shown(page)).to_have_text(list("abcde"))
     expect(page.locator("#waiting :is(.would, [data-would])")).to_have_count(0)
-    expect(page.locator("#say")).to_have_text("d is back in its place")
+    expect(page.locator("#say")).to_have_text("d not moved")
 
 
 def test_a_carried_row_is_put_down_by_enter(page: Page, project: Project) -> None:
@@ -178,7 +178,7 @@ def test_without_the_server_a_drop_is_told_and_the_row_goes_back(
     expect(page.locator(".would")).to_be_visible()
     page.context.set_offline(True)
     page.mouse.up()
-    expect(page.get_by_text("That did not work")).to_be_visible()
+    expect(page.get_by_text("Something went wrong")).to_be_visible()
     expect(shown(page)).to_have_text(list("abcde"))
     page.context.set_offline(False)
     grip(page, "e").press("Alt+ArrowUp")
@@ -191,7 +191,7 @@ def test_without_the_server_a_typed_priority_is_told_and_taken_back(page: Page, 
     typed = page.get_by_role("spinbutton", name="Priority of b", exact=True)
     typed.fill("77")
     typed.press("Enter")
-    expect(page.get_by_text("That did not work")).to_be_visible()
+    expect(page.get_by_text("Something went wrong")).to_be_visible()
     expect(typed).to_have_value("50")
     page.context.set_offline(False)
     complaints.remove_failed_loads()
@@ -228,7 +228,7 @@ def test_the_menu_of_a_handle_is_worked_by_keys(page: Page) -> None:
 def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Project) -> None:
     grip(page, "e").click()
     page.get_by_role("menuitem", name="Before…").click()
-    place = page.get_by_label("The run to stand next to")
+    place = page.get_by_label("Reference run")
     place.fill("b")
     expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 2")
     assert accessibility_faults(page) == []
@@ -241,7 +241,7 @@ def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Projec
 def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Project) -> None:
     page.get_by_role("checkbox", name="Select e", exact=True).check()
     page.get_by_role("checkbox", name="Select c", exact=True).check()
-    bar = page.get_by_role("group", name="What to do with the chosen runs")
+    bar = page.get_by_role("group", name="Actions for selected runs")
     expect(bar).to_contain_text("2 selected")
     assert accessibility_faults(page) == []
     bar.get_by_role("button", name="To top").click()
@@ -254,7 +254,7 @@ def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Pr
 
 def test_who_stops_a_run_by_keys_goes_on_at_the_next_one(page: Page) -> None:
     page.get_by_role("button", name="Stop b", exact=True).press("Enter")
-    page.get_by_role("button", name="Stop it").press("Enter")
+    page.get_by_role("button", name="Cancel run").press("Enter")
     expect(shown(page)).to_have_text(list("acde"))
     assert page.evaluate(FOCUSED) == "Move c"
 
@@ -302,11 +302,11 @@ def test_escape_in_the_middle_of_a_drag_means_no_wherever_the_pointer_goes_on_to
 def test_a_place_that_cant_be_is_told_in_the_dialog_which_stays(page: Page, project: Project) -> None:
     grip(page, "e").click()
     page.get_by_role("menuitem", name="After…").click()
-    place = page.get_by_label("The run to stand next to")
+    place = page.get_by_label("Reference run")
     place.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()  # it asks for a name first
     place.fill("nobody")
-    expect(page.locator("#place [data-told]")).to_have_text("No run called nobody waits in this queue.")
+    expect(page.locator("#place [data-told]")).to_have_text("No waiting run named nobody in this queue.")
     place.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
@@ -335,7 +335,7 @@ def test_an_answer_that_is_no_list_never_takes_the_lists_place(
     take(page, "e", over="b")
     expect(page.locator(".would")).to_be_visible()
     page.mouse.up()
-    expect(page.get_by_text(f"That did not work ({status})")).to_be_visible()
+    expect(page.get_by_text(f"Something went wrong ({status})")).to_be_visible()
     assert shown(page).count() == 5  # not even until the next poll
     expect(shown(page)).to_have_text(list("abcde"))
     assert order(project) == "abcde"
@@ -345,7 +345,7 @@ def test_an_answer_that_is_no_list_never_takes_the_lists_place(
 def test_a_sign_in_elsewhere_is_told_and_costs_nothing(page: Page, project: Project, complaints: Complaints) -> None:
     page.evaluate("document.body.setAttribute('hx-headers:inherited', '{\"X-CSRFToken\": \"of another sign-in\"}')")
     grip(page, "e").press("Alt+ArrowUp")
-    expect(page.get_by_text("That did not work (403). Reload the page and try again.")).to_be_visible()
+    expect(page.get_by_text("Something went wrong (403). Reload the page and try again.")).to_be_visible()
     assert shown(page).all_text_contents() == list("abcde")
     expect(shown(page)).to_have_text(list("abcde"))
     complaints.remove_failed_loads()

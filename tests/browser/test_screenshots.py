@@ -90,7 +90,7 @@ def test_pictures_of_every_page(
 
     page.goto(f"{live_server.url}/p/main/submit/")
     page.get_by_label("Run file").fill(WRONG.replace("resurces: {}\n", ""))
-    page.get_by_role("heading", name="What could run it").wait_for()
+    page.get_by_role("heading", name="Matching offers").wait_for()
     take("submit-plan")
     page.get_by_label("Run file").fill(WRONG)
     page.get_by_role("button", name="Line 5").wait_for()
@@ -110,7 +110,7 @@ def test_pictures_of_every_page(
     page.get_by_role("button", name="Move sweep-lr-0031").click()
     take("queue-menu")
     page.get_by_role("menuitem", name="After…").click()
-    page.get_by_label("The run to stand next to").fill("ab-reranker-7")
+    page.get_by_label("Reference run").fill("ab-reranker-7")
     expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 3")
     take("queue-place")
     page.keyboard.press("Escape")
@@ -120,7 +120,7 @@ def test_pictures_of_every_page(
     page.goto(f"{live_server.url}/p/main/hold/")
     page.get_by_label("GPUs", exact=True).fill("99")
     page.get_by_role("button", name="Hold", exact=True).click()
-    page.get_by_text("This can never be held here").wait_for()
+    page.get_by_text("No host has enough resources").wait_for()
     take("hold-never")
     if size == "phone":
         page.get_by_role("button", name="Menu").click()

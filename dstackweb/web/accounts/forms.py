@@ -62,7 +62,7 @@ class InviteForm(Styled):
 
     role = forms.ChoiceField(label=_("Role"), choices=Role.choices, initial=Role.MEMBER)
     days = forms.TypedChoiceField(
-        label=_("Works for"), coerce=int, choices=[(1, _("1 day")), (7, _("7 days")), (30, _("30 days"))], initial=7
+        label=_("Expires after"), coerce=int, choices=[(1, _("1 day")), (7, _("7 days")), (30, _("30 days"))], initial=7
     )
 
     @property
@@ -76,7 +76,7 @@ class TokenForm(Styled):
     name = forms.CharField(
         label=_("Name"),
         max_length=80,
-        help_text=_("Where you will use it, so that you know which one to revoke."),
+        help_text=_("Where you will use it, for example laptop or CI."),
         widget=forms.TextInput(attrs={"placeholder": _("laptop"), "autocomplete": "off"}),
     )
 
@@ -87,10 +87,10 @@ class SecretForm(Styled):
     name = forms.CharField(
         label=_("Name"),
         max_length=120,
-        help_text=_("A name that exists gets the new value."),
+        help_text=_("An existing name gets the new value."),
         widget=forms.TextInput(attrs={"placeholder": "HF_TOKEN", "autocomplete": "off", "autocapitalize": "none"}),
     )
-    value = SecretField(label=_("Value"), help_text=_("Stored encrypted. Nobody can read it here again."))
+    value = SecretField(label=_("Value"), help_text=_("Stored encrypted and never shown again."))
 
 
 def attempt(form: forms.Form, service: Callable[[], T]) -> T | None:

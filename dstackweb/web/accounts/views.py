@@ -161,7 +161,7 @@ def invite_create(request: PageRequest) -> HttpResponse:
 @require_POST
 def invite_withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
     services.withdraw_invite(request.project, invite_id)
-    return _back_to_members(request, _("The invite is withdrawn."))
+    return _back_to_members(request, _("Invite withdrawn."))
 
 
 @project_page("admin")
@@ -171,7 +171,9 @@ def member_role(request: PageRequest, user_id: int) -> HttpResponse:
         changed = services.set_role(request.project, _member(request, user_id), request.POST.get("role", ""))
     except Conflict as error:
         return _members_page(request, InviteForm(), refused=error.detail)
-    return _back_to_members(request, _("%(user)s is %(role)s now.") % {"user": changed.user, "role": changed.role})
+    return _back_to_members(
+        request, _("%(user)s now has the role %(role)s.") % {"user": changed.user, "role": changed.role}
+    )
 
 
 @project_page()
@@ -180,20 +182,20 @@ def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
     """Admins take others out; anybody may leave."""
     member = _member(request, user_id)
     if member != request.user and not allows(request.role, Role.ADMIN):
-        raise Forbidden("Only an admin of the project takes others out of it.")
+        raise Forbidden("Only project admins can remove other members.")
     try:
         services.remove_member(request.project, member)
     except Conflict as error:
         return _members_page(request, InviteForm(), refused=error.detail)
     if member == request.user and not member.is_superuser:
-        return done(request, _("You have left %(project)s.") % {"project": request.project}, "/")
-    return _back_to_members(request, _("%(user)s is no longer a member.") % {"user": member})
+        return done(request, _("You left %(project)s.") % {"project": request.project}, "/")
+    return _back_to_members(request, _("%(user)s was removed.") % {"user": member})
 
 
 def _member(request: PageRequest, user_id: int) -> User:
     membership = selectors.members(request.project).filter(user_id=user_id).first()
     if membership is None:
-        raise NotFound("This person is not a member of the project.")
+        raise NotFound("Not a member of this project.")
     return membership.user
 
 
@@ -224,7 +226,7 @@ def secret_set(request: PageRequest) -> HttpResponse:
     made = attempt(form, lambda: services.set_secret(request.project, by=request.user, **form.cleaned_data))
     if made is None:
         return _secrets_page(request, form)
-    text = _("The secret %(name)s is set. Runs submitted from now on get it.") % {"name": made.name}
+    text = _("Secret %(name)s saved. New runs get the new value.") % {"name": made.name}
     return done(request, text, reverse("secrets", args=[request.project.name]))
 
 
@@ -232,7 +234,7 @@ def secret_set(request: PageRequest) -> HttpResponse:
 @require_POST
 def secret_delete(request: PageRequest, name: str) -> HttpResponse:
     services.delete_secret(request.project, name)
-    text = _("The secret %(name)s is deleted.") % {"name": name}
+    text = _("Secret %(name)s deleted.") % {"name": name}
     return done(request, text, reverse("secrets", args=[request.project.name]))
 
 
@@ -262,4 +264,4 @@ def token_create(request: PageRequest) -> HttpResponse:
 @require_POST
 def token_revoke(request: PageRequest, token_id: int) -> HttpResponse:
     services.revoke_token(request.user, token_id)
-    return done(request, _("The token is revoked."), reverse("tokens"))
+    return done(request, _("Token revoked."), reverse("tokens"))

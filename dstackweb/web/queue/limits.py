@@ -46,7 +46,7 @@ def _limit(name: str, used: int, most: int | None) -> Limit:
     pattern = {
         "max_running": _("%(used)d of %(most)d running"),
         "max_gpus": _("%(used)d of %(most)d GPUs"),
-        "max_running_per_user": _("%(used)d of your %(most)d running"),
-        "max_gpus_per_user": _("%(used)d of your %(most)d GPUs"),
+        "max_running_per_user": _("you: %(used)d of %(most)d running"),
+        "max_gpus_per_user": _("you: %(used)d of %(most)d GPUs"),
     }[name]
     return Limit(name, used, most, pattern % {"used": used, "most": most} if most is not None else str(used))

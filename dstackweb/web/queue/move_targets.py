@@ -23,7 +23,7 @@ def runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, 
     """The runs that a form names as `id.etag`, in its order, with the etags."""
     tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
     if not tokens:
-        raise Invalid.at("run", msg=_("choose at least one run first"))
+        raise Invalid.at("run", msg=_("select at least one run"))
     etags = {whole_number(key): etag for key, _dot, etag in tokens if etag}
     return runs_by_id(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
 
@@ -34,7 +34,7 @@ def runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
     found = Run.objects.select_related("queue", "project", "user").in_bulk(wanted)
     runs = [found[key] for key in wanted if key in found and found[key].project_id == queue.project_id]
     if not runs:
-        raise NotFound(_("these runs are not in this queue any more"))
+        raise NotFound(_("these runs are no longer in this queue"))
     return runs
 
 
@@ -50,15 +50,13 @@ def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: 
             own = None if allows(request.role, "manager") else request.user
             neighbour = _neighbour(queue, runs, verb == "up", own)
             if neighbour is None:
-                raise Invalid.at(
-                    "do", msg=_("it is the first already") if verb == "up" else _("it is the last already")
-                )
+                raise Invalid.at("do", msg=_("it is already first") if verb == "up" else _("it is already last"))
             return MoveTarget("before" if verb == "up" else "after", neighbour)
-    raise Invalid.at("do", msg=_("nothing was asked for"))
+    raise Invalid.at("do", msg=_("unknown action"))
 
 
 def _anchor(form: QueryDict, queue: Queue) -> Run:
-    """The run to stand next to: by its id as pages know it, or by name or position as people do."""
+    """Reference run: by its id as pages know it, or by name or position as people do."""
     waiting = selectors.in_order(queue).select_related("queue", "project", "user")
     name = form.get("name", "").removeprefix("#")
     if not name:
@@ -68,7 +66,7 @@ def _anchor(form: QueryDict, queue: Queue) -> Run:
         if found is None and name.isdigit() and 0 < int(name) <= queue.count.submitted:
             found = waiting[int(name) - 1]
     if found is None:
-        raise NotFound(_("no run called %s waits in this queue") % (name or "?"))
+        raise NotFound(_("no waiting run named %s in this queue") % (name or "?"))
     return found
 
 

@@ -123,7 +123,7 @@ def _prioritise(
     before = selectors.position(runs[0])
     moved = reorder.set_priorities(runs, request.user, request.role, priority, etags)
     if len(runs) > 1:
-        text = ngettext("%(n)d run has priority %(p)d now", "%(n)d runs have priority %(p)d now", len(runs))
+        text = ngettext("Priority of %(n)d run set to %(p)d", "Priority of %(n)d runs set to %(p)d", len(runs))
         return text % {"n": len(runs), "p": priority}, runs, moved.move_id
     return (
         move_words.prioritised(runs[0].name, priority, before, selectors.position(_reread(runs[0]))),
@@ -137,7 +137,7 @@ def _priority(text: str | None) -> int:
     try:
         return int((text or "").strip())
     except ValueError:
-        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {text!r}") from None
+        raise Invalid.at("priority", msg=f"priority must be an integer from 0 to 100, not {text!r}") from None
 
 
 def _reread(run: Run) -> Run:
@@ -148,10 +148,10 @@ def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
     """All or none of them may be stopped by this reader; those that end meanwhile are no hindrance."""
     stopped = services.stop_all(runs, request.user, request.role)
     if len(stopped) == 1:
-        text = _("%s has ended") if stopped[0].status in ENDED else _("%s is asked to stop")
+        text = _("%s ended") if stopped[0].status in ENDED else _("Stopping %s")
         return text % stopped[0].name, runs, None
     over = sum(run.status == RunStatus.TERMINATED for run in stopped)
-    return ngettext("%d run was stopped", "%d runs were stopped", over) % over, runs, None
+    return ngettext("%d run stopped", "%d runs stopped", over) % over, runs, None
 
 
 @require_POST

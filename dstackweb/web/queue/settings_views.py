@@ -37,23 +37,21 @@ class QueueForm(Styled):
     """What managers set; an empty limit is none, and no ageing is strict priority."""
 
     ageing_minutes = forms.IntegerField(
-        label=gettext_lazy("Minutes of waiting per point of priority"),
-        help_text=gettext_lazy("Empty: strict priority, no wait makes up for a point."),
+        label=gettext_lazy("Ageing: minutes of waiting per priority point"),
+        help_text=gettext_lazy("Empty: strict priority, no ageing."),
         required=False,
         min_value=1,
         max_value=60 * 24 * 365,
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
     )
     draining = forms.BooleanField(
-        label=gettext_lazy("Draining: it takes no new runs, and what waits still starts"), required=False
+        label=gettext_lazy("Drain: reject new submissions; waiting runs still start"), required=False
     )
-    paused = forms.BooleanField(
-        label=gettext_lazy("Paused: nothing starts from it, running runs go on"), required=False
-    )
-    max_running = _limit(gettext_lazy("Runs placed at once"))
-    max_gpus = _limit(gettext_lazy("GPUs held at once"))
-    max_running_per_user = _limit(gettext_lazy("Runs of one member placed at once"))
-    max_gpus_per_user = _limit(gettext_lazy("GPUs of one member held at once"))
+    paused = forms.BooleanField(label=gettext_lazy("Pause: no runs start; running runs continue"), required=False)
+    max_running = _limit(gettext_lazy("Max running runs"))
+    max_gpus = _limit(gettext_lazy("Max GPUs in use"))
+    max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
+    max_gpus_per_user = _limit(gettext_lazy("Max GPUs per member"))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,9 +66,7 @@ class NewQueueForm(Styled):
     name = forms.SlugField(
         label=gettext_lazy("Name"),
         max_length=60,
-        help_text=gettext_lazy(
-            "Letters, digits, hyphens and underscores. A run file chooses it with “queue: nightly”."
-        ),
+        help_text=gettext_lazy("Letters, digits, hyphens and underscores. Run files select it with “queue: nightly”."),
         widget=forms.TextInput(attrs={"placeholder": "nightly", "autocomplete": "off", "autocapitalize": "none"}),
     )
 
@@ -92,7 +88,7 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
     if request.method == "POST":
         saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
         if saved is not None:
-            return done(request, _("The settings of queue %s are saved") % saved.name, queue_url(found))
+            return done(request, _("Settings of queue %s saved") % saved.name, queue_url(found))
     context = _context(request, found) | {"form": form if manages else None}
     return render(request, "queue/settings.html", context, status=422 if form.errors else 200)
 
@@ -122,7 +118,7 @@ def new_queue(request: PageRequest) -> HttpResponse:
         context = _context(request, default) | {"form": QueueForm(initial={}), "new_queue": form}
         return render(request, "queue/settings.html", context, status=422)
     url = reverse("web:queue-settings", args=[request.project.name, made.name])
-    return done(request, _("Queue %s is made") % made.name, url)
+    return done(request, _("Queue %s created") % made.name, url)
 
 
 @require_POST
@@ -131,5 +127,5 @@ def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
     paused = request.POST.get("paused") == "yes"
     found = queues.change_queue(queue_called(request, queue), request.user, request.role, paused=paused)
-    text = _("Queue %s is paused: nothing starts, running runs go on") if found.paused else _("Queue %s goes on")
+    text = _("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")
     return notice(fragment(request, found), text % found.name)

@@ -40,10 +40,10 @@ class HoldForm(Styled):
         label=gettext_lazy("GPUs"),
         required=False,
         max_length=200,
-        help_text=gettext_lazy("A number, or a model and a number such as A100:2."),
+        help_text=gettext_lazy("Count, or model and count such as A100:2."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
-    duration = forms.ChoiceField(label=gettext_lazy("For"))
+    duration = forms.ChoiceField(label=gettext_lazy("Duration"))
     cpu = forms.CharField(
         label=gettext_lazy("CPUs"), required=False, max_length=20, widget=forms.TextInput(attrs={"placeholder": "1"})
     )
@@ -59,7 +59,7 @@ class HoldForm(Styled):
         label=gettext_lazy("Name"),
         required=False,
         max_length=60,
-        help_text=gettext_lazy("One is made up without it."),
+        help_text=gettext_lazy("Generated if empty."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
 
@@ -92,7 +92,7 @@ def hold_page(request: PageRequest) -> HttpResponse:
     run = attempt(form, lambda: _with_form_errors(lambda: _hold(request, form.cleaned_data)))
     if not isinstance(run, Run):
         return _form_page(request, form, run or "", status=422)
-    return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+    return done(request, _("%s submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
 
 
 def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
@@ -167,7 +167,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
     duration = request.POST.get("for", "").strip()
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
     numbers = {"run": found.name, "more": units.duration(holds.parse_hold_time(duration))}
-    text = _("%(run)s has %(more)s more") % numbers
+    text = _("%(run)s extended by %(more)s") % numbers
     if request.htmx:
         return notice(HttpResponse(status=204), text)
     return done(request, text, reverse("web:run", args=[request.project.name, run]))

@@ -63,7 +63,7 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
         run, _made = services.submit(request.project, request.user, request.role, submission)
     except REFUSED as error:
         return _answer(request, _errors(error), 422, archive)
-    return done(request, _("%s is submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+    return done(request, _("%s submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
 
 
 @require_POST
@@ -91,7 +91,7 @@ def _attached(request: PageRequest) -> Archive | None:
         held = request.POST.get("archive_sha256")
         return Archive.objects.filter(project=request.project, sha256=held).first() if held else None
     if upload.read(2) != GZIP_MAGIC:
-        raise Invalid.at("archive", msg=f"{upload.name} is no .tar.gz: pack the folder with tar -czf code.tar.gz .")
+        raise Invalid.at("archive", msg=f"{upload.name} is not a .tar.gz file. Create one with tar -czf code.tar.gz .")
     upload.seek(0)
     return archives.store(request.project, upload.chunks())[0]
 

@@ -151,7 +151,7 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
     """Stop a run gracefully, or at once with `abort`."""
     abort = request.POST.get("abort") == "yes"
     found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
-    text = _("%s has ended") if found.status in ENDED else _("%s is asked to stop")
+    text = _("%s ended") if found.status in ENDED else _("Stopping %s")
     if request.htmx:
         return notice(HttpResponse(status=204), text % found.name)
     return done(request, text % found.name, reverse("web:run", args=[request.project.name, run]))

@@ -71,7 +71,7 @@ def test_a_machine_tells_what_it_serves_and_what_it_has_cost(
     assert "End now" not in text
     text = page(as_user(ann), "/p/main/runs/train/")
     assert re.search(r'Cost so far <b><span class="dw-cost" data-cost="3\.\d+" data-rate="3\.0000"', text)
-    assert "$3.00 an hour now" in text
+    assert "now $3.00/h" in text
 
 
 def test_a_run_on_own_hosts_costs_nothing_and_says_nothing_of_it(project: Project, ann: User, as_user: SignIn) -> None:

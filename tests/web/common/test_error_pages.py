@@ -15,8 +15,8 @@ from dstackweb.runs import selectors
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (OperationalError("the connection is lost"), 503, "The database does not answer"),
-        (InterfaceError("connection already closed"), 503, "The database does not answer"),
+        (OperationalError("the connection is lost"), 503, "The database is not responding"),
+        (InterfaceError("connection already closed"), 503, "The database is not responding"),
         (RuntimeError("a bug"), 500, "Something went wrong"),
     ],
 )

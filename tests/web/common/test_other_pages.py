@@ -158,7 +158,7 @@ def test_the_start_page_leads_to_a_queue_or_says_how_to_get_into_a_project(
 ) -> None:
     assert as_user(ann).get("/")["Location"] == "/p/main/queue/"
     lonely = as_user(make_user("lonely")).get("/")
-    assert "not a member of a project yet" in lonely.content.decode()
+    assert "not a member of any project" in lonely.content.decode()
     assert Client().get("/")["Location"].startswith("/login/")
 
 
@@ -203,7 +203,7 @@ def test_errors_look_like_the_rest(project: Project, ann: User, as_user: SignIn)
     assert "No run is called &#x27;nope&#x27; in main." in missing.content.decode()
     nowhere = client.get("/no/such/page")
     assert nowhere.status_code == 404
-    assert "There is nothing at this address" in nowhere.content.decode()
+    assert "This page does not exist" in nowhere.content.decode()
 
 
 def test_a_failing_server_says_so_without_its_context(as_user: SignIn, monkeypatch, ann: User) -> None:

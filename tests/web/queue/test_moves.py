@@ -115,7 +115,7 @@ def test_a_members_moves_leave_everybody_elses_position_alone(
     assert names(project) == ["e", "b", "a", "d", "c"]
     refused = act(client, five["e"], do="up")
     assert refused.status_code == 422
-    assert toast_of(refused)["text"] == "It is the first already."
+    assert toast_of(refused)["text"] == "It is already first."
 
 
 def test_a_preview_says_what_the_move_then_does(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
@@ -156,7 +156,7 @@ def test_priorities_of_a_choice_are_set_all_or_none(
     five: dict[str, Run], project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     answer = act(as_user(mia), five["a"], five["d"], do="priority", priority="80")
-    assert toast_of(answer)["text"] == "2 runs have priority 80 now"
+    assert toast_of(answer)["text"] == "Priority of 2 runs set to 80"
     refused = act(as_user(ann), five["c"], five["b"], do="priority", priority="10")
     assert refused.status_code == 403
     assert set(Run.objects.filter(name__in="bc").values_list("priority", flat=True)) == {50}
@@ -167,7 +167,7 @@ def test_a_choice_is_stopped_all_or_none(five: dict[str, Run], ann: User, mia: U
     assert act(as_user(ann), five["a"], five["b"], do="stop").status_code == 403
     assert not Run.objects.filter(status="terminated").exists()
     answer = act(as_user(mia), five["a"], five["b"], do="stop")
-    assert toast_of(answer)["text"] == "2 runs were stopped"
+    assert toast_of(answer)["text"] == "2 runs stopped"
     assert set(Run.objects.filter(status="terminated").values_list("name", flat=True)) == {"a", "b"}
 
 

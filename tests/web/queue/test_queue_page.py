@@ -54,7 +54,7 @@ def test_what_starts_next_is_the_first_run_that_ever_could(project: Project, ann
     make_run(project, ann, "too-big", resources={"gpu": 9}, priority=70)
     place_all()
     client = as_user(ann)
-    assert "no host fits any" in client.get("/p/main/queue/").content.decode()
+    assert "No host fits any queued run" in client.get("/p/main/queue/").content.decode()
     make_run(project, ann, "waits", resources={"gpu": 1}, priority=60)
     place_all()
     page = client.get("/p/main/queue/").content.decode()
@@ -131,7 +131,7 @@ def test_a_manager_pauses_and_resumes_the_queue(project: Project, ann: User, mia
 
 def test_an_empty_queue_offers_to_submit(project: Project, ann: User, as_user: SignIn) -> None:
     page = as_user(ann).get("/p/main/queue/").content.decode()
-    assert "Nothing waits here" in page
+    assert "No waiting runs." in page
     assert "/p/main/submit/" in page
 
 

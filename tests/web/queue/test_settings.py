@@ -48,7 +48,7 @@ def test_a_manager_saves_settings_and_the_page_tells_who_did(
 def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: User, as_user: SignIn) -> None:
     client = as_user(ann)
     page = client.get(URL).content.decode()
-    assert "no limit" in page
+    assert "No limit" in page
     assert 'name="max_running"' not in page
     assert client.post(URL, FILLED).status_code == 403
     assert client.post("/p/main/queues/", {"name": "night"}).status_code == 403
@@ -105,4 +105,4 @@ def test_the_queue_shows_everybody_what_holds_it_up(project: Project, ann: User,
     assert "2 of 4 GPUs" in page
     assert "is draining" in page
     own = as_user(ann).get("/p/main/queue/").content.decode()
-    assert "2 of your 2 GPUs" in own
+    assert "you: 2 of 2 GPUs" in own

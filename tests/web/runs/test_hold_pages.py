@@ -92,10 +92,10 @@ def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User
     client = as_user(ann)
     shown = page(client, "runs/mine/")
     assert "ssh 10.0.0.5\nexport CUDA_VISIBLE_DEVICES=GPU-box-1-0" in shown
-    assert "Give back" in shown
+    assert "Release" in shown
     assert "the hold" in shown
     answer = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX)
-    assert (answer.status_code, "has 1 h more" in answer["HX-Trigger"]) == (204, True)
+    assert (answer.status_code, "extended by 1 h" in answer["HX-Trigger"]) == (204, True)
     assert Run.objects.get().extended_s == 3600
     refused = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
     assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
@@ -120,7 +120,7 @@ def test_lists_say_who_holds_what_until_when(project: Project, ann: User, as_use
     assert run.held_until is not None
     until = f"{run.held_until:%Y-%m-%dT%H:%M:%SZ}"
     client = as_user(ann)
-    assert f"held until <time datetime={until} " in page(client, "queue/")
+    assert f"Held until <time datetime={until} " in page(client, "queue/")
     hosts = page(client, "hosts/")
     assert "held by ann until" in hosts.replace("\n", "")
     assert "used by ann, pid 4711" in hosts
@@ -153,7 +153,7 @@ def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_use
     first = make_run(project, ann, "nightly", schedule={"cron": "0 2 * * *"})
     client = as_user(ann)
     assert "Next at" in page(client, "runs/nightly/")
-    assert "starts at" in page(client, "queue/")
+    assert "Enters queue at" in page(client, "queue/")
     Run.objects.update(retry_at=timezone.now())
     attempts.requeue_due(timezone.now())
     place_all()
@@ -166,6 +166,6 @@ def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_use
     assert f"/p/main/runs/{following.uid}/" in page(client, f"runs/{first.uid}/")
     shown = page(client, "runs/nightly/")
     assert f"/p/main/runs/{first.uid}/" in shown
-    assert "Its schedule ends with it." in shown
+    assert "This also ends its schedule." in shown
     services.stop(following, ann, "member")
     assert "Its schedule has ended" in page(client, "runs/nightly/")

@@ -79,10 +79,10 @@ def test_a_waiting_runs_place_is_shown_and_follows_the_queue(project: Project, a
     make_run(project, ann, "second")
     client = as_user(ann)
     page = client.get("/p/main/runs/second/")
-    assert "Waits in position 2" in page.content.decode()
+    assert "Waiting at position 2" in page.content.decode()
     client.post(f"/p/main/runs/{Run.objects.get(name='first').uid}/stop/", headers=HTMX)
     poll = client.get("/p/main/runs/second/", headers={**HTMX, "HX-PTag": page["HX-PTag"]})
-    assert "Waits in position 1" in poll.content.decode()
+    assert "Waiting at position 1" in poll.content.decode()
 
 
 def test_a_jobs_message_that_says_its_reason_is_told_once(project: Project, ann: User, as_user: SignIn) -> None:
@@ -145,7 +145,7 @@ def test_stopping_a_running_run_asks_it_to_and_twice_is_harmless(project: Projec
     for _ in range(2):
         answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
         assert answer.status_code == 204
-        assert "is asked to stop" in json.loads(answer["HX-Trigger"])["toast"]["text"]
+        assert "Stopping " in json.loads(answer["HX-Trigger"])["toast"]["text"]
     assert "asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
 
 
@@ -162,7 +162,7 @@ def test_without_scripts_a_stop_leads_back_to_the_run(project: Project, ann: Use
     run = make_run(project, ann)
     answer = as_user(ann).post(f"/p/main/runs/{run.uid}/stop/", follow=True)
     assert answer.redirect_chain
-    assert f"{run.name} has ended" in answer.content.decode()
+    assert f"{run.name} ended" in answer.content.decode()
 
 
 def test_the_list_filters_by_status_name_and_member(project: Project, ann: User, mia: User, as_user: SignIn) -> None:

@@ -35,7 +35,7 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
     make_host("box-1", cpus=4, gpus=2)
     make_run(project, ann, "ahead")
     page = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
-    assert "Position 2 of queue default" in page
+    assert "Position 2 in queue default" in page
     assert "box-1" in page
     assert "idle" in page
     assert "profile default" in page
@@ -48,8 +48,8 @@ def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(
     make_host("box-1")
     config = HELLO + "schedule: {cron: '0 2 * * *'}\n"
     page = as_user(ann).post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
-    assert "It would wait for its time" in page
-    assert "It enters queue default at <time" in page
+    assert "Will wait for its schedule" in page
+    assert "Enters queue default at <time" in page
     assert "Position" not in page
 
 
@@ -142,7 +142,7 @@ def test_what_is_no_archive_is_refused_in_words(project: Project, ann: User, as_
     wrong = SimpleUploadedFile("code.zip", b"PK\x03\x04", "application/zip")
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": wrong}, headers=HTMX)
     assert answer.status_code == 422
-    assert "is no .tar.gz" in answer.content.decode()
+    assert "is not a .tar.gz" in answer.content.decode()
     assert not Run.objects.exists()
 
 

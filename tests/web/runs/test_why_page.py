@@ -42,9 +42,9 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
         told = text_of(page)
         assert "priority 50" in told
-        assert "aged +3 points" in told
+        assert "ageing +3" in told
         assert "position 1 of 2" in told
-        assert "Ahead of anything submitted now below priority 54." in told
+        assert "New runs below priority 54 will queue behind this one." in told
         assert "moved by" not in told
     run.refresh_from_db()
     reorder.move([run], mia, "manager", reorder.MoveTarget("bottom"))
@@ -63,8 +63,8 @@ def test_every_place_is_told_with_what_it_lacks(project: Project, ann: User, as_
     assert "needs 2 GPUs, 0 of 2 free" in told
     assert "needs 2 GPUs, has 1" in told
     assert "it takes no new jobs" in told
-    assert "computed at" in told
-    assert "It waits in position 1" in told
+    assert "Evaluated" in told
+    assert "Waiting at position 1" in told
 
 
 def test_limits_and_a_reservation_that_hold_it_up_are_named(
