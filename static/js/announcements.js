@@ -1,5 +1,5 @@
-// Each poll says up to which event the reader has heard of their own runs; its answer tells what came since, in a
-// place that screen readers speak of. The list itself is never read out.
+// Each poll sends the newest event announced so far; the answer has later ones, in a live region for screen readers.
+// The list itself is never read out.
 document.addEventListener("htmx:config:request", (event) => {
   const { ctx } = event.detail;
   const announcements = document.getElementById("announcements");

@@ -1,4 +1,4 @@
-// What a row's handle opens when it is pressed and not dragged, and the dialog that asks for a place by name.
+// The menu that a row's handle opens when clicked, and the dialog that asks for a position by run name.
 import { ask, gripOf, here, keyOf, nameOf, rowOf, rowOfRun, rows, send, tokenOf } from "./rows.js";
 import { chosenRows, together } from "./selection.js";
 import { word } from "./words.js";
@@ -6,7 +6,7 @@ import { word } from "./words.js";
 const ASK_MS = 150;
 const menu = document.getElementById("move-menu");
 const dialog = document.getElementById("place");
-let owner = null; // the run whose handle opened the menu: rows may change places under it
+let owner = null; // the run whose handle opened the menu; rows may move meanwhile
 let moving = []; // what the dialog will move
 
 const what = (picked) => (picked.length > 1 ? word("selected").replace("%s", picked.length) : nameOf(picked[0]));
@@ -57,15 +57,15 @@ export function openDialog(picked, verb) {
   dialog.querySelector("[data-title]").textContent = word("moveWhat").replace("%s", what(picked));
   dialog.querySelector(`[name=where][value=${verb}]`).checked = true;
   dialog.querySelector("[name=anchor]").value = "";
-  dialog.querySelector("[data-told]").textContent = "";
+  dialog.querySelector("[data-effect]").textContent = "";
   refused = false;
   const names = rows().filter((row) => !picked.includes(row)).map((row) => new Option(nameOf(row)));
   dialog.querySelector("datalist").replaceChildren(...names);
   dialog.showModal();
 }
 
-/** What the dialog's form asks for; the runs as they are shown now, since polls go on behind it. */
-function wanted() {
+/** The target in the dialog's form, and the runs as currently shown: polling continues behind it. */
+function formTarget() {
   const form = dialog.querySelector("form").elements;
   const picked = moving.map(rowOfRun).filter(Boolean);
   return { do: form.where.value, name: form.anchor.value.trim(), run: tokens(picked) };
@@ -79,13 +79,13 @@ function preview() {
   asking?.abort();
   refused = false;
   timer = setTimeout(async () => {
-    const told = dialog.querySelector("[data-told]");
-    if (!wanted().name) return (told.textContent = "");
+    const effect = dialog.querySelector("[data-effect]");
+    if (!formTarget().name) return (effect.textContent = "");
     const current = (asking = new AbortController());
     try {
-      const answer = await ask(wanted(), current.signal);
+      const answer = await ask(formTarget(), current.signal);
       if (current.signal.aborted) return;
-      told.textContent = answer.text;
+      effect.textContent = answer.text;
       refused = Boolean(answer.refused);
     } catch {
       // something else was typed meanwhile, or the server is away
@@ -116,9 +116,9 @@ if (here && menu) {
   window.addEventListener("scroll", () => menu.matches(":popover-open") && stand(), { passive: true });
   dialog.addEventListener("input", preview);
   dialog.querySelector("[data-cancel]").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("submit", (event) => refused && event.preventDefault()); // it says why; another may be named
+  dialog.addEventListener("submit", (event) => refused && event.preventDefault()); // the dialog shows why
   dialog.addEventListener("close", () => {
-    if (dialog.returnValue === "move" && wanted().name && wanted().run) send(wanted());
+    if (dialog.returnValue === "move" && formTarget().name && formTarget().run) send(formTarget());
     dialog.returnValue = "";
     gripOf(rowOfRun(moving[0]))?.focus();
   });

@@ -1,5 +1,5 @@
-// A row in somebody's hand: by mouse or finger (SortableJS), or by the arrow keys on its handle. While it is held no
-// poll changes the list, and the server says what letting go would do; only then the move is sent.
+// A row being dragged: by mouse or touch (SortableJS), or by the arrow keys on its handle. Meanwhile no
+// poll changes the list, and the server previews the move, which is sent on drop.
 import { hold, release } from "./polling.js";
 import { ask, body, gripOf, here, keyOf, nameOf, nowhere, prioOf, rowOf, rows, say, send, tokenOf } from "./rows.js";
 import { together, toggle } from "./selection.js";
@@ -7,60 +7,60 @@ import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
 const ASK_MS = 120;
-let hand = null; // {row, others, order, moving (by keys), no, told, timer, asking}
+let drag = null; // {row, others, order, moving (by keys), no, effect, timer, asking}
 
 function lift(row) {
   const all = rows();
   const others = together(row).filter((other) => other !== row);
-  hand = { row, others, order: all, told: null, timer: null, asking: null };
+  drag = { row, others, order: all, effect: null, timer: null, asking: null };
   hold("row");
   row.classList.add("carried");
   for (const other of others) other.classList.add("also");
 }
 
-/** Where the row is now, told by a neighbour that stays. */
+/** The row's position, relative to a neighbour that stays. */
 function target() {
-  const stays = (row) => row && (hand.others.includes(row) ? null : row);
-  const all = rows().filter((row) => row === hand.row || stays(row));
-  const at = all.indexOf(hand.row);
+  const stays = (row) => row && (drag.others.includes(row) ? null : row);
+  const all = rows().filter((row) => row === drag.row || stays(row));
+  const at = all.indexOf(drag.row);
   if (all[at + 1]) return { do: "before", anchor: keyOf(all[at + 1]) };
   return all[at - 1] ? { do: "after", anchor: keyOf(all[at - 1]) } : null;
 }
 
-const byKeys = () => "moving" in hand;
-const moved = () => rows().some((row, index) => row !== hand.order[index]);
-const tokens = () => hand.order.filter((row) => row === hand.row || hand.others.includes(row)).map(tokenOf).join(",");
+const byKeys = () => "moving" in drag;
+const moved = () => rows().some((row, index) => row !== drag.order[index]);
+const tokens = () => drag.order.filter((row) => row === drag.row || drag.others.includes(row)).map(tokenOf).join(",");
 
 function preview() {
-  clearTimeout(hand.timer);
-  hand.asking?.abort();
-  const held = hand;
-  hand.timer = setTimeout(async () => {
+  clearTimeout(drag.timer);
+  drag.asking?.abort();
+  const held = drag;
+  drag.timer = setTimeout(async () => {
     if (!moved()) return show({ text: word("stays"), places: {}, priorities: {} });
     const asking = (held.asking = new AbortController());
     try {
-      const told = await ask({ ...target(), run: tokens() }, asking.signal);
-      if (hand === held && !asking.signal.aborted) show(told);
+      const effect = await ask({ ...target(), run: tokens() }, asking.signal);
+      if (drag === held && !asking.signal.aborted) show(effect);
     } catch {
-      // Another place was asked about, or the server is away: letting go will tell.
+      // Another place was asked about, or the server is away: dropping shows the result.
     }
   }, ASK_MS);
 }
 
-function show(told) {
+function show(effect) {
   unmark();
-  hand.told = told;
+  drag.effect = effect;
   const line = document.createElement("div");
   line.className = "would";
-  line.textContent = told.text;
-  hand.row.querySelector(".q-run").append(line);
-  hand.row.classList.toggle("refused", Boolean(told.refused));
+  line.textContent = effect.text;
+  drag.row.querySelector(".q-run").append(line);
+  drag.row.classList.toggle("refused", Boolean(effect.refused));
   for (const row of rows()) {
     const key = keyOf(row);
-    if (key in told.places) row.querySelector(".pos").dataset.would = told.places[key];
-    if (key in told.priorities) prioOf(row)?.setAttribute("data-would", told.priorities[key]);
+    if (key in effect.places) row.querySelector(".pos").dataset.would = effect.places[key];
+    if (key in effect.priorities) prioOf(row)?.setAttribute("data-would", effect.priorities[key]);
   }
-  say(told.text);
+  say(effect.text);
 }
 
 function unmark() {
@@ -69,17 +69,17 @@ function unmark() {
 }
 
 function putDown() {
-  clearTimeout(hand.timer);
-  hand.asking?.abort();
+  clearTimeout(drag.timer);
+  drag.asking?.abort();
   unmark();
-  for (const row of [hand.row, ...hand.others]) row.classList.remove("carried", "also", "refused");
-  hand = null;
+  for (const row of [drag.row, ...drag.others]) row.classList.remove("carried", "also", "refused");
+  drag = null;
 }
 
 function cancel() {
-  const { row, order } = hand;
+  const { row, order } = drag;
   const focused = document.activeElement;
-  hand.moving = true; // the handle loses the focus on its way back too
+  drag.moving = true; // the handle loses the focus on its way back too
   body()?.append(...order.filter((one) => one.isConnected));
   if (row.contains(focused)) focused.focus();
   putDown();
@@ -88,58 +88,58 @@ function cancel() {
 
 /** Escape, or the focus went elsewhere: the row goes back, and that is said. */
 function putBack() {
-  const { row } = hand;
+  const { row } = drag;
   cancel();
   say(word("putBack").replace("%s", nameOf(row)));
 }
 
-/** Escape while the pointer still drags: SortableJS must have ended before the rows are anybody else's. */
+/** Escape while the pointer still drags: SortableJS must finish before others change the rows. */
 function letGo() {
-  hand.no = true;
+  drag.no = true;
   for (const type of ["pointerup", "mouseup", "touchend"]) document.dispatchEvent(new Event(type));
 }
 
 async function drop() {
-  const { row, told } = hand;
+  const { row, effect } = drag;
   if (!moved()) return cancel();
-  if (told?.refused) {
+  if (effect?.refused) {
     cancel();
-    return toast(told.text, "error");
+    return toast(effect.text, "error");
   }
   const values = { ...target(), run: tokens() };
-  const before = hand.order;
+  const before = drag.order;
   putDown();
   let shown = false;
   try {
     shown = await send(values);
   } finally {
-    if (!shown) body()?.append(...before.filter((one) => one.isConnected)); // nothing was done: back to what is true
+    if (!shown) body()?.append(...before.filter((one) => one.isConnected)); // nothing was done: restore the order
     if (nowhere()) gripOf(row.isConnected ? row : null)?.focus({ preventScroll: true });
     release("row");
   }
 }
 
-/** One place up or down, in the hand only. */
+/** One position up or down, not sent yet. */
 function step(by) {
-  const all = rows().filter((row) => !hand.others.includes(row));
-  const other = all[all.indexOf(hand.row) + by];
+  const all = rows().filter((row) => !drag.others.includes(row));
+  const other = all[all.indexOf(drag.row) + by];
   if (!other) return;
-  hand.moving = true; // taking an element out and putting it in again takes the focus from it
-  if (by < 0) other.before(hand.row);
-  else other.after(hand.row);
-  gripOf(hand.row).focus();
-  hand.moving = false;
-  hand.row.scrollIntoView({ block: "nearest" });
+  drag.moving = true; // taking an element out and putting it in again takes the focus from it
+  if (by < 0) other.before(drag.row);
+  else other.after(drag.row);
+  gripOf(drag.row).focus();
+  drag.moving = false;
+  drag.row.scrollIntoView({ block: "nearest" });
   preview();
 }
 
 function gripKey(event, row) {
   const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-  if (by && event.altKey && !hand) send({ do: by < 0 ? "up" : "down", run: together(row).map(tokenOf).join(",") });
+  if (by && event.altKey && !drag) send({ do: by < 0 ? "up" : "down", run: together(row).map(tokenOf).join(",") });
   else if (by) {
-    if (!hand) lift(row);
+    if (!drag) lift(row);
     step(by);
-  } else if (hand && ["Enter", " "].includes(event.key)) drop();
+  } else if (drag && ["Enter", " "].includes(event.key)) drop();
   else return;
   event.preventDefault();
 }
@@ -170,14 +170,14 @@ function makeSortable() {
     animation: 120,
     scrollSensitivity: 80,
     onStart: (event) => lift(event.item),
-    onChange: () => hand && preview(),
-    onEnd: () => hand && (hand.no ? putBack() : drop()),
+    onChange: () => drag && preview(),
+    onEnd: () => drag && (drag.no ? putBack() : drop()),
   });
 }
 
 if (here) {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && hand) {
+    if (event.key === "Escape" && drag) {
       event.preventDefault();
       return byKeys() ? putBack() : letGo();
     }
@@ -187,7 +187,7 @@ if (here) {
     if (!event.defaultPrevented) listKey(event, row);
   });
   document.addEventListener("focusout", (event) => {
-    if (hand && byKeys() && !hand.moving && event.target === gripOf(hand.row)) putBack();
+    if (drag && byKeys() && !drag.moving && event.target === gripOf(drag.row)) putBack();
   });
   document.addEventListener("htmx:after:swap", makeSortable);
   document.addEventListener("DOMContentLoaded", makeSortable); // the page loads SortableJS after this module

@@ -126,7 +126,7 @@ def test_all_that_is_done_to_rows_is_accessible_and_fits_a_phone(
     check("menu")
     page.get_by_role("menuitem", name="Before…").click()
     page.get_by_label("Reference run").fill("nobody")
-    expect(page.locator("#place [data-told]")).to_contain_text("No run called nobody")
+    expect(page.locator("#place [data-effect]")).to_contain_text("No waiting run named nobody")
     check("place")
     page.keyboard.press("Escape")
     page.get_by_role("checkbox", name="Select sweep-lr-0032").check()

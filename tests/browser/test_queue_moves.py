@@ -230,7 +230,7 @@ def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Projec
     page.get_by_role("menuitem", name="Before…").click()
     place = page.get_by_label("Reference run")
     place.fill("b")
-    expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 2")
+    expect(page.locator("#place [data-effect]")).to_contain_text("position 5 → 2")
     assert accessibility_faults(page) == []
     place.press("Enter")
     expect(shown(page)).to_have_text(list("aebcd"))
@@ -306,7 +306,7 @@ def test_a_place_that_cant_be_is_told_in_the_dialog_which_stays(page: Page, proj
     place.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()  # it asks for a name first
     place.fill("nobody")
-    expect(page.locator("#place [data-told]")).to_have_text("No waiting run named nobody in this queue.")
+    expect(page.locator("#place [data-effect]")).to_have_text("No waiting run named nobody in this queue.")
     place.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()

@@ -111,7 +111,7 @@ def test_pictures_of_every_page(
     take("queue-menu")
     page.get_by_role("menuitem", name="After…").click()
     page.get_by_label("Reference run").fill("ab-reranker-7")
-    expect(page.locator("#place [data-told]")).to_contain_text("position 5 → 3")
+    expect(page.locator("#place [data-effect]")).to_contain_text("position 5 → 3")
     take("queue-place")
     page.keyboard.press("Escape")
     page.get_by_role("checkbox", name="Select sweep-lr-0031").check()
