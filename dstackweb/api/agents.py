@@ -1,5 +1,4 @@
-"""What cloud machines ask (docs/runner.md): the runner as a file, and what their agents say. Not of the public
-interface."""
+"""Requests of cloud instances (docs/runner.md): the runner as a file, and reports of agents. Not a public API."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ router = Router()
 
 
 class AgentToken(HttpBearer):
-    """The token that an agent got when it joined."""
+    """The token that an agent gets when it joins."""
 
     def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
         return agents.instance_of_token(token)
@@ -46,7 +45,7 @@ class NextIn(Schema):
 
 @router.get("/pyz", auth=None, include_in_schema=False)
 def runner(request: HttpRequest) -> HttpResponse:
-    """The runner and the agent as one file, which holds no secret. Its `ETag` is its SHA-256."""
+    """The runner and the agent as one file without secrets. Its `ETag` is its SHA-256."""
     data, sha256 = pyz()
     etag = f'"{sha256}"'
     if request.headers.get("If-None-Match") == etag:
@@ -56,13 +55,13 @@ def runner(request: HttpRequest) -> HttpResponse:
 
 @router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
 def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, str]:
-    """An agent's first call uses up the token of its machine's user data, and gets its own."""
+    """An agent's first call: exchanges the single-use token in its user data for its own."""
     return {"token": agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)}
 
 
 @router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)
 def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
-    """The agent lives; what is it to do?"""
+    """An agent's heartbeat, answered with its next step."""
     if getattr(request, "auth", None) != instance_id:
         raise Forbidden("this token is for another instance")
     at = body.interruption.at if body.interruption else None

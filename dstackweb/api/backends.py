@@ -1,4 +1,4 @@
-"""Backends: what deployment admins set up, and what everybody may know of them: quotas, and what the cache does."""
+"""Backends, for deployment admins; their quotas and cache statistics, for all users."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def detail(request: HttpRequest, name: Path[str]) -> BackendOut:
 @router.put(
     "/{name}",
     response={200: BackendOut, 201: BackendOut, **REFUSALS, 409: ErrorOut},
-    summary="Set a backend up, or change it",
+    summary="Create or change a backend",
 )
 def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[BackendOut]:
-    """For deployment admins. Says all that is set of it; a secret that isn't said stays, if its access key does.
+    """For deployment admins. Replaces all settings; a secret that is left out stays if its access key is the same.
 
-    What it offers is asked for within some seconds. The same once more changes nothing.
+    Offers are fetched within seconds. Repeating the request changes nothing.
     """
     _admin(request)
     found, is_new = services.put(name, body.type, body.config, enabled=body.enabled)
@@ -62,7 +62,7 @@ def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[Backe
 
 @router.delete("/{name}", response={204: None, **REFUSALS, 409: ErrorOut}, summary="Delete a backend")
 def delete(request: HttpRequest, name: Path[str]) -> Status[None]:
-    """For deployment admins. Its offers are gone at once. Jobs on it go on; its instances end with them."""
+    """For deployment admins. Its offers disappear immediately. Its jobs continue; its instances end with them."""
     _admin(request)
     services.delete(name)
     return Status(204, None)
@@ -70,14 +70,14 @@ def delete(request: HttpRequest, name: Path[str]) -> Status[None]:
 
 @router.get("/{name}/quotas", response={200: QuotasOut, **REFUSALS}, summary="An account's quotas by region")
 def quotas(request: HttpRequest, name: Path[str]) -> QuotasOut:
-    """In vCPUs, used and in all, as far as known; `source` says how old that is. Empty where a backend has none."""
+    """Used and total, in vCPUs; `source` says how old they are. Empty for a backend without quotas."""
     found = listing.quotas(services.find(name), timezone.now())
     return QuotasOut(items=[RegionQuotasOut.of(region) for region in found])
 
 
-@router.get("/{name}/cache", response={200: CacheOut, **REFUSALS}, summary="What the cache of its offers has done")
+@router.get("/{name}/cache", response={200: CacheOut, **REFUSALS}, summary="Statistics of the offer cache")
 def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=2160)] = 24) -> CacheOut:
-    """Looks answered, calls made and calls saved, by the hour."""
+    """Cache hits, calls made and calls saved, by hour."""
     this_hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     found = figures.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
     return CacheOut(
@@ -88,4 +88,4 @@ def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=
 
 def _admin(request: HttpRequest) -> None:
     if not caller(request).is_superuser:
-        raise Forbidden("only admins of the deployment look after its backends")
+        raise Forbidden("only deployment admins can manage backends")

@@ -1,4 +1,4 @@
-"""Why not me: what a pass would decide on a run now, with every place that was tried."""
+"""Why a run waits: what a placement pass would decide now, and every place it would try."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut}
 
 
 class TriedOut(Schema):
-    """One place: `fits`, or the code of why not, with its words. `price` is USD per hour of one node."""
+    """One place: `fits`, or a code with its text. `price` is USD per hour of one node."""
 
     backend: str
     where: str
@@ -37,7 +37,7 @@ class TriedOut(Schema):
 
 
 class ReservationOut(Schema):
-    """What is kept, and for which run: null where it is another project's."""
+    """A reservation. `run` is null for a run of another project."""
 
     run: str | None
     starts_at: dt.datetime | None
@@ -57,7 +57,7 @@ class ReservationOut(Schema):
 
 
 class LimitOut(Schema):
-    """A limit that holds it up: what it is, what is used of it, what the run would add."""
+    """A limit that blocks the run: the limit, current use, and what the run would add."""
 
     reason: str
     code: str
@@ -74,7 +74,7 @@ class BudgetOut(Schema):
 
 
 class DecisionOut(Schema):
-    """`outcome` is a reason as in the queue; `starting` where it fits, `not_waiting` where it isn't in the queue."""
+    """`outcome` is a wait reason, `starting` if the run fits, or `not_waiting` if it is not in the queue."""
 
     at: dt.datetime
     outcome: str
@@ -105,6 +105,6 @@ class DecisionOut(Schema):
 
 @router.get("/{name}/decision", response={200: DecisionOut, **REFUSALS}, summary="Why a run waits, place by place")
 def decision(request: HttpRequest, project: Path[str], name: str) -> DecisionOut:
-    """Computed now, by what the placement itself decides with; stores nothing."""
+    """Computed with the code of the placement pass; changes nothing."""
     found, _role = project_of(request, project)
     return DecisionOut.of(decide_now(selectors.find_run(found, name)))

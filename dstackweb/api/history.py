@@ -1,4 +1,4 @@
-"""The past: how long runs waited and how many stood in line."""
+"""How long runs waited, and how many were waiting."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ router = Router(tags=["history"])
 of_queues = Router(tags=["history"])
 REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 HOURLY_DAYS = 31
-"""More days are not told by the hour."""
+"""The most days by hour."""
 
-Days = QueryEx[int, P(ge=1, le=KEPT_DAYS, description="How many days of the zone, today included")]
+Days = QueryEx[int, P(ge=1, le=KEPT_DAYS, description="Number of days in the time zone, including today")]
 Step = QueryEx[
-    Literal["hour", "day"] | None, P(description=f"Up to a week `hour`, else `day`; `hour` for {HOURLY_DAYS} at most")
+    Literal["hour", "day"] | None,
+    P(description=f"`hour` up to a week, else `day`; `hour` for at most {HOURLY_DAYS} days"),
 ]
-Zone = QueryEx[str, P(description="The IANA name of the zone whose days are meant", examples=["Europe/Berlin"])]
+Zone = QueryEx[str, P(description="The IANA name of the time zone", examples=["Europe/Berlin"])]
 
 
 class SpanOut(Schema):
-    """What happened in some span: waits in seconds, lengths in runs; null where there is nothing to tell.
+    """A span: waits in seconds, lengths in runs; null if unknown.
 
     The median and the 90th percentile are estimated from counts per range of waits (up to 1, 5 and 15 minutes, 1, 4
-    and 12 hours, 1 day, longer), so that each lies in the range of the true one.
+    and 12 hours, 1 day, longer): each is in the same range as the exact value.
     """
 
     placed: int
@@ -45,7 +46,7 @@ class SpanOut(Schema):
 
 
 class ColumnsOut(Schema):
-    """The numbers of a span, one list each, with one entry per time."""
+    """The numbers of the spans: lists with one entry per time."""
 
     placed: list[int]
     wait_median_s: list[int | None]
@@ -64,7 +65,7 @@ class BandOut(ColumnsOut):
 
 
 class HistoryOut(Schema):
-    """Spans that begin at `times`; the last one is not over yet."""
+    """Spans that start at `times`; the last one has not ended."""
 
     days: int
     step: Literal["hour", "day"]
@@ -89,22 +90,22 @@ class ProjectHistoryOut(HistoryOut):
     queues: list[QueueTotal]
 
 
-@of_queues.get("/{name}/history", response={200: QueueHistoryOut, **REFUSALS}, summary="What was in one queue")
+@of_queues.get("/{name}/history", response={200: QueueHistoryOut, **REFUSALS}, summary="History of a queue")
 def of_queue(
     request: HttpRequest, project: Path[str], name: str, days: Days = 7, step: Step = None, tz: Zone = "UTC"
 ) -> QueueHistoryOut:
-    """Wait times and lengths of the line per priority band."""
+    """Wait times and queue lengths by priority band."""
     found, _role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
     told = history.series(queue, _view(days, step, tz))
     return QueueHistoryOut(queue=queue.name, **_values(told))
 
 
-@router.get("", response={200: ProjectHistoryOut, **REFUSALS}, summary="What was in all queues of the project")
+@router.get("", response={200: ProjectHistoryOut, **REFUSALS}, summary="History of all queues of a project")
 def of_project(
     request: HttpRequest, project: Path[str], days: Days = 7, step: Step = None, tz: Zone = "UTC"
 ) -> ProjectHistoryOut:
-    """The same of all queues together, with the sums of each."""
+    """Wait times and lengths of all queues together, and the totals of each."""
     found, _role = project_of(request, project)
     told, each = history.overview(found, _view(days, step, tz))
     queues = [QueueTotal(queue=queue.name, total=_total(of_queue)) for queue, of_queue in each]
@@ -117,7 +118,7 @@ def _view(days: int, step: str | None, tz: str) -> HistoryRange:
     except ValueError as error:
         raise Invalid.at("tz", msg=str(error)) from None
     if step == "hour" and days > HOURLY_DAYS:
-        raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days are told by the hour")
+        raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days by hour")
     return HistoryRange(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
 
 

@@ -1,4 +1,4 @@
-"""Holds: GPUs for a person to work on, and more time for what runs."""
+"""Holds: GPUs for interactive work. Also more time for runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 422: Err
 
 
 class HoldIn(Schema):
-    """What to hold, in the notation of the run file, and `for` how long."""
+    """The resources, in the notation of the run file, and `for` how long."""
 
     model_config = {"extra": "forbid", "populate_by_name": True}
 
@@ -29,7 +29,7 @@ class HoldIn(Schema):
 
 
 class ExtendIn(Schema):
-    """How much time more."""
+    """The time to add."""
 
     model_config = {"extra": "forbid", "populate_by_name": True}
 
@@ -44,9 +44,9 @@ def hold(
     body: HoldIn,
     idempotency_key: IdempotencyKey = "",
 ) -> Status[RunOut]:
-    """A run that keeps what it is given for a person to work on. It waits in its queue like any other.
+    """Submit a run that reserves resources for interactive work. It waits in its queue like other runs.
 
-    Once it runs, `hold` says where it is and how to get in, and `held_until` for how long. Stop it to give it back.
+    When it runs, `hold` has its host and connection details, and `held_until` its end. Stop it to release it.
     """
     found, role = project_of(request, project, "member")
     run = holds.submit_hold(found, caller(request), role, holds.HoldRequest(**body.dict()), idempotency_key)
@@ -55,9 +55,9 @@ def hold(
     return Status(201, RunOut.of(run))
 
 
-@of_runs.post("/{name}/extend", response={200: RunOut, **REFUSALS}, summary="Give a placed run more time")
+@of_runs.post("/{name}/extend", response={200: RunOut, **REFUSALS}, summary="Extend a run")
 def extend(request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: ExtendIn) -> RunOut:
-    """Lengthen the `max_duration` of a hold, or of any other run that has one."""
+    """Add time to the `max_duration` of a placed hold, or of another placed run that has one."""
     found, role = project_of(request, project, "member")
     run = holds.extend(selectors.find_run(found, name), caller(request), role, body.duration)
     response["ETag"] = f'"{services.etag(run)}"'

@@ -1,4 +1,4 @@
-"""The team's own machines: what they have, what deployment admins do with them, and how another one joins."""
+"""Hosts: their capacity and state, changes by deployment admins, and joining."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, l
 
 
 class GpuSampleOut(Schema):
-    """What a GPU was seen doing last. What it doesn't tell is null."""
+    """A GPU's newest sample. Values that it doesn't report are null."""
 
     at: dt.datetime
     utilization: int | None = Field(description="Percent")
@@ -36,7 +36,7 @@ class GpuSampleOut(Schema):
     power_limit_w: int | None
     temperature_c: int | None
     held_back: list[str] = Field(
-        description="What holds its clocks down: `power_cap`, `power_brake`, `heat`, `hardware`"
+        description="Why its clocks are throttled: `power_cap`, `power_brake`, `heat`, `hardware`"
     )
 
 
@@ -52,7 +52,7 @@ class HostGpuOut(Schema):
 
 
 class SamplingOut(Schema):
-    """How the last look at a host's GPUs went. Without `library` the machine has no NVML, and so no GPU to look at."""
+    """The last sample of a host's GPUs. Without `library` the machine has no NVML, and no GPUs are read."""
 
     at: dt.datetime
     took_ms: float
@@ -61,7 +61,7 @@ class SamplingOut(Schema):
 
 
 class ReservedOut(Schema):
-    """What a host keeps for a run that has waited long. `gpus` are UUIDs."""
+    """A reservation on a host for a run that has waited long. `gpus` are UUIDs."""
 
     run: str
     cpus: int
@@ -70,7 +70,7 @@ class ReservedOut(Schema):
 
 
 class HostOut(Schema):
-    """`gpus_used` counts those that a job holds or that are used outside dstackweb; `jobs` are the active ones."""
+    """`gpus_used` counts GPUs of jobs and GPUs used outside dstackweb; `jobs` counts active jobs."""
 
     name: str
     online: bool
@@ -99,7 +99,7 @@ class HostsOut(Schema):
 
 
 class PatchHostIn(Schema):
-    """What deployment admins edit of a host. Labels that are not named stay; one that is null is taken away."""
+    """Changes by deployment admins. Labels that are not given stay; a label that is null is removed."""
 
     model_config = {"extra": "forbid"}
 
@@ -115,7 +115,7 @@ class HostInviteOut(Schema):
 
 
 class NewHostInviteOut(HostInviteOut):
-    """`token` is shown this once. `obstacles` are what still keeps another machine out."""
+    """`token` is shown only once. `obstacles` are reasons why no machine can join yet."""
 
     token: str
     command: str
@@ -128,20 +128,20 @@ class HostInvitesOut(Schema):
 
 
 class HostJoinIn(Schema):
-    """A machine that wants to become a host. With `check` it is only told what is in its way."""
+    """A machine that joins as a host. With `check` only obstacles are reported."""
 
     model_config = {"extra": "forbid"}
 
     name: str
-    url: str = Field(description="The server's address as the machine reaches it")
+    url: str = Field(description="The server's URL as the machine reaches it")
     version: str = Field(description="dstackweb's version there")
     labels: dict[str, str] = Field(default_factory=dict)
-    insecure: bool = Field(False, description="Plain HTTP will do, on a network that is trusted")
+    insecure: bool = Field(False, description="Allow plain HTTP on a trusted network")
     check: bool = False
 
 
 class ReachOut(Schema):
-    """A service that the machine itself must be able to reach; `setting` is where the server has its address."""
+    """A service that the machine must reach; `setting` is the server's setting with its address."""
 
     what: str
     host: str
@@ -150,7 +150,7 @@ class ReachOut(Schema):
 
 
 class JoinOut(Schema):
-    """`environment` is what `manage.py host` needs; it has the deployment's keys, and is null where nothing joined."""
+    """`environment` is for `manage.py host` and has the deployment's keys; null if the machine did not join."""
 
     name: str
     api_url: str
@@ -185,23 +185,23 @@ class HostToken(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> str:
         name = joining.host_of_token(token)
         if name is None:
-            raise Forbidden("this machine has another DSTACKWEB_SECRET_KEY than the server")
+            raise Forbidden("this machine's DSTACKWEB_SECRET_KEY differs from the server's")
         return name
 
 
-@router.get("", response={200: HostsOut, 401: ErrorOut}, summary="The team's own machines")
+@router.get("", response={200: HostsOut, 401: ErrorOut}, summary="Hosts")
 def hosts(request: HttpRequest) -> HostsOut:
-    """CPUs, memory and GPUs with holder and last sample. Runs of projects that the caller can't see stay nameless."""
+    """CPUs, memory, and GPUs with their run and newest sample. Runs of projects that you can't see have no name."""
     return HostsOut(items=_hosts(list_hosts(), _seen(caller(request))))
 
 
 @router.post(
     "/invites",
     response={201: NewHostInviteOut, **REFUSALS},
-    summary="A one-time token with which another machine joins",
+    summary="Create a join token",
 )
 def invite(request: HttpRequest) -> Status[NewHostInviteOut]:
-    """For deployment admins. It works for an hour, and gives its user all that the server can do."""
+    """For deployment admins. It works once, within an hour, and gives full access to the deployment."""
     made, token = joining.invite(_admin(request))
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     command = f"dstackweb host join {url} --token {token}"
@@ -209,22 +209,22 @@ def invite(request: HttpRequest) -> Status[NewHostInviteOut]:
     return Status(201, out)
 
 
-@router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Join tokens that still work")
+@router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Valid join tokens")
 def invites(request: HttpRequest) -> HostInvitesOut:
     _admin(request)
     return HostInvitesOut(items=[HostInviteOut(**_invite(row)) for row in joining.open_invites()])
 
 
-@router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Make a join token worthless")
+@router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Revoke a join token")
 def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
     _admin(request)
     joining.withdraw(invite_id)
     return Status(204, None)
 
 
-@router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Become a host of the deployment")
+@router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Join as a host")
 def join(request: HttpRequest, body: HostJoinIn) -> JoinOut:
-    """Called on the other machine, with a join token. A refusal, or a check, leaves the token as it is."""
+    """Called by the new host with a join token. After an error or a check the token stays valid."""
     row = request.auth  # type: ignore[attr-defined]
     machine = joining.Machine(**body.model_dump(exclude={"check"}))
     environment = None if body.check else joining.join(row, machine)
@@ -240,13 +240,13 @@ def join(request: HttpRequest, body: HostJoinIn) -> JoinOut:
 
 @router.get("/hello", auth=HostToken(), response={200: dict[str, str], 403: ErrorOut}, include_in_schema=False)
 def hello(request: HttpRequest) -> dict[str, str]:
-    """Whether a host has the right server and the right key."""
+    """Confirms to a host that it has the right server and key."""
     return {"host": request.auth}  # type: ignore[attr-defined]
 
 
 @router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
 def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
-    """For deployment admins. `draining: false` also calls off that it leaves."""
+    """For deployment admins. `draining: false` also cancels a removal."""
     who = _admin(request)
     host = care.find(name)
     if body.labels is not None:
@@ -256,9 +256,9 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
     return _one(name, who)
 
 
-@router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Have a host leave")
+@router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Remove a host")
 def leave(request: HttpRequest, name: Path[str]) -> HostOut:
-    """For deployment admins. It takes no new jobs, and is gone from the lists once it holds nothing."""
+    """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
     who = _admin(request)
     care.leave(care.find(name), who)
     return _one(name, who)
@@ -267,14 +267,14 @@ def leave(request: HttpRequest, name: Path[str]) -> HostOut:
 def _admin(request: HttpRequest) -> User:
     found = caller(request)
     if not found.is_superuser:
-        raise Forbidden("only admins of the deployment look after its hosts")
+        raise Forbidden("only deployment admins can manage hosts")
     return found
 
 
 def _one(name: str, who: User) -> HostOut:
     found = list_hosts(name)
     if not found:
-        raise NotFound(f"no host is called {name}")
+        raise NotFound(f"there is no host {name}")
     return _hosts(found, _seen(who))[0]
 
 

@@ -1,4 +1,4 @@
-"""What a run's GPUs did: samples per job and GPU over time, what was seen last, and the policy's state."""
+"""GPU metrics of a run: samples per job and GPU over time, newest samples, and the state of its policy."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from dstackweb.runs.placement_summary import where
 router = Router(tags=["utilization"])
 REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 RANGE = dt.timedelta(hours=1)
-"""How far back it goes where `from` isn't given."""
+"""The default time range."""
 LONGEST = dt.timedelta(days=30)
 MOST_POINTS = 2000
 MOST_NUMBERS = 100_000
-"""So many moments, of all GPUs together, are told at once."""
+"""The most points of all GPUs together in one answer."""
 
-From = QueryEx[dt.datetime | None, P(alias="from", description="An hour before `to` where it isn't given")]
-To = QueryEx[dt.datetime | None, P(alias="to", description="Now, or the run's end, where it isn't given")]
-Points = QueryEx[int, P(ge=2, le=MOST_POINTS, description="At most so many moments; fewer where there are many GPUs")]
-Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="The newest where it isn't given")]
+From = QueryEx[dt.datetime | None, P(alias="from", description="Default: an hour before `to`")]
+To = QueryEx[dt.datetime | None, P(alias="to", description="Default: now, or the run's end")]
+Points = QueryEx[int, P(ge=2, le=MOST_POINTS, description="Maximum number of points; fewer for many GPUs")]
+Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="Default: the newest")]
 
 
 class LatestSampleOut(Schema):
@@ -45,20 +45,20 @@ class LatestSampleOut(Schema):
     memory_used_mib: int | None
     power_w: int | None
     temperature_c: int | None
-    throttle: int | None = Field(description="NVML's bits of why its clocks are held down")
+    throttle: int | None = Field(description="NVML's bits for throttled clocks")
     processes: list[dict[str, Any]] = Field(description="With `pid`, `user` and `memory_mib`")
 
 
 class GpuMetricsOut(Schema):
-    """One GPU, or one MIG device. The lists go with `times`; null is where nothing is known."""
+    """A GPU or MIG device. The lists have a value for each of `times`, null without a sample."""
 
     uuid: str
-    index: int | None = Field(description="NVML's on its machine; null for a GPU that was not seen yet")
+    index: int | None = Field(description="NVML's index; null for a GPU without samples")
     name: str
     memory_mib: int | None
     power_limit_w: int | None
     last: LatestSampleOut | None
-    low_since: dt.datetime | None = Field(description="Since when it has been below the policy's minimum")
+    low_since: dt.datetime | None = Field(description="Start of the time below the policy's minimum")
     utilization: list[float | None]
     memory_used_mib: list[float | None]
     power_w: list[float | None]
@@ -66,16 +66,16 @@ class GpuMetricsOut(Schema):
 
 
 class NodeMetricsOut(Schema):
-    """One job."""
+    """A job."""
 
     node: int
     status: str
-    where: str = Field(description="A host, or a machine of a cloud")
+    where: str = Field(description="A host, or a cloud instance")
     gpus: list[GpuMetricsOut]
 
 
 class MetricsOut(Schema):
-    """One attempt of a run. `times` are the beginnings of spans of `step_s` seconds; null without a sample."""
+    """An attempt of a run. `times` are the starts of spans of `step_s` seconds; null without a sample."""
 
     run: str
     id: str
@@ -83,11 +83,11 @@ class MetricsOut(Schema):
     attempt: int
     step_s: float | None
     times: list[dt.datetime]
-    policy: PolicyOut | None = Field(description="As in the run; of the newest attempt")
+    policy: PolicyOut | None = Field(description="As in the run, for the newest attempt")
     jobs: list[NodeMetricsOut]
 
 
-@router.get("/{name}/metrics", response={200: MetricsOut, **REFUSALS}, summary="What a run's GPUs did")
+@router.get("/{name}/metrics", response={200: MetricsOut, **REFUSALS}, summary="GPU metrics of a run")
 def metrics(
     request: HttpRequest,
     project: Path[str],
@@ -97,7 +97,7 @@ def metrics(
     points: Points = 240,
     attempt: Attempt = None,
 ) -> HttpResponse:
-    """Per job and GPU, of 30 days at most: samples of the last 24 hours, averages of five minutes before that."""
+    """Per job and GPU, at most 30 days: samples of the last 24 hours, averages of five minutes before."""
     found, _role = project_of(request, project)
     run, now = selectors.find_run(found, name), timezone.now()
     since, until = _range(run, since, until, now)

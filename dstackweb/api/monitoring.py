@@ -30,21 +30,21 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState, PeriodicJob
 
 GAUGES = (
-    ("utilization", "dstackweb_gpu_utilization_percent", "How much of the time a GPU computed", 1),
-    ("memory_used_mib", "dstackweb_gpu_memory_used_bytes", "Memory of a GPU in use", 1 << 20),
-    ("power_w", "dstackweb_gpu_power_watts", "Power that a GPU draws", 1),
-    ("temperature_c", "dstackweb_gpu_temperature_celsius", "Temperature of a GPU", 1),
+    ("utilization", "dstackweb_gpu_utilization_percent", "GPU utilization", 1),
+    ("memory_used_mib", "dstackweb_gpu_memory_used_bytes", "GPU memory in use", 1 << 20),
+    ("power_w", "dstackweb_gpu_power_watts", "GPU power draw", 1),
+    ("temperature_c", "dstackweb_gpu_temperature_celsius", "GPU temperature", 1),
 )
 
 
 class Gpus(Collector):
-    """The figures at `now`. A GPU whose newest sample is stale, or lacks a value, has none of it."""
+    """GPU metrics as of `now`. GPUs without a fresh sample, or without a value, are left out."""
 
     def __init__(self, now: dt.datetime) -> None:
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of GPUs; none of them asks a GPU."""
+        """GPU metrics from stored samples."""
         yield from self._gpus()
         yield from self._hosts()
         yield from self._stops()
@@ -53,8 +53,8 @@ class Gpus(Collector):
         gpus = list(Gpu.objects.select_related("host").order_by("host__name", "index"))
         seen = newest(gpus)
         fresh = [gpu for gpu in gpus if gpu.uuid in seen and is_fresh(seen[gpu.uuid], to_ms(self._now))]
-        for name, metric, told, factor in GAUGES:
-            gauge = GaugeMetricFamily(metric, told, labels=["host", "gpu", "uuid"])
+        for name, metric, help_text, factor in GAUGES:
+            gauge = GaugeMetricFamily(metric, help_text, labels=["host", "gpu", "uuid"])
             for gpu in fresh:
                 value = getattr(seen[gpu.uuid], name)
                 if value is not None:
@@ -65,11 +65,11 @@ class Gpus(Collector):
         works = GaugeMetricFamily(
             "dstackweb_host_sampling_ok", "Whether all GPUs of a host can be read", labels=["host"]
         )
-        library = GaugeMetricFamily("dstackweb_host_nvml", "Whether a host has NVML's library", labels=["host"])
+        library = GaugeMetricFamily("dstackweb_host_nvml", "Whether a host has the NVML library", labels=["host"])
         age = GaugeMetricFamily(
-            "dstackweb_host_sample_age_seconds", "Since the last look at a host's GPUs", labels=["host"]
+            "dstackweb_host_sample_age_seconds", "Time since the last sample of a host's GPUs", labels=["host"]
         )
-        took = GaugeMetricFamily("dstackweb_host_sample_duration_ms", "How long that look took", labels=["host"])
+        took = GaugeMetricFamily("dstackweb_host_sample_duration_ms", "Duration of the last sample", labels=["host"])
         for sampling in HostSampling.objects.select_related("host"):
             host = [sampling.host.name]
             works.add_metric(host, not sampling.error)
@@ -81,7 +81,7 @@ class Gpus(Collector):
     def _stops(self) -> Iterator[Metric]:
         counter = CounterMetricFamily(
             "dstackweb_policy_stops",
-            "Runs that their utilization policies stopped, or (observed) would have",
+            "Runs that utilization policies stopped, or (observed) would have stopped",
             labels=["project", "observed"],
         )
         rows = PolicyStop.objects.order_by().values(name=F("project__name"), only=F("observed")).annotate(n=Count("pk"))
@@ -92,24 +92,24 @@ class Gpus(Collector):
 
 COUNTED = {
     "hits": "Looks at offers answered from a kept result",
-    "misses": "Looks for which there was no kept result",
-    "coalesced": "Callers that would have asked, too, while somebody was at it",
-    "calls": "Times that a cloud was asked for something",
-    "failures": "Calls to a cloud that came to nothing",
-    "throttles": "Failures because a cloud was asked too often",
-    "stale_served": "Answers made of something older than it should be",
-    "uncached": "Calls that the same answers would have cost without a cache",
+    "misses": "Reads that were not in the cache",
+    "coalesced": "Calls saved because the same call was already in progress",
+    "calls": "Calls to a cloud",
+    "failures": "Calls to a cloud that failed",
+    "throttles": "Calls that a cloud throttled",
+    "stale_served": "Reads answered with stale data",
+    "uncached": "Calls that would have been made without the cache",
 }
 
 
 class Clouds(Collector):
-    """The figures at `now`. Counters begin anew at midnight UTC, which Prometheus takes for a restart."""
+    """Cloud metrics as of `now`. Counters restart at midnight UTC, as after a restart of the process."""
 
     def __init__(self, now: dt.datetime) -> None:
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of clouds; none of them asks a cloud."""
+        """Cloud metrics from stored rows; no cloud is called."""
         yield from self._cache()
         yield from self._sources()
         yield from self._apis()
@@ -119,13 +119,13 @@ class Clouds(Collector):
     def _cache(self) -> Iterator[Metric]:
         midnight = self._now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         totals = figures.totals(midnight)
-        for name, told in COUNTED.items():
-            counter = CounterMetricFamily(f"dstackweb_offers_{name}", told, labels=["backend"])
+        for name, help_text in COUNTED.items():
+            counter = CounterMetricFamily(f"dstackweb_offers_{name}", help_text, labels=["backend"])
             for backend, found in totals.items():
                 counter.add_metric([backend], getattr(found, name))
             yield counter
         saved = GaugeMetricFamily(
-            "dstackweb_offers_calls_saved", "Calls that the cache has saved since midnight UTC", labels=["backend"]
+            "dstackweb_offers_calls_saved", "Calls that the cache saved since midnight UTC", labels=["backend"]
         )
         for backend, found in totals.items():
             saved.add_metric([backend], found.saved)
@@ -133,9 +133,9 @@ class Clouds(Collector):
 
     def _sources(self) -> Iterator[Metric]:
         labels = ["backend", "source", "region"]
-        age = GaugeMetricFamily("dstackweb_source_age_seconds", "Age of what a cloud said last", labels=labels)
+        age = GaugeMetricFamily("dstackweb_source_age_seconds", "Age of a source's data", labels=labels)
         state = GaugeMetricFamily(
-            "dstackweb_source_state", "1 for the state that a source is in", labels=[*labels, "state"]
+            "dstackweb_source_state", "1 for the current state of a source", labels=[*labels, "state"]
         )
         for found in freshness.of_backends(sources.sourced_backends(), self._now):
             names = [found.backend, found.source, found.region]
@@ -149,11 +149,11 @@ class Clouds(Collector):
     def _apis(self) -> Iterator[Metric]:
         labels = ["api", "region"]
         left = GaugeMetricFamily(
-            "dstackweb_api_calls_left", "Calls that may be made at once; below zero: that wait", labels=labels
+            "dstackweb_api_calls_left", "Calls allowed now; negative: calls that wait", labels=labels
         )
-        most = GaugeMetricFamily("dstackweb_api_calls_at_once", "Calls that may be made at once at most", labels=labels)
+        most = GaugeMetricFamily("dstackweb_api_calls_at_once", "Maximum burst of calls", labels=labels)
         alone = GaugeMetricFamily(
-            "dstackweb_api_left_alone_seconds", "For how long an API that throttled is not asked", labels=labels
+            "dstackweb_api_left_alone_seconds", "Time until a throttled API is called again", labels=labels
         )
         for found in (one for kind in registry.KINDS.values() for one in kind.api_usage(self._now)):
             names = [found.api, found.region]
@@ -167,7 +167,7 @@ class Clouds(Collector):
     def _machines(self) -> Iterator[Metric]:
         there = Instance.objects.exclude(status=InstanceStatus.GONE).order_by()
         counts = GaugeMetricFamily(
-            "dstackweb_instances", "Machines of clouds that are not gone; idle: kept for another run",
+            "dstackweb_instances", "Cloud instances; idle: kept for another run",
             labels=["backend", "status"],
         )  # fmt: skip
         idle = When(status=InstanceStatus.RUNNING, holder=None, then=Value("idle"))
@@ -178,7 +178,7 @@ class Clouds(Collector):
 
     def _money(self) -> Iterator[Metric]:
         spent = GaugeMetricFamily("dstackweb_spent_usd", "USD spent on clouds this month (UTC)", labels=["project"])
-        budget = GaugeMetricFamily("dstackweb_budget_usd", "USD that may be spent in a month", labels=["project"])
+        budget = GaugeMetricFamily("dstackweb_budget_usd", "Monthly budget in USD", labels=["project"])
         pays = Exists(Instance.objects.filter(project=OuterRef("pk")))
         for project in Project.objects.filter(Q(monthly_budget__isnull=False) | pays).order_by("name"):
             spent.add_metric([project.name], float(spend.spent_this_month(project.pk, self._now)))
@@ -189,15 +189,13 @@ class Clouds(Collector):
 
 
 class Tasks(Collector):
-    """The counters as they are; prefixes, which may be thousands, are left to the API."""
+    """Task counters by run; prefixes, of which there may be thousands, are only in the API."""
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of tasks."""
-        tasks = GaugeMetricFamily(
-            "dstackweb_tasks", "Tasks of runs whose attempt goes on", labels=["project", "run", "state"]
-        )
+        """Task metrics of attempts that have not ended."""
+        tasks = GaugeMetricFamily("dstackweb_tasks", "Tasks of running attempts", labels=["project", "run", "state"])
         groups = GaugeMetricFamily(
-            "dstackweb_task_groups", "Groups of tasks that are not all forgotten", labels=["project", "run"]
+            "dstackweb_task_groups", "Task groups with tasks that are not forgotten", labels=["project", "run"]
         )
         scopes = list(Scope.objects.filter(run_id__gt=0, ended_ms=None).select_related("project").order_by("id"))
         names = dict(Run.objects.filter(pk__in=[scope.run_id for scope in scopes]).values_list("pk", "name"))
@@ -209,19 +207,19 @@ class Tasks(Collector):
         yield tasks
         yield groups
         unsettled = GaugeMetricFamily(
-            "dstackweb_task_attempts_unsettled", "Attempts that are over and whose live tasks are still to be released"
+            "dstackweb_task_attempts_unsettled", "Ended attempts whose unfinished tasks are not released yet"
         )
         unsettled.add_metric([], Scope.objects.filter(ended_ms__isnull=False, settled=False).count())
         yield unsettled
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
-    """The web process answers."""
+    """The web process is alive."""
     return JsonResponse({"status": "ok"})
 
 
 def readyz(request: HttpRequest) -> HttpResponse:
-    """The database answers; 503 with what is wrong when not."""
+    """The database answers; otherwise 503 with the error."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -231,24 +229,24 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Prometheus text: kept counters only, so that a scrape costs a few rows."""
+    """Metrics in Prometheus' text format, from stored counters: a scrape reads a few rows."""
     registry = CollectorRegistry()
     runs = Gauge("dstackweb_runs", "Runs by queue and status", ["project", "queue", "status"], registry=registry)
     for row in QueueCount.objects.select_related("queue__project"):
         for status in RunStatus:
             runs.labels(row.queue.project.name, row.queue.name, status.value).set(getattr(row, status.value))
-    hosts = Gauge("dstackweb_host_online", "Whether a host is heard of", ["host"], registry=registry)
-    cpus = Gauge("dstackweb_host_cpus_used", "CPUs that jobs hold", ["host"], registry=registry)
+    hosts = Gauge("dstackweb_host_online", "Whether a host is online", ["host"], registry=registry)
+    cpus = Gauge("dstackweb_host_cpus_used", "CPUs in use by jobs", ["host"], registry=registry)
     for host in Host.joined.all():
         hosts.labels(host.name).set(is_online(host))
         cpus.labels(host.name).set(host.cpus_used)
-    late = Gauge("dstackweb_periodic_late_seconds", "Time past due of periodic work", ["job"], registry=registry)
+    late = Gauge("dstackweb_periodic_late_seconds", "How late a periodic job is", ["job"], registry=registry)
     now = timezone.now()
     for job in PeriodicJob.objects.all():
         late.labels(job.name).set(max(0.0, (now - job.due_at).total_seconds()))
     state = PassState.objects.filter(pk=1).first()
     if state is not None:
-        Gauge("dstackweb_pass_duration_ms", "Time of the last placement pass", registry=registry).set(state.duration_ms)
+        Gauge("dstackweb_pass_duration_ms", "Duration of the last pass", registry=registry).set(state.duration_ms)
     registry.register(Clouds(now))
     registry.register(Gpus(now))
     registry.register(Tasks())

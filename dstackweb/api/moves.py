@@ -1,4 +1,4 @@
-"""Moving waiting runs in their queue, seeing first what it would do, and taking it back."""
+"""Moving waiting runs in their queue: dry run, move and undo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move(
     body: MoveIn,
     if_match: IfMatch = None,
 ) -> MoveOut:
-    """Managers' runs stand exactly there. Members' change places with their other runs: nobody else's position changes.
+    """Managers move runs to any position. Members swap the positions of their own runs; other runs keep theirs.
 
     With `If-Match` (one run) a stale move is refused; the new `ETag` comes back. `dry_run` changes nothing.
     """
@@ -45,9 +45,9 @@ def move(
     return MoveOut.of(done)
 
 
-@router.post("/{name}/undo", response={200: MoveOut, **REFUSALS}, summary="Take a move back")
+@router.post("/{name}/undo", response={200: MoveOut, **REFUSALS}, summary="Undo a move")
 def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | None = None) -> MoveOut:
-    """By who made it, for ten seconds, and while no run of it has changed since. Changes of priority, too."""
+    """By its user, within ten seconds, while its runs are unchanged. Priority changes can be undone too."""
     found, role = project_of(request, project, "member")
     queue = selectors.find_queue(found, name)
     move_id = body.move if body else None
@@ -80,4 +80,4 @@ def _target(project: Project, body: MoveIn) -> reorder.MoveTarget:
             return reorder.MoveTarget(where, selectors.find_run(project, getattr(body, where)))
         case ["top" | "bottom" as where]:
             return reorder.MoveTarget(where)
-    raise Invalid.at("before", msg="send one of `before`, `after`, `top` and `bottom`")
+    raise Invalid.at("before", msg="send one of `before`, `after`, `top` or `bottom`")

@@ -1,4 +1,4 @@
-"""The shapes of what is asked of offers and backends, and answered."""
+"""Schemas of offers and backends."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class OffersOut(Schema):
 
 
 def offer_out(offer: Offer, needs: Requirements) -> OfferOut:
-    """An offer with its reason in words."""
+    """An offer with its reason as text."""
     out = OfferOut.of(offer)
     out.detail = {**offer.detail, "message": offer_words.why(offer, needs)}
     return out
 
 
 class RefreshIn(Schema):
-    """What to ask anew; without `backends`, all of them."""
+    """The backends to refresh; all by default."""
 
     model_config = {"extra": "forbid"}
 
@@ -70,13 +70,13 @@ class RefreshIn(Schema):
 
 
 class RefreshOut(Schema):
-    """`items` are the names of the backends that are asked anew; one that was so just now is left out."""
+    """`items` are the backends that are refreshed, without those that were refreshed just before."""
 
     items: list[str]
 
 
 class BackendOut(Schema):
-    """A backend as it is set up. `config` never has a secret; `has_secret` says whether one is kept."""
+    """A backend. `config` never has a secret; `has_secret` says whether one is stored."""
 
     name: str
     type: str
@@ -103,7 +103,7 @@ class BackendsOut(Schema):
 
 
 class PutBackendIn(Schema):
-    """All that is set of a backend. A secret that isn't said stays, if its access key does."""
+    """All settings of a backend. A missing secret stays if the access key is the same."""
 
     model_config = {"extra": "forbid"}
 
@@ -115,7 +115,7 @@ class PutBackendIn(Schema):
 
 
 class QuotaOut(Schema):
-    """A quota of the account, in vCPUs, and how many of them are in use."""
+    """A quota of the account and its use, in vCPUs."""
 
     code: str
     name: str
@@ -124,7 +124,7 @@ class QuotaOut(Schema):
 
 
 class RegionQuotasOut(Schema):
-    """`items` are empty where nothing is known; `source` says why."""
+    """`items` are empty if nothing is known; `source` says why."""
 
     region: str
     source: SourceOut
@@ -149,7 +149,7 @@ class QuotasOut(Schema):
 
 
 class FiguresOut(Schema):
-    """What the cache of a backend's offers has done in an hour, or in all (docs/offers.md)."""
+    """Statistics of a backend's offer cache, of an hour or in total (docs/offers.md)."""
 
     hits: int
     misses: int
@@ -171,7 +171,7 @@ class HourOut(FiguresOut):
 
 
 class CacheOut(Schema):
-    """By the hour, the newest first; hours in which nothing happened are left out."""
+    """By hour, the newest first, without hours of zeros."""
 
     total: FiguresOut
     items: list[HourOut]

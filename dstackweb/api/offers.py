@@ -1,4 +1,4 @@
-"""What a project's runs could have: offers of clouds and own hosts, and a refresh by hand."""
+"""Offers of hosts and clouds for a project's runs, and manual refresh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dstackweb.scheduler.placement.offers import matching
 router = Router(tags=["offers"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 QUERY = ("query",)
-Several = QueryEx[list[str] | None, P(description="Repeatable, or with commas")]
+Several = QueryEx[list[str] | None, P(description="Repeat or separate by commas")]
 
 
 @router.get("", response={200: OffersOut, **REFUSALS}, summary="Offers, the cheapest first")
@@ -37,7 +37,7 @@ def offers(
     limit: QueryEx[int, P(ge=1, le=2000)] = 500,
     cursor: str = "",
 ) -> OffersOut:
-    """What one node of a run with these `resources` could have, those that can't be had now included.
+    """Offers for one node of a run with these `resources`, including unavailable ones.
 
     Answers from what is kept, and never waits for a cloud; `sources` says how old that is. Own hosts cost nothing. A
     machine that stands idle for the project's next run is `idle`, with its `instance` in `detail`.
@@ -61,9 +61,9 @@ def offers(
     )
 
 
-@router.post("/refresh", response={200: RefreshOut, **REFUSALS, 429: ErrorOut}, summary="Ask the clouds anew")
+@router.post("/refresh", response={200: RefreshOut, **REFUSALS, 429: ErrorOut}, summary="Refresh offers")
 def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = None) -> RefreshOut:
-    """Have all sources asked again, in the background; what is known counts until then, as stale.
+    """Refresh all sources in the background. Until then the known offers are used, marked as stale.
 
     Each backend at most once in 10 s: with none left to ask, this answers 429.
     """
@@ -74,6 +74,6 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
     named = body.backends if body is not None and body.backends is not None else list(clouds)
     for place, name in enumerate(named):
         if name not in clouds:
-            raise Invalid.at("backends", place, msg=f"no cloud's backend is called {name[:80]!r}, or it is disabled")
+            raise Invalid.at("backends", place, msg=f"there is no enabled cloud backend {name[:80]!r}")
     asked = refreshing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
     return RefreshOut(items=[found.name for found in asked])

@@ -1,4 +1,4 @@
-"""The shapes of answers about utilization policies. Times are ISO 8601 in UTC; money is USD."""
+"""Schemas of utilization policies. Times are ISO 8601 in UTC; money is USD."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Scope = Literal["any", "all"]
 
 
 class TermsOut(Schema):
-    """What a policy says."""
+    """The rule of a policy."""
 
-    min_gpu_utilization: int = Field(description="Percent; equal to it is use")
+    min_gpu_utilization: int = Field(description="Percent; a GPU below it is idle")
     time_window_s: int
     scope: Scope
     warmup_s: int
 
 
 class PolicyOut(TermsOut):
-    """A placed run's utilization policy, and how the run stands with it now.
+    """A placed run's utilization policy and its current state.
 
     `verdict` is `keep`, `unknown` (samples are missing) or `stop`. `low_since` is from when it has been below the
     minimum, `stops_at` when it is stopped if that goes on. `gpu_index` is NVML's index of the GPU that is low on
@@ -33,19 +33,19 @@ class PolicyOut(TermsOut):
     """
 
     action: Literal["terminate", "notify"]
-    source: dict[str, Any] = Field(description="Where it comes from, as in `provenance`")
+    source: dict[str, Any] = Field(description="Its source, as in `provenance`")
     verdict: Literal["keep", "unknown", "stop"]
     low_since: dt.datetime | None
     stops_at: dt.datetime | None
     node: int
     gpu_index: int | None
-    badge: bool = Field(description="It has been low for at least half the window")
-    noticed: bool = Field(description="Its people have been told that it is below its minimum")
+    badge: bool = Field(description="Utilization was low for at least half the window")
+    noticed: bool = Field(description="A warning about low utilization was sent")
     kept_until: dt.datetime | None
     kept_by: str | None
     kept_because: str | None
     keeps_left: int
-    observe_only: bool = Field(description="The project's policies stop nothing for now")
+    observe_only: bool = Field(description="The project's policies only report violations")
 
     @classmethod
     def of(cls, found: Standing | None) -> PolicyOut | None:
@@ -71,7 +71,7 @@ class PolicyOut(TermsOut):
 
 
 class KeepIn(Schema):
-    """Why the run should go on; `minutes` is the project's usual time where it isn't given."""
+    """Why the run should continue; `minutes` defaults to the project's setting."""
 
     model_config = {"extra": "forbid"}
 
@@ -80,7 +80,7 @@ class KeepIn(Schema):
 
 
 class KeepOut(Schema):
-    """Until when the run is not stopped by its policy."""
+    """Until when the policy does not stop the run."""
 
     run: str
     until: dt.datetime
@@ -89,7 +89,7 @@ class KeepOut(Schema):
 
 
 class WhatIfIn(Schema):
-    """A policy, as a run file's `utilization_policy` has it."""
+    """A policy, as in a run file's `utilization_policy`."""
 
     model_config = {"extra": "forbid"}
 
@@ -100,7 +100,7 @@ class WhatIfIn(Schema):
 
 
 class WouldStopOut(Schema):
-    """A run that would have been stopped at `at`; the hours and money are of what it still held after that."""
+    """A run that would have been stopped at `at`; hours and USD count from then."""
 
     run: str
     id: str
@@ -128,7 +128,7 @@ class WouldStopOut(Schema):
 
 
 class WhatIfOut(Schema):
-    """What the policy would have stopped between `since` and `until`, and what was looked at to know.
+    """The runs that the policy would have stopped between `since` and `until`, and the data used.
 
     `left_out` runs had too many samples to be looked at; `holds` are never stopped.
     """
@@ -153,12 +153,12 @@ class WhatIfOut(Schema):
 
 
 def terms(policy: UtilizationPolicy) -> TermsOut:
-    """What a policy says, without what it does."""
+    """The rule of a policy, without its action."""
     return TermsOut(**policy.model_dump(exclude={"action"}))
 
 
 class TotalOut(Schema):
-    """Sums; those of `unknown` more runs are in none of the hours and money."""
+    """Totals; the hours and USD of `unknown` more runs are not included."""
 
     runs: int
     gpu_hours: float
@@ -171,7 +171,7 @@ class TotalOut(Schema):
 
 
 class StopOut(Schema):
-    """A run that its policy stopped, or (`observed`) would have. Hours and money are so far; null: nobody knows."""
+    """A run that its policy stopped, or (`observed`) would have stopped. Hours and USD until now; null if unknown."""
 
     run: str
     user: str | None
@@ -204,13 +204,13 @@ class StopOut(Schema):
 
 
 class LedgerOut(Schema):
-    """The project's policies in the last `days`: what they stopped, what they only would have, and what that saved."""
+    """The project's policies in the last `days`: stopped runs, violations in observe-only mode, and savings."""
 
     observe_only: bool
     days: int
     stopped: TotalOut
     observed: TotalOut
-    stops: list[StopOut] = Field(description="The newest")
+    stops: list[StopOut] = Field(description="The newest stops")
 
     @classmethod
     def of(cls, found: Ledger, observe_only: bool) -> LedgerOut:
@@ -224,7 +224,7 @@ class LedgerOut(Schema):
 
 
 class ObserveIn(Schema):
-    """Whether the project's policies only tell what they would stop."""
+    """Whether the project's policies only report violations."""
 
     model_config = {"extra": "forbid"}
 

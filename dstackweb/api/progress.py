@@ -1,4 +1,4 @@
-"""Progress: how many tasks of a run, or runs of a project, are in which state, by the prefix of their names."""
+"""Progress: the states of a run's tasks, or of a project's runs, counted by the prefix of their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dstackweb.runs.selectors import find_run
 
 
 class StatesOut(Schema):
-    """Tasks in each state. In people's words: done, failed, released, running, queued, no worker, waiting."""
+    """Tasks in each state, shown as done, failed, released, running, queued, no worker, waiting."""
 
     memory: int
     erred: int
@@ -39,36 +39,36 @@ class GroupOut(Schema):
     name: str
     total: int = Field(description="All `states` and `forgotten`")
     states: StatesOut
-    forgotten: int = Field(description="Finished, and dropped by who reported them; they go on to count in `total`")
+    forgotten: int = Field(description="Finished, and dropped by their reporter; `total` includes them")
     finished: int = Field(description="`memory`, `erred`, `released` and `forgotten`")
-    mean_s: float | None = Field(description="What a task took on average; null where none was timed")
-    recent_s: float | None = Field(description="What the latest took: each report weighs as much as all before it")
-    changed_at: dt.datetime | None = Field(description="When any of this changed last")
+    mean_s: float | None = Field(description="Mean duration of a task; null if none was timed")
+    recent_s: float | None = Field(description="Recent duration: each report weighs as much as all earlier ones")
+    changed_at: dt.datetime | None = Field(description="Time of the last change")
 
 
 class PrefixOut(GroupOut):
-    """Counters of all tasks whose names begin alike, how fast they finish, and when the rest will have."""
+    """Counters of all tasks with the same prefix, their rate, and the time left."""
 
-    groups: int = Field(description="Those that have tasks which are not forgotten")
-    rate_per_s: float | None = Field(description="Tasks that finish per second now; null when none has lately")
+    groups: int = Field(description="Groups with tasks that are not forgotten")
+    rate_per_s: float | None = Field(description="Current rate of finished tasks; null if none finished recently")
     rate_low: float | None
     rate_high: float | None
-    left_s: float | None = Field(description="Seconds until all is finished at this rate; null when nobody can say")
+    left_s: float | None = Field(description="Seconds until all tasks are finished at this rate; null if unknown")
     left_low_s: float | None
-    left_high_s: float | None = Field(description="Null as well where the rate may be next to nothing")
+    left_high_s: float | None = Field(description="Null too if the rate may be almost zero")
 
 
 class ProgressOut(Schema):
-    """A page of prefixes, and what all of them come to."""
+    """A page of prefixes, and the totals of all prefixes."""
 
-    run: str | None = Field(description="Null for a project, as the next three are")
+    run: str | None = Field(description="Null for a project, like the next three")
     id: str | None
     status: str | None = Field(description="Of the run")
-    attempt: int | None = Field(description="Which of the run's; null as well where nothing was told")
-    ended: bool = Field(description="That attempt is over: nothing changes any more, or soon")
-    version: int = Field(description="Rises with every change")
-    count: int = Field(description="How many prefixes there are")
-    total: PrefixOut = Field(description="Of all prefixes; its name is empty")
+    attempt: int | None = Field(description="The run's attempt; null too if nothing was reported")
+    ended: bool = Field(description="The attempt has ended; shortly after the end there may be changes")
+    version: int = Field(description="Increases with every change")
+    count: int = Field(description="Number of prefixes")
+    total: PrefixOut = Field(description="The totals; the name is empty")
     prefixes: list[PrefixOut]
     next: str | None = Field(description="The `cursor` of the next page")
 
@@ -91,14 +91,14 @@ class FailureOut(Schema):
 
 
 class FailuresOut(Schema):
-    """A page of them, newest first."""
+    """A page of failed tasks, newest first."""
 
     items: list[FailureOut]
     next: str | None
 
 
 class TaskOut(Schema):
-    """A task that was reported by itself."""
+    """A task that was reported individually."""
 
     key: str
     state: TaskState
@@ -106,14 +106,14 @@ class TaskOut(Schema):
 
 
 class TaskListOut(Schema):
-    """A page of a group's tasks; none where they were told as counts."""
+    """A page of a group's tasks; empty if they were reported as counts."""
 
     items: list[TaskOut]
     next: str | None
 
 
 def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
-    """A ProgressOut; all nothing where nothing was told."""
+    """A ProgressOut; empty if nothing was reported."""
     if overview is None:
         nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
         overview = Overview(0, 0, 0, 0, nothing, ended=False)
@@ -173,7 +173,7 @@ def task_of(task: TaskRow) -> dict[str, Any]:
 
 
 def moment(at_ms: int) -> dt.datetime:
-    """Milliseconds since 1970 as a time."""
+    """A time in milliseconds since 1970."""
     return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
 
 
@@ -181,19 +181,17 @@ router = Router(tags=["progress"])
 of_runs = Router(tags=["progress"])
 REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 
-Find = QueryEx[str, P(max_length=NAME_MAX, description="A part of the name, in whatever case")]
-OrderBy = QueryEx[
-    Order, P(description="`active`: those first to which something is still to come; `failed`: those with failed tasks")
-]
-OnlyThose = QueryEx[Only, P(description="`failed`: those with failed tasks; `running`: those with running ones")]
+Find = QueryEx[str, P(max_length=NAME_MAX, description="A part of the name, case-insensitive")]
+OrderBy = QueryEx[Order, P(description="`active`: unfinished ones first; `failed`: those with failed tasks first")]
+OnlyThose = QueryEx[Only, P(description="`failed`: with failed tasks; `running`: with running tasks")]
 Limit = QueryEx[int, P(ge=1, le=500)]
 Cursor = QueryEx[str, P(pattern=r"^(\d{1,18}\.\d{1,18})?$", description="The `next` of the page before")]
-Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="The last that told of tasks where it isn't given")]
+Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="Default: the newest with tasks")]
 OfPrefix = QueryEx[str, P(max_length=NAME_MAX)]
 OfGroup = QueryEx[str, P(max_length=NAME_MAX)]
 
 
-@router.get("", response={200: ProgressOut, **REFUSALS}, summary="How far a project's runs are")
+@router.get("", response={200: ProgressOut, **REFUSALS}, summary="Progress of a project's runs")
 def of_project(
     request: HttpRequest,
     project: Path[str],
@@ -202,7 +200,7 @@ def of_project(
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> HttpResponse:
-    """By the prefix of their names; each run is a group. A few rows are read, however many runs there are."""
+    """By the prefix of their names; each run is a group."""
     overview = _of_project(request, project)
     return ready(request, progress_of(None, overview, *_page(overview, find, order, limit, cursor)))
 
@@ -217,11 +215,11 @@ def groups_of_project(
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> HttpResponse:
-    """Runs of one name count together."""
+    """Runs with the same name are counted together."""
     return _groups(request, _of_project(request, project), prefix, only, find, limit, cursor)
 
 
-@of_runs.get("/{name}/progress", response={200: ProgressOut, **REFUSALS}, summary="How far a run's tasks are")
+@of_runs.get("/{name}/progress", response={200: ProgressOut, **REFUSALS}, summary="Progress of a run's tasks")
 def of_run(
     request: HttpRequest,
     project: Path[str],
@@ -232,7 +230,7 @@ def of_run(
     cursor: Cursor = "",
     attempt: Attempt = None,
 ) -> HttpResponse:
-    """By prefix, as they were reported. A few rows are read, however many tasks there are; nothing where none were."""
+    """By prefix; empty if the run reported no tasks."""
     run = _run(request, project, name)
     overview = selectors.of_run(run.pk, _now_ms(), attempt)
     return ready(request, progress_of(run, overview, *_page(overview, find, order, limit, cursor)))
@@ -250,11 +248,11 @@ def groups_of_run(
     cursor: Cursor = "",
     attempt: Attempt = None,
 ) -> HttpResponse:
-    """In the order in which they were first heard of; those whose tasks are all forgotten are gone."""
+    """In the order of their first report, without groups whose tasks are all forgotten."""
     return _groups(request, _of_run(request, project, name, attempt), prefix, only, find, limit, cursor)
 
 
-@of_runs.get("/{name}/progress/failures", response={200: FailuresOut, **REFUSALS}, summary="Tasks that have failed")
+@of_runs.get("/{name}/progress/failures", response={200: FailuresOut, **REFUSALS}, summary="Failed tasks")
 def failures_of_run(
     request: HttpRequest,
     project: Path[str],
@@ -264,7 +262,7 @@ def failures_of_run(
     cursor: Cursor = "",
     attempt: Attempt = None,
 ) -> HttpResponse:
-    """With what they said, newest first; of all prefixes, or of one."""
+    """With their messages, newest first; of all prefixes, or of one."""
     overview = _of_run(request, project, name, attempt)
     if overview is None:
         return ready(request, {"items": [], "next": None})
@@ -284,11 +282,11 @@ def tasks_of_run(
     cursor: Cursor = "",
     attempt: Attempt = None,
 ) -> HttpResponse:
-    """Those that were reported by themselves, in the order in which they were first heard of."""
+    """The tasks that were reported individually, in the order of their first report."""
     of = _prefix(_of_run(request, project, name, attempt), prefix)
     bar = selectors.group(of.id, group)
     if bar is None:
-        raise NotFound(f"no group is called {group!r} in {prefix}")
+        raise NotFound(f"there is no group {group!r} in {prefix}")
     found, following = selectors.tasks(bar.id, cursor or None, limit)
     return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
@@ -325,7 +323,7 @@ def _prefix(overview: Overview | None, name: str) -> Bar:
     """The prefix of this name. Raises NotFound."""
     found = selectors.prefix(overview.scope_id, name, _now_ms()) if overview is not None else None
     if found is None:
-        raise NotFound(f"no prefix is called {name!r} here")
+        raise NotFound(f"there is no prefix {name!r} here")
     return found
 
 

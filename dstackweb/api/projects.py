@@ -1,4 +1,4 @@
-"""What isn't one project's: the caller, the projects they see, limits, uploads."""
+"""The caller, their projects, limits, and uploads of code."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ArchiveOut(Schema):
     size: int
 
 
-@router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="Who the token belongs to")
+@router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="The token's user")
 def user(request: HttpRequest) -> UserOut:
     found = caller(request)
     return UserOut(username=found.get_username(), is_admin=found.is_superuser)
 
 
-@router.get("/limits", response={200: LimitsOut, 401: ErrorOut}, summary="Sizes that are taken")
+@router.get("/limits", response={200: LimitsOut, 401: ErrorOut}, summary="Size limits")
 def limits(request: HttpRequest) -> LimitsOut:
     return LimitsOut(archive_bytes=archives.limit_bytes(), config_bytes=MAX_BYTES)
 
@@ -88,16 +88,16 @@ def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> H
     openapi_extra={"requestBody": {"required": True, "content": RAW}},
 )
 def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Status[ArchiveOut]:
-    """The raw bytes of a tar.gz; kept once per content."""
+    """The raw bytes of a tar.gz; stored once per content."""
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > archives.limit_bytes():
-        raise TooLarge(f"the archive is over the limit of {archives.limit_bytes() >> 20} MB; nothing was kept")
+        raise TooLarge(f"the archive exceeds the limit of {archives.limit_bytes() >> 20} MB. Nothing was stored")
     archive, created = archives.store(found, _chunks(request), sha256)
     return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))
 
 
 def _chunks(request: HttpRequest) -> Iterator[bytes]:
-    """The body piece by piece, never whole in memory."""
+    """The body in chunks."""
     while chunk := request.read(CHUNK):
         yield chunk

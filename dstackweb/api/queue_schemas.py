@@ -1,4 +1,4 @@
-"""The shapes of what is asked of queues and answered: settings, moves, and taking them back."""
+"""Schemas of queues: settings, moves and undo."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
 
 
 class PatchQueueIn(Schema):
-    """What managers edit of a queue; what is left out stays. A limit of null is none, of 0 lets nothing start."""
+    """Changes by managers; missing fields stay. A limit of null is no limit; 0 starts nothing."""
 
     model_config = {"extra": "forbid"}
 
-    paused: bool = Field(False, description="Nothing leaves it; what runs goes on", strict=True)
-    draining: bool = Field(False, description="It takes no new runs; what waits still starts", strict=True)
-    ageing_minutes: int | None = Field(None, strict=True, description="Waiting for a point of priority; null: strict")
+    paused: bool = Field(False, description="No run starts; running runs continue", strict=True)
+    draining: bool = Field(False, description="New runs are refused; waiting runs still start", strict=True)
+    ageing_minutes: int | None = Field(
+        None, strict=True, description="Minutes of waiting for +1 priority; null: strict"
+    )
     max_running: Limit | None = None
     max_gpus: Limit | None = None
     max_running_per_user: Limit | None = None
@@ -28,13 +30,13 @@ class PatchQueueIn(Schema):
 
 
 class NewQueueIn(PatchQueueIn):
-    """A queue to be made; its settings may be given at once."""
+    """A new queue, with optional settings."""
 
     name: str
 
 
 class QueueSettings(Schema):
-    """What managers edit of a queue. A limit of null is none."""
+    """The settings of a queue. A limit of null is no limit."""
 
     name: str
     paused: bool
@@ -52,7 +54,7 @@ class QueueSettings(Schema):
 
 
 class QueueSummary(QueueSettings):
-    """A queue as lists show it: its settings, and how many of its runs have each status of an active one."""
+    """A queue in a list: its settings, and the number of its runs in each active status."""
 
     pending: int
     submitted: int
@@ -72,21 +74,21 @@ class QueuesOut(Schema):
 
 
 class MoveIn(Schema):
-    """Which runs (`run` or `runs`, names or ids), and one of `before`, `after`, `top` and `bottom`."""
+    """The runs (`run` or `runs`, names or ids), and one of `before`, `after`, `top` or `bottom`."""
 
     model_config = {"extra": "forbid"}
 
     run: str | None = None
-    runs: list[str] | None = Field(None, description="They keep their order among each other", max_length=1000)
-    before: str | None = Field(None, description="The run to stand right ahead of")
-    after: str | None = Field(None, description="The run to stand right behind")
+    runs: list[str] | None = Field(None, description="They keep their order", max_length=1000)
+    before: str | None = Field(None, description="Move directly before this run")
+    after: str | None = Field(None, description="Move directly after this run")
     top: Literal[True] | None = None
     bottom: Literal[True] | None = None
-    dry_run: bool = Field(False, description="Say what it would do, and change nothing")
+    dry_run: bool = Field(False, description="Return the effect without changing anything")
 
 
 class RunChangeOut(Schema):
-    """What becomes of a run. Positions count from 1; null where the run has none.
+    """The effect on a run. Positions start at 1; null without a position.
 
     Of what was moved, positions behind the first thousand may be null, too: a `dry_run` counts them all.
     """
@@ -132,7 +134,7 @@ class MoveOut(Schema):
 
 
 class UndoIn(Schema):
-    """`move`: the number that the move was answered with. Without it, the caller's latest in this queue."""
+    """`move`: the number in the answer to the move. Default: your latest move in this queue."""
 
     model_config = {"extra": "forbid"}
 

@@ -1,4 +1,4 @@
-"""Queues: the line in its true order, and its settings."""
+"""Queues: runs in order, and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = Router(tags=["queues"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 
 
-@router.get("/{name}", response={200: QueueOut, **REFUSALS}, summary="The queue in its true order")
+@router.get("/{name}", response={200: QueueOut, **REFUSALS}, summary="A queue in order")
 def detail(
     request: HttpRequest,
     project: Path[str],
@@ -27,7 +27,7 @@ def detail(
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
     cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
 ) -> HttpResponse:
-    """Who waits, in which place and why; `cursor` is the `next` of the page before."""
+    """Waiting runs with position and reason; `cursor` is the `next` of the previous page."""
     found, _role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
     return ready(request, _page(queue, limit, cursor))
@@ -35,16 +35,16 @@ def detail(
 
 @router.get("", response={200: QueuesOut, **REFUSALS}, summary="List a project's queues")
 def index(request: HttpRequest, project: Path[str]) -> QueuesOut:
-    """By name, with their settings, and how many runs wait and run."""
+    """By name, with settings and the number of runs in each status."""
     found, _role = project_of(request, project)
     services.ensure_queue(found)
     found_queues = Queue.objects.filter(project=found).select_related("count").order_by("name")
     return QueuesOut(items=[QueueSummary.of(queue) for queue in found_queues])
 
 
-@router.post("", response={201: QueueSummary, **REFUSALS, 409: ErrorOut}, summary="Make a queue")
+@router.post("", response={201: QueueSummary, **REFUSALS, 409: ErrorOut}, summary="Create a queue")
 def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueSummary]:
-    """Managers only. Runs name it with `queue`."""
+    """For managers. Runs use it with `queue`."""
     found, role = project_of(request, project)
     settings = body.model_dump(exclude_unset=True, exclude={"name"})
     return Status(201, QueueSummary.of(queues.create_queue(found, caller(request), role, body.name, **settings)))
@@ -52,7 +52,7 @@ def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
 def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> HttpResponse:
-    """Managers only. A new `ageing_minutes` ranks all of the queue's runs anew, at once; what runs goes on."""
+    """For managers. A new `ageing_minutes` reorders the queue immediately; running runs continue."""
     found, role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)

@@ -31,7 +31,7 @@ MESSAGE_CHARS = 4000
 
 
 def storable(text: object) -> object:
-    """Whatever a runner quotes of files and commands, as text that every database holds."""
+    """A runner's text from files and commands, as text that every database can store."""
     if not isinstance(text, str):
         return text
     return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MESSAGE_CHARS]
@@ -39,7 +39,7 @@ def storable(text: object) -> object:
 
 DAY_S = 24 * 3600
 MANY = 64
-"""GPUs of one machine, and processes told of one GPU."""
+"""The most GPUs of a machine, and processes of a GPU."""
 
 Percent = Annotated[int, Field(ge=0, le=100)]
 Mib = Annotated[int, Field(ge=0, lt=2**31)]
@@ -82,7 +82,7 @@ class SamplesIn(Schema):
     samples: list[SampleIn] = Field(max_length=100)
 
     def taken(self, now: dt.datetime) -> list[tuple[int, list[Reading]]]:
-        """The samples with the moments (ms) at which they were taken, when it is `now`."""
+        """The samples with their times in ms."""
         now_ms = to_ms(now)
         return [
             (now_ms - round(sample.age_s * 1000), [gpu.reading() for gpu in sample.gpus]) for sample in self.samples

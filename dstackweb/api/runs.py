@@ -1,4 +1,4 @@
-"""Runs: plan, submit, list, look at, change, stop, read the logs of."""
+"""Runs: plan, submit, list, read, change, stop, logs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 LOG_LIMIT = 4 << 20
 RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 LOG_HEADERS = {
-    "X-Next-Offset": {"schema": {"type": "integer"}, "description": "Where to go on"},
-    "X-Attempt": {"schema": {"type": "integer"}, "description": "0 where nothing was placed yet"},
-    "X-Log-Complete": {"schema": {"enum": ["true", "false"]}, "description": "`true`: nothing will follow"},
+    "X-Next-Offset": {"schema": {"type": "integer"}, "description": "The next offset"},
+    "X-Attempt": {"schema": {"type": "integer"}, "description": "0 before the first placement"},
+    "X-Log-Complete": {"schema": {"enum": ["true", "false"]}, "description": "`true`: the log is complete"},
 }
 
 
-@router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="What a submission would do")
+@router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="Plan a run")
 def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
-    """Effective settings with where each came from, offers, the position it would get. Stores nothing."""
+    """The effective settings with their sources, offers, and the position in the queue. Stores nothing."""
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides)
     return PlanOut.of(plan_submission(found, caller(request), role, submission))
@@ -56,7 +56,7 @@ def submit(
     body: SubmitRunIn,
     idempotency_key: IdempotencyKey = "",
 ) -> Status[RunOut]:
-    """Put a run in its queue. An `Idempotency-Key` makes retries safe: the same key answers with the same run."""
+    """Add a run to its queue. An `Idempotency-Key` makes retries safe: a repeated key returns the same run."""
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides, body.archive)
     run, _made = services.submit(found, caller(request), role, submission, idempotency_key)
@@ -83,7 +83,7 @@ def index(
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")
 def detail(request: HttpRequest, response: HttpResponse, project: Path[str], name: str) -> RunOut:
-    """By id, or the newest of that name. The `ETag` covers only what people edit."""
+    """By id, or the newest with the name. The `ETag` covers only what users edit."""
     return _tagged(response, _run(request, project, name))
 
 
@@ -96,7 +96,7 @@ def change(
     body: PatchRunIn,
     if_match: IfMatch = None,
 ) -> RunOut:
-    """Change its priority or its queue; with `If-Match` a stale write is refused."""
+    """Change its priority or its queue. With `If-Match`, a stale write gets a 412."""
     found, role = project_of(request, project, "member")
     run = selectors.find_run(found, name)
     if (body.priority is None) == (body.queue is None):
@@ -112,7 +112,7 @@ def change(
 def stop(
     request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None
 ) -> RunOut:
-    """Graceful: TERM, then KILL after its `stop_duration`. `abort` kills at once."""
+    """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately."""
     found, role = project_of(request, project, "member")
     run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
     return _tagged(response, run)
@@ -126,7 +126,7 @@ def list_jobs(
     limit: QueryEx[int, P(ge=1, le=selectors.JOBS_AT_ONCE)] = 200,
     cursor: QueryEx[str, P(pattern=r"^(\d{1,9}\.\d{1,9})?$")] = "",
 ) -> JobsOut:
-    """Newest attempt first, then by node. The run itself shows the first thousand."""
+    """Newest attempt first, then by node. The run itself has the first thousand."""
     jobs, following = jobs_page(_run(request, project, name), limit, cursor)
     return JobsOut(items=[JobOut.of(job) for job in jobs], next=following)
 
@@ -139,7 +139,7 @@ def list_events(
     limit: QueryEx[int, P(ge=1, le=selectors.EVENTS_AT_ONCE)] = 200,
     cursor: int | None = None,
 ) -> EventsOut:
-    """Newest first. The run itself shows the newest five hundred."""
+    """Newest first. The run itself has the newest five hundred."""
     events, following = events_page(_run(request, project, name), limit, cursor)
     return EventsOut(items=[EventOut.of(event) for event in events], next=following)
 
@@ -161,7 +161,7 @@ def read_logs(
 ) -> HttpResponse:
     """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.
 
-    `X-Next-Offset` is where to go on, `X-Log-Complete: true` says that nothing will follow.
+    `X-Next-Offset` is the next offset. `X-Log-Complete: true`: the log is complete.
     """
     run = _run(request, project, name)
     part = selectors.log_part(run, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_LIMIT)

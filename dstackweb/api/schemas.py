@@ -1,4 +1,4 @@
-"""The shapes of requests and answers. Times are ISO 8601 in UTC; money is USD."""
+"""Schemas of runs, plans and errors. Times are ISO 8601 in UTC; money is USD."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class SubmitIn(Schema):
     model_config = {"extra": "forbid"}
 
     config: str | dict[str, Any]
-    env: dict[str, str] = Field(default_factory=dict, description="Values for the bare names in the file's env list")
+    env: dict[str, str] = Field(default_factory=dict, description="Values for bare names in the file's `env` list")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Keys set on the command line")
 
 
 class SubmitRunIn(SubmitIn):
-    """A submission, with the code that was uploaded for it."""
+    """A run to submit, with its uploaded code."""
 
-    archive: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="SHA-256 of an archive uploaded before")
+    archive: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="SHA-256 of an uploaded archive")
 
 
 class PatchRunIn(Schema):
-    """What people edit of a run."""
+    """Changes of a run."""
 
     model_config = {"extra": "forbid"}
 
@@ -51,7 +51,7 @@ class PatchRunIn(Schema):
 
 
 class StopIn(Schema):
-    """`abort` kills at once instead of waiting for `stop_duration`."""
+    """`abort` kills immediately instead of after `stop_duration`."""
 
     model_config = {"extra": "forbid"}
 
@@ -94,7 +94,7 @@ class JobOut(Schema):
 
 
 class EventOut(Schema):
-    """What happened: a code with data."""
+    """An event: a code with data."""
 
     at: dt.datetime
     kind: str
@@ -110,7 +110,7 @@ class EventOut(Schema):
 
 
 class HoldOut(Schema):
-    """What a hold keeps, and the lines to type to get there; `here` is the machine that dstackweb itself runs on."""
+    """A hold's resources, and the commands to connect; `here`: its host is the dstackweb server."""
 
     host: str
     address: str
@@ -124,7 +124,7 @@ class HoldOut(Schema):
 
 
 class FactorsOut(Schema):
-    """What a waiting run's position comes from.
+    """Why a waiting run has its position.
 
     `aged_points` are the points of priority that its waiting is worth against a run submitted now. A run submitted now
     goes ahead of it from priority `ahead_of_priority`: null where it would not even with 100.
@@ -146,28 +146,22 @@ class FactorsOut(Schema):
 
 @dataclass(slots=True, kw_only=True)
 class RunOut(RunRow):
-    """One run in full. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has begun."""
+    """A run. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has started."""
 
     position: int | None
     reason: str | None
     reason_detail: str | None
-    factors: Annotated[FactorsOut | None, Field(description="What its position comes from; null unless it waits")]
-    max_duration_s: Annotated[int | None, Field(description="Its limit, with what people have added")]
-    cost: Annotated[float, Field(description="USD so far, of all its attempts; own hosts cost nothing")]
+    factors: Annotated[FactorsOut | None, Field(description="Why it has its position; null unless it waits")]
+    max_duration_s: Annotated[int | None, Field(description="Its limit, including extensions")]
+    cost: Annotated[float, Field(description="USD so far, for all attempts; hosts are free")]
     hold: HoldOut | None
-    policy: Annotated[
-        PolicyOut | None, Field(description="How it stands with its utilization policy; null unless it is placed")
-    ]
+    policy: Annotated[PolicyOut | None, Field(description="State of its utilization policy; null unless it is placed")]
     spec: dict[str, Any]
     provenance: dict[str, Any]
     jobs: list[JobOut]
-    jobs_next: Annotated[
-        str | None, Field(description="The cursor that `…/jobs` goes on with; null when these are all")
-    ]
-    events: Annotated[list[EventOut], Field(description="In the order in which they happened, the newest of many")]
-    events_next: Annotated[
-        str | None, Field(description="The cursor that `…/events` goes on with; null when these are all")
-    ]
+    jobs_next: Annotated[str | None, Field(description="The next cursor of `…/jobs`; null if these are all")]
+    events: Annotated[list[EventOut], Field(description="The newest events, in order of time")]
+    events_next: Annotated[str | None, Field(description="The next cursor of `…/events`; null if these are all")]
 
     @classmethod
     def of(cls, run: Run) -> RunOut:
@@ -229,13 +223,13 @@ class RunsOut(Schema):
 
 @dataclass(slots=True, kw_only=True)
 class QueueItem(QueueRow):
-    """A waiting run in its place."""
+    """A waiting run and its position."""
 
     reason_detail: str
 
     @staticmethod
     def listed(rows: Sequence[QueueRow]) -> list[dict[str, Any]]:
-        """A page of the queue, as it is sent. Those that wait for the same share their words."""
+        """A page of the queue. Runs with the same reason share its text."""
         of_shapes = {row.shape: row for row in rows}
         words = {shape: reason_told(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
         items = sent(rows)
@@ -245,7 +239,7 @@ class QueueItem(QueueRow):
 
 
 class QueueOut(QueueSettings):
-    """A queue with a page of its line."""
+    """A queue with a page of its runs."""
 
     items: list[QueueItem]
     next: str | None
@@ -276,13 +270,13 @@ class Warning(Schema):
 
 
 class PlanOut(Schema):
-    """What a submission would do. `settings` is `spec` as a run file would say it; `provenance` has its keys."""
+    """The plan of a run. `settings` is `spec` in the run file's notation; `provenance` has the same keys."""
 
     spec: dict[str, Any]
     settings: dict[str, Any]
     provenance: dict[str, Any]
     queue: str
-    position: int | None = Field(description="Null for a run with a schedule, which is in no line yet")
+    position: int | None = Field(description="Null for a run with a schedule, which is not queued yet")
     next_at: dt.datetime | None = Field(description="When a run with a schedule enters its queue")
     offers: list[OfferOut]
     reason: str | None
@@ -313,7 +307,7 @@ class ErrorOut(Schema):
 
 
 class StaleOut(ErrorOut):
-    """Somebody else was quicker, and nothing was applied: what the run is now, and its `ETag` without quotes."""
+    """The run was changed meanwhile, and nothing was applied. Its current values, and its `ETag` without quotes."""
 
     run: str | None = None
     priority: int | None = None

@@ -1,6 +1,6 @@
-"""How many requests of one kind a web process works on at once, and how much each run may tell: beyond that, 429.
+"""Limits of task reports per web process: concurrent requests, and entries per run. Beyond them: 429.
 
-Refused at once and never made to wait, so that requests that queue for one run's counters keep no page waiting.
+Requests are refused immediately and never wait, so that reports of one run don't block pages.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dstackweb.lib.errors import TooMany
 from dstackweb.lib.limiter import room
 
 PER_RUN = 2
-"""Requests of one run at once: one at work, and one that is understood meanwhile."""
+"""Concurrent requests of one run: one is counted while the next one is parsed."""
 COST = 50
-"""What a request costs besides its entries, in entries."""
+"""The cost of a request in addition to its entries, in entries."""
 ENTRY_BYTES = 1000
-"""Of a body that cost as much as an entry: entries are smaller, and what is none is not read for nothing."""
+"""Bytes of a body that cost as much as an entry: so invalid bodies are not free."""
 AGAIN_S = 1.0
 REMEMBERED = 1000
-"""Runs whose bucket is kept at most before full ones are forgotten."""
+"""The most buckets of runs before full ones are dropped."""
 
 
 class Gate:
@@ -35,10 +35,10 @@ class Gate:
 
     @contextmanager
     def enter(self, run_id: int) -> Iterator[None]:
-        """Be among those at work. Raises TooMany where there are enough."""
+        """Enter a limited section. Raises TooMany if it is full."""
         with self._lock:
             if self._inside.total() >= self._at_once or self._inside[run_id] >= PER_RUN:
-                raise TooMany("tasks of others are being counted just now", AGAIN_S)
+                raise TooMany("too many task reports at once", AGAIN_S)
             self._inside[run_id] += 1
         try:
             yield
@@ -58,7 +58,7 @@ class Gate:
             tokens, at_us = self._buckets.get(run_id, (self._burst, now_us))
             left = room(tokens, at_us, self._rate, self._burst, now_us)
             if left <= 0:
-                detail = f"this run tells more than {self._rate:,.0f} tasks a second"
+                detail = f"this run reports more than {self._rate:,.0f} tasks per second"
                 raise TooMany(detail, max(AGAIN_S, -left / self._rate))
             if len(self._buckets) >= REMEMBERED:
                 self._forget_full(now_us)

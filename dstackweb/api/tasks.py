@@ -33,10 +33,19 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.reporting import scope_for
 from dstackweb.runs.tokens import job_of_tasks_token
 
-_SEQ = {"type": "integer", "minimum": 0, "maximum": SEQ_MAX, "description": "Rises per reporter; else the body's"}
+_SEQ = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": SEQ_MAX,
+    "description": "Increases; default: the body's",
+}
 _KEY = {"type": "string", "minLength": 1, "maxLength": KEY_MAX}
-_PREFIX = {"type": "string", "maxLength": NAME_MAX, "description": "Else by the key"}
-_GROUP = {"type": "string", "maxLength": NAME_MAX, "description": "Else the prefix if that is told, else by the key"}
+_PREFIX = {"type": "string", "maxLength": NAME_MAX, "description": "Default: derived from the key"}
+_GROUP = {
+    "type": "string",
+    "maxLength": NAME_MAX,
+    "description": "Default: the prefix, or derived from the key",
+}
 _SECONDS = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": COUNT_MAX}
 
@@ -61,59 +70,59 @@ _COUNT = _object(
     group=_GROUP,
     seq=_SEQ,
     states={"type": "object", "propertyNames": {"enum": list(ALIASES)}, "additionalProperties": _NUMBER},
-    duration_n=_NUMBER | {"description": "How many of the finished ones were timed, so far"},
-    duration_s=_SECONDS | {"description": "What these have taken, so far"},
+    duration_n=_NUMBER | {"description": "How many finished tasks were timed so far"},
+    duration_s=_SECONDS | {"description": "Total duration of the timed tasks so far"},
 )
 _FAILURE = _object(["key"], key=_KEY, prefix=_PREFIX, group=_GROUP, seq=_SEQ, message={"type": "string"})
 
 
-def _entries(item: dict[str, Any], told: str) -> dict[str, Any]:
-    return {"type": "array", "items": item, "description": f"{told}; of all entries at most {ENTRIES_MAX}"}
+def _entries(item: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"type": "array", "items": item, "description": f"{text}; at most {ENTRIES_MAX} entries in all lists"}
 
 
 BODY = _object(
     [],
     reporter={"type": "string", "minLength": 1, "maxLength": REPORTER_MAX},
-    seq=_SEQ | {"description": "Of all entries that have none; without it the server's time in microseconds"},
-    events=_entries(_EVENT, "Tasks that have entered a state"),
-    counts=_entries(_COUNT, "How many tasks of a group are in each state now, by this reporter"),
-    failures=_entries(_FAILURE, "Tasks that failed, beside counts"),
+    seq=_SEQ | {"description": "For entries without one; default: the server's time in microseconds"},
+    events=_entries(_EVENT, "Tasks that entered a state"),
+    counts=_entries(_COUNT, "This reporter's tasks of a group in each state"),
+    failures=_entries(_FAILURE, "Failed tasks, in addition to counts"),
     ended={
         "type": "boolean",
-        "description": "It tells no more: its unfinished tasks are released",
+        "description": "The reporter has finished: its unfinished tasks are released",
     },
-    attempt={"type": "integer", "minimum": 1, "description": "409 unless it is the present one"},
+    attempt={"type": "integer", "minimum": 1, "description": "409 unless it is the current attempt"},
 )
 REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": BODY}}}
 
 REASONS = {
-    "forgotten": "this task is forgotten for good",
-    "too_many_tasks": "the run has as many tasks of their own as are kept; tell counts instead",
-    "too_many_groups": "the run has as many groups as are kept",
-    "too_many_prefixes": "the run has as many prefixes as are kept",
+    "forgotten": "this task was forgotten",
+    "too_many_tasks": "the run has too many individual tasks; report counts instead",
+    "too_many_groups": "the run has too many groups",
+    "too_many_prefixes": "the run has too many prefixes",
 }
 
 
 class RefusedOut(Schema):
-    """An entry that was not taken. All others were."""
+    """A rejected entry. All others were accepted."""
 
-    list: Where = Field(description="Where it stands in the request")
+    list: Where = Field(description="The entry's list in the request")
     index: int
-    key: str = Field(description="The task's key; of counts the prefix")
+    key: str = Field(description="The task's key; the prefix for counts")
     reason: str
     detail: str
 
 
 class TasksOut(Schema):
-    """What became of a request."""
+    """The result of a request."""
 
     applied: int
-    outdated: int = Field(description="Known already, or something newer is")
+    outdated: int = Field(description="Entries that are not newer than what is known")
     refused: list[RefusedOut]
 
     @classmethod
     def of(cls, told: Told, receipt: Receipt) -> TasksOut:
-        """Both what could not be read and what could not be counted."""
+        """With the entries that are invalid, and those that could not be counted."""
         refused = [*map(_unread, told.refused), *(_uncounted(told, refusal) for refusal in receipt.refused)]
         return cls(applied=receipt.applied, outdated=receipt.outdated, refused=refused)
 
@@ -156,13 +165,13 @@ class TasksToken(HttpBearer):
     auth=TasksToken(),
     response={200: TasksOut, **dict.fromkeys((401, 403, 404, 409, 413, 422, 429), ErrorOut)},
     openapi_extra={"requestBody": REQUEST_BODY},
-    summary="Tell of the tasks inside a run",
+    summary="Report the tasks of a run",
 )
 def tell(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
-    """States of single tasks, or counts of whole groups. Sent again, or late, it changes nothing.
+    """States of single tasks, or counts of groups. Repeated and outdated entries change nothing.
 
-    By an API token of a member, or by the token that the run's commands find as `DSTACKWEB_TASKS_TOKEN`. One bad
-    entry is refused by itself. A 429 says when to try again.
+    With the API token of a member, or the token in `DSTACKWEB_TASKS_TOKEN` of the run's commands. Invalid entries are
+    rejected individually. After a 429, try again after `Retry-After`.
     """
     who: Any = getattr(request, "auth", None)
     if isinstance(who, UUID):
@@ -173,9 +182,9 @@ def tell(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
 
 
 def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> TasksOut:
-    """Count what a request tells of an attempt (None: of that which it names, else the present one).
+    """Count the tasks that a request reports for an attempt (None: the one in the request, else the current one).
 
-    `reporter` is who tells unless the request says so. Raises TooLarge, TooMany, Invalid and Conflict.
+    `reporter` is the default name of the reporter. Raises TooLarge, TooMany, Invalid and Conflict.
     """
     with gate.enter(run.pk):
         now_us = time.time_ns() // 1000
@@ -188,7 +197,7 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
 
 
 def _job(job_id: UUID, name: str) -> Job:
-    """The job whose commands tell, which do so of their own run only."""
+    """The job of a token, whose commands can report only for their own run."""
     job = Job.objects.select_related("run").filter(pk=job_id).first()
     if job is None:
         raise NotFound("no such job")
@@ -201,8 +210,8 @@ def _body(request: HttpRequest) -> bytes:
     try:
         return request.body
     except RequestDataTooBig:
-        raise TooLarge(f"at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB in one request") from None
-    except UnreadablePostError:  # who told it is gone
+        raise TooLarge(f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB") from None
+    except UnreadablePostError:  # the client is gone
         raise Invalid("the body ended early") from None
 
 
@@ -210,7 +219,7 @@ def _json(raw: bytes) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise Invalid("the body is no JSON") from None
+        raise Invalid("the body is not valid JSON") from None
 
 
 downloads = Router(tags=["progress"])
@@ -219,8 +228,10 @@ ZIP = {"200": {"description": "OK", "content": {"application/zip": {"schema": {"
 
 @downloads.get("/tracking.zip", auth=None, openapi_extra={"responses": ZIP}, summary="dstackweb.tracking as one file")
 def tracking(request: HttpRequest) -> HttpResponse:
-    """Put it on `sys.path` or PYTHONPATH, and `from dstackweb.tracking import task, track` works. It holds no secret;
-    its `ETag` is its SHA-256."""
+    """Add it to `sys.path` or PYTHONPATH for `from dstackweb.tracking import task, track`. No secrets are inside.
+
+    Its `ETag` is its SHA-256.
+    """
     data, sha256 = _zip()
     etag = f'"{sha256}"'
     if request.headers.get("If-None-Match") == etag:
@@ -230,7 +241,7 @@ def tracking(request: HttpRequest) -> HttpResponse:
 
 @lru_cache(maxsize=1)
 def _zip() -> tuple[bytes, str]:
-    """The archive as it was when this process first asked, and its SHA-256 in hex."""
+    """The archive, made once per process, and its SHA-256 in hex."""
     file = io.BytesIO()
     write_zip(file, package("tracking"))
     return file.getvalue(), hashlib.sha256(file.getvalue()).hexdigest()

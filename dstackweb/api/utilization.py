@@ -1,4 +1,4 @@
-"""Utilization policies: what they did, what another would have done, and keeping a run from them."""
+"""Utilization policies: their ledger, simulations, and keeping a run."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ of_runs = Router(tags=["utilization"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 
 
-@router.get("", response={200: LedgerOut, **REFUSALS}, summary="What policies stopped, and what that saved")
+@router.get("", response={200: LedgerOut, **REFUSALS}, summary="Stopped runs and savings")
 def index(request: HttpRequest, project: Path[str]) -> LedgerOut:
-    """The last 30 days. A stopped run saved what it could still have held, up to its `max_duration`."""
+    """Of the last 30 days. A stopped run saves what it would have held until its `max_duration`."""
     found, _role = project_of(request, project)
     return LedgerOut.of(ledger(found, timezone.now()), policies_of(found).observe_only)
 
 
-@router.patch("", response={200: LedgerOut, **REFUSALS}, summary="Have policies only observe, or be in force")
+@router.patch("", response={200: LedgerOut, **REFUSALS}, summary="Turn observe-only on or off")
 def change(request: HttpRequest, project: Path[str], body: ObserveIn) -> LedgerOut:
-    """Managers decide. While they only observe, what they would stop is told and nothing is stopped."""
+    """For managers. In observe-only mode violations are reported and no runs are stopped."""
     found, role = project_of(request, project)
     policies = set_observe_only(found, role, body.observe_only)
     return LedgerOut.of(ledger(found, timezone.now()), policies.observe_only)
 
 
-@router.post("/what-if", response={200: WhatIfOut, **REFUSALS}, summary="What a policy would have stopped")
+@router.post("/what-if", response={200: WhatIfOut, **REFUSALS}, summary="Simulate a policy")
 def what_if(request: HttpRequest, project: Path[str], body: WhatIfIn) -> WhatIfOut:
-    """Apply any policy to the last 24 hours of real samples. Changes nothing; the runs' own policies don't matter."""
+    """Apply a policy to the samples of the last 24 hours, ignoring the runs' own policies. Changes nothing."""
     found, _role = project_of(request, project)
     return WhatIfOut.of(apply_policy(found, policy_asked(body.dict()), timezone.now()))
 
 
-@of_runs.post("/{name}/keep", response={200: KeepOut, **REFUSALS, 409: ErrorOut}, summary="Keep an unused run")
+@of_runs.post("/{name}/keep", response={200: KeepOut, **REFUSALS, 409: ErrorOut}, summary="Keep an idle run")
 def keep(request: HttpRequest, project: Path[str], name: str, body: KeepIn) -> KeepOut:
-    """Not to be stopped by its policy for a while. Its owner or a manager may, as often as the project allows."""
+    """Its policy will not stop it for a while. For its owner and managers, as often as the project allows."""
     found, role = project_of(request, project, "member")
     run = selectors.find_run(found, name)
     made = keep_run(run, caller(request), role, body.reason, minutes=body.minutes)

@@ -118,7 +118,7 @@ def test_bodies_of_another_form_are_refused_with_where(api: Api) -> None:
     assert api("POST", RUNS, {"config": HELLO, "prio": 1}).json()["errors"][0]["loc"][-1] == "prio"
     assert api("PATCH", f"{RUNS}/x", {"priority": "high"}).status_code == 422
     broken = api.client.post(f"/api/v1/{RUNS}", b"{", content_type="application/json", headers=api.headers)
-    assert (broken.status_code, broken.json()["detail"]) == (422, "the body is no JSON")
+    assert (broken.status_code, broken.json()["detail"]) == (422, "the body is not valid JSON")
 
 
 def test_a_name_taken_by_an_active_run_is_a_conflict(api: Api) -> None:

@@ -60,7 +60,7 @@ def test_what_is_no_name_of_a_host_is_told_before_anything_is_sent(admin: Cli, n
 def test_others_are_refused_in_words(cli: Cli, project: Project) -> None:
     make_host("box")
     refused = cli("host", "drain", "box")
-    assert (refused.exit_code, "only admins of the deployment" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "only deployment admins" in refused.stderr) == (1, True)
 
 
 def test_on_sqlite_an_invite_says_what_is_needed(admin: Cli, project: Project) -> None:
