@@ -90,7 +90,7 @@ def on_unstorable(request: HttpRequest, error: Exception) -> HttpResponse:
 def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     """The database is not responding, too busy, or was lost during the request; a commit may have succeeded."""
     log.error("the database is not responding: %s", error)
-    detail = "The database is not responding. Your change was made completely or not at all: check, then try again in a moment."
+    detail = "The database is not responding. Your change was made completely or not at all: check, then try again."
     response = api.create_response(request, {"detail": detail}, status=503)
     response["Retry-After"] = "5"
     return response
