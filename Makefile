@@ -13,7 +13,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt lock bench clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 
 bench: $(VENV)/.dev ## the benchmarks
 	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+
+pictures: $(VENV)/.dev ## write the README's pictures to docs/images
+	@README_PICTURES=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py -k readme
 
 clean: ## remove the virtual environment and caches; var/ (the database, logs, keys) stays
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -132,3 +132,18 @@ def test_pictures_of_every_page(
     page.get_by_label("Run this on the other machine, as root").wait_for()
     take("hosts-join")
     complaints.remove_failed_loads()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_pictures_of_the_readme(live_server, new_page: Callable[..., Page], tmp_path: Path) -> None:
+    """`make pictures` writes them to docs/images."""
+    folder = Path(os.environ.get("README_PICTURES") or tmp_path)
+    demo.build()
+    page = new_page(viewport={"width": 1200, "height": 640}, color_scheme="light", reduced_motion="reduce")
+    sign_in(page, live_server.url, "mia")
+    for name, path in {"queue": PAGES["queue"], "progress": PAGES["progress-run"]}.items():
+        page.goto(live_server.url + path)
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=folder / f"{name}.png")
+        assert (folder / f"{name}.png").stat().st_size < 200_000
