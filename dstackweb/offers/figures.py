@@ -29,6 +29,11 @@ class Figures:
         """Calls that the cache has saved; below zero where sources were kept fresh for hardly anybody."""
         return self.uncached - self.calls
 
+    @property
+    def saved_percent(self) -> float | None:
+        """Calls saved, in percent of `uncached`; None where nothing was looked up, or more was called than saved."""
+        return 100 * self.saved / self.uncached if self.uncached and self.saved >= 0 else None
+
     def __add__(self, other: Figures) -> Figures:
         return Figures(**{name: getattr(self, name) + getattr(other, name) for name in NAMES})
 
@@ -50,3 +55,8 @@ def totals(since: dt.datetime) -> dict[str, Figures]:
     for backend, *numbers in sums:
         found[backend] = Figures(*numbers)
     return found
+
+
+def last_day(now: dt.datetime) -> dict[str, Figures]:
+    """Of each backend by its name, over the last 24 hours."""
+    return totals(now - dt.timedelta(hours=24))

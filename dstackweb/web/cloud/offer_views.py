@@ -22,12 +22,12 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import filters, freshness, listing, refreshing, sources
+from dstackweb.offers import figures, filters, freshness, listing, refreshing, sources
 from dstackweb.offers.filters import Filter, Order
 from dstackweb.runs import selectors
 from dstackweb.spec.gpu import parse_gpu
 from dstackweb.spec.requirements import Requirements
-from dstackweb.web.cloud import cache_views, offer_rows
+from dstackweb.web.cloud import offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page, sentence
 from dstackweb.wording import offers as offer_words
@@ -173,7 +173,7 @@ def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) ->
         "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
         "next_stale": min((line.until for line in told if line.until), default=None),
         "has_clouds": has_clouds,
-        "today": cache_views.last_day(now),
+        "today": sum(figures.last_day(now).values(), figures.Figures()),
         "regions_known": sorted({offer.region for offer in everything.offers if offer.region}),
         "backends_known": sorted({offer.backend for offer in everything.offers}),
         "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),

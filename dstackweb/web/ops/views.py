@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from django.http import HttpResponse
+from django.utils import timezone
 
+from dstackweb.offers import figures
 from dstackweb.runs import selectors
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.ops import health
@@ -15,7 +17,8 @@ from dstackweb.web.ops import health
 def health_page(request: PageRequest) -> HttpResponse:
     """The checks; also what polls of it get."""
     checks = health.checks()
-    version = hashlib.sha256(repr(checks).encode()).hexdigest()[:16]
+    calls = sorted(figures.last_day(timezone.now()).items())
+    version = hashlib.sha256(repr((checks, calls)).encode()).hexdigest()[:16]
     return polled(
         request,
         "ops/health.html",
@@ -23,6 +26,7 @@ def health_page(request: PageRequest) -> HttpResponse:
         version,
         lambda: {
             "checks": checks,
+            "calls": calls,
             "worst": health.worst(checks),
             "waiting": selectors.counts(request.project)["submitted"],
         },

@@ -20,7 +20,7 @@ from tests.factories import join, make_project, make_user
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 PEOPLE = ("anonymous", "outsider", "viewer", "member", "manager", "admin", "root")
-PAGES = ("offers/", "offers/quotas/", "offers/cache/", "machines/")
+PAGES = ("offers/", "offers/quotas/", "machines/")
 LOOKS = ("projects/main/offers", "backends/aws/quotas", "backends/aws/cache")
 ADMINS_LOOKS = ("backends", "backends/aws")
 

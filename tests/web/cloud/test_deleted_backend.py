@@ -22,7 +22,7 @@ from tests.offers.cloud_stub import Cloud
 pytestmark = pytest.mark.django_db(transaction=True)
 SignIn = Callable[[User], Client]
 NAME = "nimbus"
-PAGES = ("offers/", "offers/cache/", "health/")
+PAGES = ("offers/", "health/")
 
 
 @pytest.mark.parametrize("with_past", [False, True], ids=["without a past", "with a past"])

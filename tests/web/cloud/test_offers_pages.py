@@ -227,24 +227,38 @@ def test_quotas_tell_used_limit_and_what_has_none(aws: Aws, client: Client) -> N
 def test_without_a_cloud_the_pages_say_what_to_do(project: Project, client: Client) -> None:
     assert "No cloud with quotas is set up." in page(client, "/p/main/offers/quotas/")
     assert "There is no host and no cloud yet." in page(client)
-    assert "Nobody has looked at a cloud's offers yet" in page(client, "/p/main/offers/cache/")
+    assert "Cloud API calls" not in page(client, "/p/main/health/")
 
 
-def test_the_caches_figures_are_summed_by_hour_and_backend(aws: Aws, client: Client) -> None:
+def calls_on_health(client: Client) -> list[str]:
+    """The cells of the backend's line: calls, cache hits, calls saved, throttled."""
+    section = page(client, "/p/main/health/").split('id="cloud-calls"')[1].split("</section>")[0]
+    return [" ".join(cell.split()) for cell in re.findall(r'<td class="num">(.*?)</td>', section, re.DOTALL)]
+
+
+def test_health_sums_the_calls_of_the_last_day(aws: Aws, client: Client) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     for back, calls in ((0, 10), (3, 30), (50, 1000)):
         CacheCount.objects.create(
-            backend=aws.backend, hour=hour - dt.timedelta(hours=back), hits=100, misses=2, calls=calls, uncached=400
+            backend=aws.backend,
+            hour=hour - dt.timedelta(hours=back),
+            hits=600,
+            misses=2,
+            calls=calls,
+            uncached=400,
+            throttles=1,
         )
-    text = page(client, "/p/main/offers/cache/")
-    assert "95.0 %" in text
-    assert text.count('class="calls"') == 2
-    assert "1,040" in page(client, "/p/main/offers/cache/?hours=168&as=table")
+    assert calls_on_health(client) == ["40", "1,200", "95.0 %", "2"]
 
 
-def test_figures_without_any_saving_are_no_percentage(aws: Aws, client: Client) -> None:
+def test_calls_that_were_not_saved_are_no_percentage(aws: Aws, client: Client) -> None:
     CacheCount.objects.create(backend=aws.backend, hour=timezone.now().replace(minute=0), calls=5, uncached=2)
-    assert '<div class="kpi">-3</div>' in page(client, "/p/main/offers/cache/")
+    assert calls_on_health(client)[2] == "-3"
+
+
+def test_the_old_address_of_the_cache_page_leads_to_health(aws: Aws, client: Client) -> None:
+    answer = client.get("/p/main/offers/cache/")
+    assert (answer.status_code, answer["Location"]) == (302, "/p/main/health/")
 
 
 def age(state: str, **fields: Any) -> Freshness:
