@@ -37,8 +37,8 @@ def measure(polls: int) -> None:
     from dstackweb.runner import gpus
 
     first = nvml.read()
-    uuids = [one.uuid for one in first.readings]
-    said = {"gpus": len(uuids), "names": sorted({one.name for one in first.readings}), "first": first.took_ms}
+    uuids = [one.uuid for one in first.samples]
+    said = {"gpus": len(uuids), "names": sorted({one.name for one in first.samples}), "first": first.took_ms}
     if uuids:
         said |= {"host": _times(nvml.read, polls), "runner": _times(lambda: gpus.read(uuids), polls)}
         pynvml.nvmlInit()

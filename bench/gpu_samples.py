@@ -39,7 +39,7 @@ def measure(sizes: list[int]) -> None:
     from bench.watched import Watched
     from dstackweb.gpus.clock import to_moment
     from dstackweb.gpus.models import GpuSeries
-    from dstackweb.gpus.policy.policy_status import standings
+    from dstackweb.gpus.policy.policy_status import policy_statuses
     from dstackweb.gpus.samples import averages
     from dstackweb.gpus.samples.selectors import columns
     from dstackweb.runs.models import Run
@@ -75,7 +75,7 @@ def measure(sizes: list[int]) -> None:
     acts: dict[str, Callable[[], Callable[[], object]]] = {
         "chart of 8 GPUs, one hour": chart(3_600_000),
         "chart of 8 GPUs, 24 hours": chart(DAY_MS),
-        "how 50 runs stand with their policies": lambda: lambda: standings(runs, to_moment(last)),
+        "how 50 runs stand with their policies": lambda: lambda: policy_statuses(runs, to_moment(last)),
         "five minutes of all GPUs averaged": roll,
     }
     cells = {name: [sides.measured(prepare, REPEATS)] for name, prepare in acts.items()}

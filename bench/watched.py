@@ -10,7 +10,7 @@ from django.db import connection
 from django.utils import timezone
 
 from bench import sides
-from dstackweb.backends.hosts.nvml import Look, Reading
+from dstackweb.backends.hosts.nvml import Sample, Snapshot
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSample, GpuSeries
@@ -72,15 +72,15 @@ class Watched:
         """An interval passes, and every host is looked at; each sample must be there afterwards."""
         self.at_ms += EVERY_MS
         for host in self.hosts:
-            readings = tuple(self._reading(host, index) for index in range(self.per_host))
-            intake.of_host(host, Look(readings, took_ms=9.5), self.at_ms)
+            samples = tuple(self._sample(host, index) for index in range(self.per_host))
+            intake.add_snapshot(host, Snapshot(samples, took_ms=9.5), self.at_ms)
         looked = self.per_host * len(self.hosts)
         sides.must_be(GpuSeries.objects.filter(last_ms=self.at_ms).count(), looked)
 
-    def _reading(self, host: Host, index: int) -> Reading:
+    def _sample(self, host: Host, index: int) -> Sample:
         used = self._used.choice((0, 3, 40, 70, 99))
         processes = ({"pid": 4711, "user": "ada", "memory_mib": 40_000},)
-        return Reading(
+        return Sample(
             f"GPU-{host.name}-{index}", index, A100, 81920, used, 40_000 + used, 100 + used, 400, 40, 0, processes
         )
 

@@ -20,7 +20,7 @@ from dstackweb.backends.hosts import care, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSeries, HostSampling
-from dstackweb.gpus.samples.latest import held_back, newest
+from dstackweb.gpus.samples.latest import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
@@ -312,7 +312,7 @@ def _sample(series: GpuSeries | None) -> GpuSampleOut | None:
     if series is None or series.last_ms is None:
         return None
     seen = {name: getattr(series, name) for name in SAMPLE_FIELDS}
-    return GpuSampleOut(at=to_moment(series.last_ms), held_back=list(held_back(series.throttle)), **seen)
+    return GpuSampleOut(at=to_moment(series.last_ms), held_back=list(throttle_reasons(series.throttle)), **seen)
 
 
 def _reserved(kept: ReservedCapacity, name: str) -> ReservedOut:

@@ -15,7 +15,7 @@ from dstackweb.api.policy_schemas import PolicyOut
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.policy.policy_status import standing
+from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import selectors
@@ -106,7 +106,7 @@ def metrics(
     gpus = sum(len(job.gpus) for job in jobs)
     room = max(2, MOST_NUMBERS // max(1, gpus))
     told = samples_of(jobs, to_ms(since), to_ms(until), min(points, room))
-    policy = PolicyOut.of(standing(run, now))
+    policy = PolicyOut.of(policy_status(run, now))
     return ready(
         request,
         {

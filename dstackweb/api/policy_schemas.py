@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 from typing import Any, Literal
 
 from ninja import Field, Schema
 
-from dstackweb.gpus.policy.ledger import Entry, Ledger, Total
-from dstackweb.gpus.policy.policy_status import Standing
+from dstackweb.gpus.policy.ledger import Entry, Ledger
+from dstackweb.gpus.policy.policy_status import PolicyStatus
 from dstackweb.gpus.policy.simulation_store import WhatIf, WouldStop
-from dstackweb.spec.effective import UtilizationPolicy
 
 Scope = Literal["any", "all"]
 
 
 class TermsOut(Schema):
-    """The rule of a policy."""
+    """What a policy requires."""
 
-    min_gpu_utilization: int = Field(description="Percent; a GPU below it is idle")
+    min_gpu_utilization: int = Field(description="Percent; equal to it counts as used")
     time_window_s: int
     scope: Scope
     warmup_s: int
 
 
 class PolicyOut(TermsOut):
-    """A placed run's utilization policy and its current state.
+    """A placed run's utilization policy, and the run's state under it.
 
-    `verdict` is `keep`, `unknown` (samples are missing) or `stop`. `low_since` is from when it has been below the
-    minimum, `stops_at` when it is stopped if that goes on. `gpu_index` is NVML's index of the GPU that is low on
-    `node`, null where all are. `kept_until` is set while somebody keeps it from being stopped.
+    `verdict` is `keep`, `unknown` (samples are missing) or `stop`. `low_since` is when it fell below the minimum,
+    `stops_at` when it will be stopped if it stays low. `gpu_index` is NVML's index of the low GPU on `node`, null where
+    all are low. `kept_until` is set while a user keeps it from being stopped.
     """
 
     action: Literal["terminate", "notify"]
@@ -39,39 +39,36 @@ class PolicyOut(TermsOut):
     stops_at: dt.datetime | None
     node: int
     gpu_index: int | None
-    badge: bool = Field(description="Utilization was low for at least half the window")
-    noticed: bool = Field(description="A warning about low utilization was sent")
+    badge: bool = Field(description="It has been low for at least half the window")
+    noticed: bool = Field(description="A notice was sent for the current low stretch")
     kept_until: dt.datetime | None
     kept_by: str | None
     kept_because: str | None
     keeps_left: int
-    observe_only: bool = Field(description="The project's policies only report violations")
+    observe_only: bool = Field(description="The project's policies stop no runs for now")
 
     @classmethod
-    def of(cls, found: Standing | None) -> PolicyOut | None:
-        if found is None:
+    def of(cls, status: PolicyStatus | None) -> PolicyOut | None:
+        if status is None:
             return None
-        keep = found.keep
-        return cls(
-            **found.policy.model_dump(),
-            source=found.source,
-            verdict=found.verdict.kind.value,
-            low_since=found.low_since,
-            stops_at=found.stops_at,
-            node=found.node,
-            gpu_index=found.gpu_index,
-            badge=found.badge,
-            noticed=found.noticed,
-            kept_until=found.paused_until,
-            kept_by=keep.by.get_username() if keep and keep.by else None,
-            kept_because=keep.reason if keep else None,
-            keeps_left=found.keeps_left,
-            observe_only=found.observe_only,
-        )
+        exemption = status.exemption
+        own = status.policy.model_dump() | {
+            "verdict": status.verdict.kind.value,
+            "kept_until": status.paused_until,
+            "kept_by": exemption.by.get_username() if exemption and exemption.by else None,
+            "kept_because": exemption.reason if exemption else None,
+            "keeps_left": status.exemptions_left,
+        }
+        return cls(**own, **_attributes(status, cls, own))
+
+
+def _attributes(source: object, schema: type[Schema], other: Collection[str]) -> dict[str, Any]:
+    """The schema's fields of an object, without the `other` ones."""
+    return {name: getattr(source, name) for name in schema.model_fields if name not in other}
 
 
 class KeepIn(Schema):
-    """Why the run should continue; `minutes` defaults to the project's setting."""
+    """Why the run should continue; `minutes` defaults to the project's usual time."""
 
     model_config = {"extra": "forbid"}
 
@@ -89,7 +86,7 @@ class KeepOut(Schema):
 
 
 class WhatIfIn(Schema):
-    """A policy, as in a run file's `utilization_policy`."""
+    """A policy, in the notation of a run file's `utilization_policy`."""
 
     model_config = {"extra": "forbid"}
 
@@ -100,7 +97,7 @@ class WhatIfIn(Schema):
 
 
 class WouldStopOut(Schema):
-    """A run that would have been stopped at `at`; hours and USD count from then."""
+    """A run that would have been stopped at `at`; hours and money are those that it used after that."""
 
     run: str
     id: str
@@ -118,19 +115,19 @@ class WouldStopOut(Schema):
     @classmethod
     def of(cls, stop: WouldStop) -> WouldStopOut:
         run = stop.run
-        told: dict[str, Any] = {
+        own: dict[str, Any] = {
             "run": run.name,
             "id": str(run.uid),
             "user": run.user.get_username(),
             "status": run.status,
         }
-        return cls(**told, **{name: getattr(stop, name) for name in cls.model_fields if name not in told})
+        return cls(**own, **_attributes(stop, cls, own))
 
 
 class WhatIfOut(Schema):
-    """The runs that the policy would have stopped between `since` and `until`, and the data used.
+    """The runs that the policy would have stopped between `since` and `until`, and the data that it was applied to.
 
-    `left_out` runs had too many samples to be looked at; `holds` are never stopped.
+    `left_out` runs had too many samples to be included; `holds` are never stopped.
     """
 
     policy: TermsOut
@@ -147,31 +144,25 @@ class WhatIfOut(Schema):
     stops: list[WouldStopOut]
 
     @classmethod
-    def of(cls, found: WhatIf) -> WhatIfOut:
-        own: dict[str, Any] = {"policy": terms(found.policy), "stops": [WouldStopOut.of(stop) for stop in found.stops]}
-        return cls(**own, **{name: getattr(found, name) for name in cls.model_fields if name not in own})
-
-
-def terms(policy: UtilizationPolicy) -> TermsOut:
-    """The rule of a policy, without its action."""
-    return TermsOut(**policy.model_dump(exclude={"action"}))
+    def of(cls, result: WhatIf) -> WhatIfOut:
+        own: dict[str, Any] = {
+            "policy": TermsOut.from_orm(result.policy),
+            "stops": [WouldStopOut.of(stop) for stop in result.stops],
+        }
+        return cls(**own, **_attributes(result, cls, own))
 
 
 class TotalOut(Schema):
-    """Totals; the hours and USD of `unknown` more runs are not included."""
+    """Sums; the hours and money of `unknown` more runs are not included."""
 
     runs: int
     gpu_hours: float
     usd: float
     unknown: int
 
-    @classmethod
-    def of(cls, total: Total) -> TotalOut:
-        return cls(**{name: getattr(total, name) for name in cls.model_fields})
-
 
 class StopOut(Schema):
-    """A run that its policy stopped, or (`observed`) would have stopped. Hours and USD until now; null if unknown."""
+    """A run that its policy stopped, or (`observed`) would have. Hours and money are so far; null: unknown."""
 
     run: str
     user: str | None
@@ -200,11 +191,11 @@ class StopOut(Schema):
             "usd": entry.usd,
             "next_run": stop.next_run.name if stop.next_run and stop.next_run.project_id == stop.project_id else None,
         }
-        return cls(**own, **{name: getattr(stop, name) for name in cls.model_fields if name not in own})
+        return cls(**own, **_attributes(stop, cls, own))
 
 
 class LedgerOut(Schema):
-    """The project's policies in the last `days`: stopped runs, violations in observe-only mode, and savings."""
+    """The project's policies in the last `days`: what they stopped, what they would have, and the time that saved."""
 
     observe_only: bool
     days: int
@@ -213,18 +204,18 @@ class LedgerOut(Schema):
     stops: list[StopOut] = Field(description="The newest stops")
 
     @classmethod
-    def of(cls, found: Ledger, observe_only: bool) -> LedgerOut:
+    def of(cls, ledger: Ledger, observe_only: bool) -> LedgerOut:
         return cls(
             observe_only=observe_only,
-            days=found.days,
-            stopped=TotalOut.of(found.stopped),
-            observed=TotalOut.of(found.observed),
-            stops=[StopOut.of(entry) for entry in found.entries],
+            days=ledger.days,
+            stopped=TotalOut.from_orm(ledger.stopped),
+            observed=TotalOut.from_orm(ledger.observed),
+            stops=[StopOut.of(entry) for entry in ledger.entries],
         )
 
 
 class ObserveIn(Schema):
-    """Whether the project's policies only report violations."""
+    """Whether the project's policies report what they would stop without stopping it."""
 
     model_config = {"extra": "forbid"}
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 
 from dstackweb.api import tasks
 from dstackweb.api.tasks import TasksOut
-from dstackweb.backends.hosts.nvml import Reading
+from dstackweb.backends.hosts.nvml import Sample
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
@@ -54,7 +54,7 @@ class ProcessIn(Schema):
 
 
 class GpuIn(Schema):
-    """As `backends.hosts.nvml.Reading`."""
+    """As `backends.hosts.nvml.Sample`."""
 
     uuid: str = Field(max_length=80)
     index: int = Field(0, ge=0, lt=2**15)
@@ -68,9 +68,9 @@ class GpuIn(Schema):
     throttle: int | None = Field(None, ge=0, lt=2**62)
     processes: list[ProcessIn] = Field([], max_length=MANY)
 
-    def reading(self) -> Reading:
-        told = self.dict()
-        return Reading(**told | {"processes": tuple(told["processes"])})
+    def sample(self) -> Sample:
+        values = self.dict()
+        return Sample(**values | {"processes": tuple(values["processes"])})
 
 
 class SampleIn(Schema):
@@ -81,12 +81,10 @@ class SampleIn(Schema):
 class SamplesIn(Schema):
     samples: list[SampleIn] = Field(max_length=100)
 
-    def taken(self, now: dt.datetime) -> list[tuple[int, list[Reading]]]:
+    def taken(self, now: dt.datetime) -> list[tuple[int, list[Sample]]]:
         """The samples with their times in ms."""
         now_ms = to_ms(now)
-        return [
-            (now_ms - round(sample.age_s * 1000), [gpu.reading() for gpu in sample.gpus]) for sample in self.samples
-        ]
+        return [(now_ms - round(sample.age_s * 1000), [gpu.sample() for gpu in sample.gpus]) for sample in self.samples]
 
 
 class JobToken(HttpBearer):
@@ -192,7 +190,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    gpu_poll.apply_policies(intake.of_job(job, body.taken(now)), now)
+    gpu_poll.apply_policies(intake.add_samples(job, body.taken(now)), now)
     return {}
 
 

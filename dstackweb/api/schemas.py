@@ -13,7 +13,7 @@ from ninja import Field, Schema
 from dstackweb.api.policy_schemas import PolicyOut
 from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.backends.contract import Offer
-from dstackweb.gpus.policy.policy_status import standing
+from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.runs import selectors
 from dstackweb.runs.holds import Access, access_to
 from dstackweb.runs.models import Job, Run, RunEvent
@@ -179,7 +179,7 @@ class RunOut(RunRow):
             max_duration_s=run.limit_s,
             cost=float(costs_by_run([run], now).get(run.pk, 0)),
             hold=HoldOut.of(access_to(run, jobs)),
-            policy=PolicyOut.of(standing(run, now)),
+            policy=PolicyOut.of(policy_status(run, now)),
             spec=run.spec,
             provenance=run.provenance,
             jobs=[JobOut.of(job) for job in jobs],

@@ -9,10 +9,9 @@ from ninja import Path, Router
 from dstackweb.api.app import caller, project_of
 from dstackweb.api.policy_schemas import KeepIn, KeepOut, LedgerOut, ObserveIn, WhatIfIn, WhatIfOut
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.gpus.policy.exemptions import keep as keep_run
-from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.gpus.policy.exemptions import exempt, policies_of
 from dstackweb.gpus.policy.ledger import ledger, set_observe_only
-from dstackweb.gpus.policy.simulation_store import policy_asked
+from dstackweb.gpus.policy.simulation_store import parse_policy
 from dstackweb.gpus.policy.simulation_store import what_if as apply_policy
 from dstackweb.runs import selectors
 
@@ -40,7 +39,7 @@ def change(request: HttpRequest, project: Path[str], body: ObserveIn) -> LedgerO
 def what_if(request: HttpRequest, project: Path[str], body: WhatIfIn) -> WhatIfOut:
     """Apply a policy to the samples of the last 24 hours, ignoring the runs' own policies. Changes nothing."""
     found, _role = project_of(request, project)
-    return WhatIfOut.of(apply_policy(found, policy_asked(body.dict()), timezone.now()))
+    return WhatIfOut.of(apply_policy(found, parse_policy(body.dict()), timezone.now()))
 
 
 @of_runs.post("/{name}/keep", response={200: KeepOut, **REFUSALS, 409: ErrorOut}, summary="Keep an idle run")
@@ -48,6 +47,6 @@ def keep(request: HttpRequest, project: Path[str], name: str, body: KeepIn) -> K
     """Its policy will not stop it for a while. For its owner and managers, as often as the project allows."""
     found, role = project_of(request, project, "member")
     run = selectors.find_run(found, name)
-    made = keep_run(run, caller(request), role, body.reason, minutes=body.minutes)
-    left = max(0, policies_of(found).keeps - run.keeps.count())
-    return KeepOut(run=run.name, until=made.until, reason=made.reason, keeps_left=left)
+    exemption = exempt(run, caller(request), role, body.reason, minutes=body.minutes)
+    left = max(0, policies_of(found).max_exemptions - run.policy_exemptions.count())
+    return KeepOut(run=run.name, until=exemption.until, reason=exemption.reason, keeps_left=left)

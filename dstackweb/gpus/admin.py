@@ -1,6 +1,6 @@
-"""Utilization policies in the admin: how projects carry them out, and a changed profile's applied to active runs.
+"""Utilization policies in the admin: how projects enforce them, and applying a changed profile's to active runs.
 
-The profile's own admin knows no runs; here it gets the page that does.
+The profiles app knows no runs, so its admin is extended here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ admin.site.unregister(Profile)
 
 @admin.register(ProjectPolicies)
 class ProjectPoliciesAdmin(admin.ModelAdmin[ProjectPolicies]):
-    list_display = ("project", "observe_only", "keeps", "keep_minutes")
+    list_display = ("project", "observe_only", "max_exemptions", "exemption_minutes")
     list_filter = ("observe_only",)
     list_select_related = ("project",)
     search_fields = ("project__name",)
@@ -40,25 +40,25 @@ class ProjectPoliciesAdmin(admin.ModelAdmin[ProjectPolicies]):
 
 
 @admin.register(Profile)
-class WithPolicyAdmin(ProfileAdmin):
-    """Profiles, whose changed policy can be given to runs that were submitted before."""
+class PolicyProfileAdmin(ProfileAdmin):
+    """Profiles, with a page that applies a changed policy to active runs."""
 
     change_form_template = "admin/profiles/profile/change_form.html"
 
     def save_model(self, request: HttpRequest, obj: Profile, form: Any, change: bool) -> None:
         before = form.initial.get("settings") or {}
         super().save_model(request, obj, form, change)
-        # The admin hands on nothing else to `response_add` and `response_change`.
+        # Only the object reaches `response_add` and `response_change`.
         obj.policy_changed = before.get("utilization_policy") != obj.settings.get("utilization_policy")  # type: ignore[attr-defined]
 
     def response_add(self, request: HttpRequest, obj: Profile, post_url_continue: str | None = None) -> HttpResponse:
-        return self._offered(request, obj, super().response_add(request, obj, post_url_continue))
+        return self._with_apply_offer(request, obj, super().response_add(request, obj, post_url_continue))
 
     def response_change(self, request: HttpRequest, obj: Profile) -> HttpResponse:
-        return self._offered(request, obj, super().response_change(request, obj))
+        return self._with_apply_offer(request, obj, super().response_change(request, obj))
 
-    def _offered(self, request: HttpRequest, profile: Profile, response: HttpResponse) -> HttpResponse:
-        """After a save that changed the policy: which runs would change, or a link to that where the form stays."""
+    def _with_apply_offer(self, request: HttpRequest, profile: Profile, response: HttpResponse) -> HttpResponse:
+        """After a changed policy, redirect to the page that applies it, or link to it where the form stays open."""
         if not getattr(profile, "policy_changed", False) or "_popup" in request.POST:
             return response
         total = rollout.changes(profile, timezone.now()).total
@@ -68,12 +68,12 @@ class WithPolicyAdmin(ProfileAdmin):
         if "_save" in request.POST:
             return HttpResponseRedirect(url)
         text = ngettext(
-            "%d active run still has the policy from before.",
-            "%d active runs still have the policy from before.",
+            "%d active run still has the previous policy.",
+            "%d active runs still have the previous policy.",
             total,
         )
-        told = format_html('{} <a href="{}">{}</a>', text % total, url, _("See which, and apply the new one"))
-        self.message_user(request, told, messages.WARNING)
+        message = format_html('{} <a href="{}">{}</a>', text % total, url, _("Review and apply"))
+        self.message_user(request, message, messages.WARNING)
         return response
 
     def get_urls(self) -> list[URLPattern]:
@@ -81,7 +81,7 @@ class WithPolicyAdmin(ProfileAdmin):
         return [path("<path:object_id>/apply/", apply, name="profiles_profile_apply"), *super().get_urls()]
 
     def apply_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Which active runs would change with the profile's policy; sent, those that were chosen do."""
+        """The active runs whose policy would change; a POST applies it to the chosen ones."""
         profile = self.get_object(request, unquote(object_id))
         if profile is None:
             raise Http404
@@ -97,7 +97,7 @@ class WithPolicyAdmin(ProfileAdmin):
             return redirect("admin:profiles_profile_change", profile.pk)
         context = {
             **self.admin_site.each_context(request),
-            "title": _("Utilization policy of %s for active runs") % profile.name,
+            "title": _("Apply utilization policy of %s to active runs") % profile.name,
             "opts": self.opts,
             "profile": profile,
             "rule": policy_words.rule(policy) if policy else _("The profile sets no utilization policy."),
@@ -108,25 +108,25 @@ class WithPolicyAdmin(ProfileAdmin):
         return TemplateResponse(request, "admin/profiles/profile/apply.html", context)
 
     def _apply(self, request: HttpRequest, profile: Profile) -> HttpResponse:
-        assert isinstance(request.user, User), "the admin site lets nobody else in"
+        assert isinstance(request.user, User), "the admin site requires a user"
         chosen = [int(pk) for pk in request.POST.getlist("run") if pk.isascii() and pk.isdigit() and len(pk) < 19]
         here = redirect("admin:profiles_profile_apply", profile.pk)
         if not chosen:
-            self.message_user(request, _("Choose at least one run."), messages.WARNING)
+            self.message_user(request, _("Select at least one run."), messages.WARNING)
             return here
         try:
-            changed = rollout.apply(profile, chosen, request.POST.get("mark", ""), request.user)
+            changed = rollout.apply(profile, chosen, request.POST.get("fingerprint", ""), request.user)
         except DomainError as error:
             self.message_user(request, error.detail, messages.ERROR)
             return here
-        text = ngettext("%d run has the new policy now.", "%d runs have the new policy now.", changed) % changed
+        text = ngettext("Policy applied to %d run.", "Policy applied to %d runs.", changed) % changed
         self.message_user(request, text, messages.SUCCESS)
         left = rollout.changes(profile, timezone.now()).total
         return here if left else redirect("admin:profiles_profile_changelist")
 
 
-def _row(change: rollout.Change) -> dict[str, Any]:
-    """A run of the list, in words."""
+def _row(change: rollout.PolicyChange) -> dict[str, Any]:
+    """A row of the list, in words."""
     none = _("none")
     return {
         "run": change.run,

@@ -1,7 +1,7 @@
-"""What was seen of GPUs, which policy a job is held to, and what came of it.
+"""GPU samples, the utilization policies that jobs are bound to, and the stops they caused.
 
-Moments of samples are whole milliseconds since 1970 (UTC), as the machine that took them had it: both databases count
-and group by them alike.
+Times of samples are whole milliseconds since 1970 (UTC) by the clock of the sampling machine: both databases group by
+them in the same way.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from django.utils import timezone
 class GpuSeries(models.Model):
     """The samples of one GPU under one job, or (`job` null) of a host's GPU while no job holds it.
 
-    It has what was seen last, so that no page looks for the newest sample; and for a job, how far the GPU's low stretch
-    has come (`window`), so that each sample costs the same however long the window is.
+    It holds the newest values, so that no page searches for the newest sample; and for a job, the GPU's low stretch
+    (`window`), so that a sample costs the same however long the policy's window is.
     """
 
     job = models.ForeignKey("runs.Job", null=True, on_delete=models.CASCADE, related_name="gpu_series")
     gpu = models.ForeignKey("backends.Gpu", null=True, on_delete=models.SET_NULL, related_name="series")
-    uuid = models.CharField(max_length=80, help_text="NVML's, of a GPU or of a MIG device")
+    uuid = models.CharField(max_length=80, help_text="NVML's UUID of the GPU or MIG device")
     index = models.PositiveSmallIntegerField(default=0, help_text="NVML's index on its machine")
     name = models.CharField(max_length=120, blank=True)
     memory_mib = models.PositiveBigIntegerField(null=True)
     power_limit_w = models.PositiveSmallIntegerField(null=True)
 
-    first_ms = models.BigIntegerField(null=True, help_text="Its oldest sample that is still kept")
+    first_ms = models.BigIntegerField(null=True, help_text="Its oldest stored sample")
     last_ms = models.BigIntegerField(null=True, help_text="Its newest sample")
-    utilization = models.PositiveSmallIntegerField(null=True, help_text="Percent; null: it could not be read")
+    utilization = models.PositiveSmallIntegerField(null=True, help_text="Percent; null: could not be read")
     memory_used_mib = models.PositiveBigIntegerField(null=True)
     power_w = models.PositiveSmallIntegerField(null=True)
     temperature_c = models.SmallIntegerField(null=True)
-    throttle = models.BigIntegerField(null=True, help_text="NVML's bits of why its clocks are held down")
+    throttle = models.BigIntegerField(null=True, help_text="NVML's clock throttle reasons, as bits")
     processes: models.JSONField[Any, Any] = models.JSONField(
-        default=list, help_text='[{"pid", "user", "memory_mib"}] at the newest sample'
+        default=list, help_text='[{"pid", "user", "memory_mib"}] in the newest sample'
     )
 
     low_since_ms = models.BigIntegerField(
-        null=True, help_text="First sample of the unbroken stretch below the policy's minimum that goes on"
+        null=True, help_text="First sample of the current stretch below the policy's minimum"
     )
-    low_last_ms = models.BigIntegerField(null=True, help_text="Newest sample that could be judged")
-    averaged_ms = models.BigIntegerField(default=0, help_text="Up to here its samples are in averages")
+    low_last_ms = models.BigIntegerField(null=True, help_text="Newest sample with a utilization")
+    averaged_ms = models.BigIntegerField(default=0, help_text="Samples before this are averaged")
 
     class Meta:
         constraints = [
@@ -53,7 +53,7 @@ class GpuSeries(models.Model):
         ]
         indexes = [
             models.Index("uuid", F("id").desc(), name="gpu_series_of_uuid"),
-            # What still has samples, oldest first, for averaging and pruning.
+            # Series with samples, oldest first, for averaging and pruning.
             models.Index("first_ms", condition=Q(first_ms__isnull=False), name="gpu_series_by_oldest"),
         ]
         verbose_name_plural = "GPU series"
@@ -63,7 +63,7 @@ class GpuSeries(models.Model):
 
 
 class GpuSample(models.Model):
-    """What one GPU did at one moment. What could not be read is null, and a sample that failed is no row at all."""
+    """One GPU at one moment. Values that could not be read are null; a failed sample has no row."""
 
     series = models.ForeignKey(GpuSeries, on_delete=models.CASCADE, related_name="samples", db_index=False)
     at_ms = models.BigIntegerField()
@@ -81,10 +81,10 @@ class GpuSample(models.Model):
 
 
 class GpuAverage(models.Model):
-    """Five minutes of a series: what stays of its samples after a day."""
+    """Five minutes of a series: kept when its samples are pruned after a day."""
 
     series = models.ForeignKey(GpuSeries, on_delete=models.CASCADE, related_name="averages", db_index=False)
-    at_ms = models.BigIntegerField(help_text="The beginning of the five minutes")
+    at_ms = models.BigIntegerField(help_text="Start of the five minutes")
     samples = models.PositiveSmallIntegerField()
     utilization = models.FloatField(null=True, help_text="Percent, on average")
     utilization_max = models.PositiveSmallIntegerField(null=True)
@@ -102,22 +102,22 @@ class GpuAverage(models.Model):
 
 
 class HostSampling(models.Model):
-    """How the last look at a host's GPUs went."""
+    """The result of the last snapshot of a host's GPUs."""
 
     host = models.OneToOneField("backends.Host", on_delete=models.CASCADE, primary_key=True, related_name="sampling")
     at = models.DateTimeField(default=timezone.now)
     took_ms = models.FloatField(default=0)
-    library = models.BooleanField(default=True, help_text="Whether NVML's library is there")
-    error = models.TextField(blank=True, help_text="What could not be read, as NVML says it")
+    library = models.BooleanField(default=True, help_text="Whether the NVML library is installed")
+    error = models.TextField(blank=True, help_text="What could not be read, with NVML's error")
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.error or 'in order'}"
+        return f"{self.host}: {self.error or 'ok'}"
 
 
 class JobPolicy(models.Model):
-    """The utilization policy that a job is held to, bound when its first sample comes (R17).
+    """The utilization policy that a job is bound to with its first sample (R17), copied from its run's spec.
 
-    Without `min_gpu_utilization` its run has none. The run's spec is where it comes from; a changed spec is bound anew.
+    Without `min_gpu_utilization` the run has none. A changed spec is bound anew.
     """
 
     job = models.OneToOneField("runs.Job", on_delete=models.CASCADE, primary_key=True, related_name="policy")
@@ -125,13 +125,11 @@ class JobPolicy(models.Model):
     time_window_s = models.PositiveIntegerField(default=0)
     scope = models.CharField(max_length=3, default="any")
     action = models.CharField(max_length=9, default="terminate")
-    from_ms = models.BigIntegerField(default=0, help_text="Samples before this do not count: its start and the warm-up")
+    from_ms = models.BigIntegerField(default=0, help_text="Samples before this, its start plus warm-up, don't count")
     bound_at = models.DateTimeField(default=timezone.now)
-    noticed_ms = models.BigIntegerField(
-        null=True, help_text="The low stretch (its beginning) that people have been told of"
-    )
+    noticed_ms = models.BigIntegerField(null=True, help_text="Start of the low stretch that a notice was sent for")
     acted_ms = models.BigIntegerField(
-        null=True, help_text="The low stretch that was acted on: it was stopped, or told that it would have been"
+        null=True, help_text="Start of the low stretch that stopped the run, or was reported as one that would have"
     )
 
     class Meta:
@@ -141,10 +139,10 @@ class JobPolicy(models.Model):
         return f"{self.job}: below {self.min_gpu_utilization} % for {self.time_window_s} s"
 
 
-class Keep(models.Model):
-    """Somebody asked that a run is not stopped by its policy for a while, and said why. The verdict stays as it is."""
+class PolicyExemption(models.Model):
+    """A user keeps a run from being stopped by its policy until `until`, with a reason. Its verdict is unaffected."""
 
-    run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="keeps")
+    run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="policy_exemptions")
     by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
     at = models.DateTimeField(default=timezone.now)
     until = models.DateTimeField()
@@ -158,35 +156,32 @@ class Keep(models.Model):
 
 
 class ProjectPolicies(models.Model):
-    """How a project's utilization policies are carried out. A project without a row has the defaults."""
+    """How a project enforces its utilization policies. A project without a row has the defaults."""
 
     project = models.OneToOneField(
         "accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="policies"
     )
-    observe_only = models.BooleanField(
-        default=False, help_text="Judge and tell, but stop no run: for trying policies before they count."
+    observe_only = models.BooleanField(default=False, help_text="Report violations without stopping runs.")
+    max_exemptions = models.PositiveSmallIntegerField(
+        default=3, validators=[MaxValueValidator(1000)], help_text="How often a run can be kept from being stopped."
     )
-    keeps = models.PositiveSmallIntegerField(
-        default=3, validators=[MaxValueValidator(1000)], help_text="How often a run may be kept from being stopped."
-    )
-    keep_minutes = models.PositiveSmallIntegerField(
+    exemption_minutes = models.PositiveSmallIntegerField(
         default=30,
         validators=[MinValueValidator(1), MaxValueValidator(24 * 60)],
-        help_text="For how many minutes each time.",
+        help_text="Minutes for which a run is kept each time.",
     )
 
     class Meta:
         verbose_name_plural = "project policies"
 
     def __str__(self) -> str:
-        return f"{self.project}: {'observed only' if self.observe_only else 'in force'}"
+        return f"{self.project}: {'observe only' if self.observe_only else 'enforced'}"
 
 
 class PolicyStop(models.Model):
-    """A run that its policy stopped, or (`observed`) would have: the ledger of what that gave back.
+    """A run that its policy stopped, or (`observed`) would have: an entry in the ledger of reclaimed GPU time.
 
-    What it would have held without the stop is known only as far as its `max_duration`: `until` is that moment, and
-    null where it has none.
+    Without the stop the run could have held its GPUs for its `max_duration`: `until` is that end, null without one.
     """
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="policy_stops")
@@ -196,17 +191,19 @@ class PolicyStop(models.Model):
     attempt = models.PositiveIntegerField(default=1)
     node = models.PositiveIntegerField(default=0)
     at = models.DateTimeField(default=timezone.now)
-    observed = models.BooleanField(default=False, help_text="Nothing was stopped: observe-only, or it only notifies")
+    observed = models.BooleanField(
+        default=False, help_text="Not stopped: observe-only mode, or a policy that only notifies"
+    )
     min_gpu_utilization = models.PositiveSmallIntegerField()
     time_window_s = models.PositiveIntegerField()
     scope = models.CharField(max_length=3)
-    low_since = models.DateTimeField(help_text="From when it was below the minimum")
-    gpu_index = models.PositiveSmallIntegerField(null=True, help_text="The GPU that was; null: all")
-    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="UUIDs of all that the run held")
+    low_since = models.DateTimeField(help_text="When it fell below the minimum")
+    gpu_index = models.PositiveSmallIntegerField(null=True, help_text="The low GPU; null: all")
+    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="UUIDs of all GPUs that the run held")
     price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour of all its nodes")
     until = models.DateTimeField(null=True)
     next_run = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="+")
-    next_at = models.DateTimeField(null=True, help_text="When the first of its GPUs went to the next run")
+    next_at = models.DateTimeField(null=True, help_text="When the next run got the first of its GPUs")
 
     class Meta:
         ordering = ["-at", "-id"]

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from django.utils.translation import gettext as _
 
-from dstackweb.gpus.samples.latest import HeldBack
+from dstackweb.gpus.samples.latest import ThrottleReason
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording.sentence import Sentence, as_text, fill, known
 from dstackweb.wording.units import exact_duration
@@ -38,18 +38,18 @@ def rule(policy: UtilizationPolicy) -> str:
 
 def held_back(codes: Iterable[str]) -> list[str]:
     """What keeps a GPU's clocks down."""
-    return [as_text(code) if (found := known(HeldBack, code)) is None else _held_back(found) for code in codes]
+    return [as_text(code) if (found := known(ThrottleReason, code)) is None else _held_back(found) for code in codes]
 
 
-def _held_back(code: HeldBack) -> str:
+def _held_back(code: ThrottleReason) -> str:
     match code:
-        case HeldBack.POWER_CAP:
+        case ThrottleReason.POWER_CAP:
             return _("at its power limit")
-        case HeldBack.POWER_BRAKE:
+        case ThrottleReason.POWER_BRAKE:
             return _("slowed down by its power supply")
-        case HeldBack.HEAT:
+        case ThrottleReason.HEAT:
             return _("slowed down by heat")
-        case HeldBack.HARDWARE:
+        case ThrottleReason.HARDWARE:
             return _("slowed down by its hardware")
         case never:
             assert_never(never)

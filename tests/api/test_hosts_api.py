@@ -17,12 +17,12 @@ import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.hosts import joining
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
-from tests.gpus.snapshots import reading
+from tests.gpus.snapshots import sample
 
 pytestmark = pytest.mark.django_db
 Call = Callable[..., Any]
@@ -228,10 +228,10 @@ def test_a_gpu_tells_what_it_was_seen_doing_last(project: Project, member: User)
     job = start(placed_job(run))
     (held,) = job.gpus
     now_ms = to_ms(timezone.now())
-    seen = [reading(f"GPU-box-1-{n}", 10 * n, throttle=1) for n in range(2)]
-    intake.of_host(host, Look(tuple(seen), took_ms=4.5), now_ms - 10_000)
-    busy = [reading(one.uuid, 90, throttle=0x61) if one.uuid == held else one for one in seen]
-    intake.of_host(host, Look(tuple(busy), took_ms=5.5, error="GPU 2: fallen off the bus"), now_ms)
+    seen = [sample(f"GPU-box-1-{n}", 10 * n, throttle=1) for n in range(2)]
+    intake.add_snapshot(host, Snapshot(tuple(seen), took_ms=4.5), now_ms - 10_000)
+    busy = [sample(one.uuid, 90, throttle=0x61) if one.uuid == held else one for one in seen]
+    intake.add_snapshot(host, Snapshot(tuple(busy), took_ms=5.5, error="GPU 2: fallen off the bus"), now_ms)
     (found,) = of(member)("GET").json()["items"]
     samples = {gpu["uuid"]: gpu["sample"] for gpu in found["gpus"]}
     assert samples[held]["utilization"] == 90
@@ -247,8 +247,8 @@ def test_how_many_hosts_there_are_costs_no_further_queries(project: Project, mem
     with CaptureQueriesContext(connection) as one:
         call("GET")
     for number in range(2, 6):
-        intake.of_host(
-            make_host(f"box-{number}", gpus=4), Look((reading(f"GPU-box-{number}-1", 3),)), 1_800_000_000_000
+        intake.add_snapshot(
+            make_host(f"box-{number}", gpus=4), Snapshot((sample(f"GPU-box-{number}-1", 3),)), 1_800_000_000_000
         )
     with CaptureQueriesContext(connection) as many:
         assert len(call("GET").json()["items"]) == 5

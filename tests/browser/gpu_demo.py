@@ -7,7 +7,7 @@ import datetime as dt
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
@@ -15,7 +15,7 @@ from dstackweb.runs.models import Job
 from tests.browser.demo import PASSWORD
 from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
-from tests.gpus.snapshots import reading
+from tests.gpus.snapshots import sample
 
 BACK_S = 2400
 HELD_BACK, IDLE = 0x40, 0x1
@@ -48,7 +48,7 @@ def build() -> Project:
     HostEvent.objects.create(host=host, kind="online", at=timezone.now() - dt.timedelta(hours=3))
     Gpu.objects.create(host=host, uuid="GPU-box-2-9", index=9, name="NVIDIA A100", memory_mib=81920, present=False)
     plain = make_host("cpu-box-3")
-    intake.of_host(plain, Look((), library=False), to_ms(timezone.now()))
+    intake.add_snapshot(plain, Snapshot((), library=False), to_ms(timezone.now()))
     return project
 
 
@@ -67,9 +67,9 @@ def seen(name: str, ago_s: int = 0, **changed: int) -> None:
             used = max(0, min(100, used + (ago_s // 20 * 37 + index * 11) % 9 - 4)) if ago_s else used
         processes = ({"pid": 8000 + index, "user": "ann", "memory_mib": memory},) if memory > 100 else ()
         readings.append(
-            reading(f"GPU-{name}-{index}", used, memory_used_mib=memory, power_w=power, temperature_c=heat,
+            sample(f"GPU-{name}-{index}", used, memory_used_mib=memory, power_w=power, temperature_c=heat,
                     throttle=bits, processes=processes)
         )  # fmt: skip
     error = "GPU 9: GPU is lost" if name == "box-2" else ""
-    look = Look(tuple(readings), took_ms=3.4, error=error)
-    intake.of_host(Host.objects.get(name=name), look, to_ms(timezone.now()) - ago_s * 1000)
+    look = Snapshot(tuple(readings), took_ms=3.4, error=error)
+    intake.add_snapshot(Host.objects.get(name=name), look, to_ms(timezone.now()) - ago_s * 1000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.gpus.models import JobPolicy, Keep
+from dstackweb.gpus.models import JobPolicy, PolicyExemption
 from dstackweb.gpus.samples import intake
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
@@ -19,7 +19,7 @@ from tests.browser import demo
 from tests.browser.support import accessibility_faults, settle, sign_in
 from tests.browser.test_history import COLOURS, colour
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
-from tests.gpus.snapshots import reading
+from tests.gpus.snapshots import sample
 from tests.web.watched import POLICY, watched
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,12 +94,12 @@ def test_a_gpu_that_is_switched_off_is_in_neither_chart(page: Page) -> None:
 
 def test_a_poll_brings_new_samples_and_keeps_what_the_reader_chose(page: Page, run: Run) -> None:
     page.get_by_role("button", name="GPU 3").click()
-    reason = page.get_by_label("Keep it for 30 min, because")
+    reason = page.get_by_label("Reason to keep it running for 30 min")
     reason.fill("half a sen")
     job = placed_job(run)
     newest = max(job.gpu_series.values_list("last_ms", flat=True))
-    intake.of_job(
-        job, [(newest + 2_000, [reading(uuid, 41, memory_used_mib=51_200, index=int(uuid[-1])) for uuid in job.gpus])]
+    intake.add_samples(
+        job, [(newest + 2_000, [sample(uuid, 41, memory_used_mib=51_200, index=int(uuid[-1])) for uuid in job.gpus])]
     )
     page.evaluate("document.getElementById('run-gpus').dispatchEvent(new CustomEvent('poll'))")
     expect(page.locator("#run-gpus-now tbody tr").first).to_contain_text("41 %")
@@ -112,12 +112,12 @@ def test_the_countdown_counts_and_keeping_ends_it(page: Page) -> None:
     expect(verdict).to_have_text(re.compile(r"GPU 1 below 50 % for 4\d min, stops in 1\d:\d\d"))
     left = verdict.locator("time").last.inner_text()
     expect(verdict.locator("time").last).not_to_have_text(left)
-    page.get_by_label("Keep it for 30 min, because").fill("it waits for its data")
-    page.get_by_role("button", name="Keep 30 min").click()
+    page.get_by_label("Reason to keep it running for 30 min").fill("it waits for its data")
+    page.get_by_role("button", name="Keep for 30 min").click()
     expect(page.get_by_text("train-llama-sft is kept for 30 min")).to_be_visible()
     expect(page.locator("#run-policy")).to_contain_text("by ann: “it waits for its data”")
-    expect(page.get_by_role("button", name="Keep 30 min")).to_have_count(0)
-    assert Keep.objects.get().reason == "it waits for its data"
+    expect(page.get_by_role("button", name="Keep for 30 min")).to_have_count(0)
+    assert PolicyExemption.objects.get().reason == "it waits for its data"
 
 
 def test_lists_and_other_pages_tell_of_it(page: Page, live_server) -> None:
@@ -126,7 +126,7 @@ def test_lists_and_other_pages_tell_of_it(page: Page, live_server) -> None:
         expect(page.locator(".dw-gpu-mark")).to_have_text(
             re.compile(r"GPU 1 below 50 % for 4\d min, stops in 1\d:\d\d")
         )
-        expect(page.get_by_text("On its page you can keep it")).to_be_visible()
+        expect(page.get_by_text("You can keep it running from its page")).to_be_visible()
         assert accessibility_faults(page) == []
 
 
@@ -138,10 +138,10 @@ def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, li
     attempts.end_job(placed_job(run).pk, "aborted_by_user")
     place_all()
     page.evaluate("document.getElementById('run').dispatchEvent(new CustomEvent('poll'))")
-    expect(page.locator("#run-gpus")).to_contain_text("They are sampled as soon as its commands run.")
+    expect(page.locator("#run-gpus")).to_contain_text("Sampling starts with the run's commands")
     job = start(placed_job(waits))
     at_ms = round(job.started_at.timestamp() * 1000) + 500
-    intake.of_job(job, [(at_ms, [reading(uuid, 77) for uuid in job.gpus])])
+    intake.add_samples(job, [(at_ms, [sample(uuid, 77) for uuid in job.gpus])])
     page.evaluate("document.getElementById('run-gpus').dispatchEvent(new CustomEvent('poll'))")
     expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
 

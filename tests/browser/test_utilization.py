@@ -57,7 +57,7 @@ def page(live_server, new_page: Callable[..., Page], project: Project) -> Page:
 def test_a_policy_is_tried_by_filling_the_form(page: Page) -> None:
     page.get_by_label("Minimum utilization, %").fill("10")
     page.get_by_label("Time window").fill("30m")
-    page.get_by_role("button", name="Try it").click()
+    page.get_by_role("button", name="Simulate").click()
     result = page.locator("#what-if-result")
     expect(result).to_contain_text("It would have stopped 2 runs of 3")
     page.get_by_role("link", name="notebook-left-open").click()
@@ -65,11 +65,11 @@ def test_a_policy_is_tried_by_filling_the_form(page: Page) -> None:
 
 
 def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(page: Page, project: Project) -> None:
-    page.get_by_role("button", name="Only observe").click()
+    page.get_by_role("button", name="Observe only").click()
     expect(page.get_by_text("Policies only observe now")).to_be_visible()
     assert policies_of(project).observe_only is True
-    page.get_by_role("button", name="Put in force").click()
-    page.get_by_role("dialog").get_by_role("button", name="Put in force").click()
+    page.get_by_role("button", name="Enforce").click()
+    page.get_by_role("dialog").get_by_role("button", name="Enforce").click()
     expect(page.get_by_text("Policies are in force: unused runs are stopped")).to_be_visible()
     assert policies_of(project).observe_only is False
 

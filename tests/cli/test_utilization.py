@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import Keep
+from dstackweb.gpus.models import PolicyExemption
 from tests.cli.conftest import Cli
 from tests.gpus.past import past_run
 
@@ -17,7 +17,7 @@ def test_a_run_is_kept_with_a_reason(cli: Cli, project: Project, ada: User) -> N
     kept = cli("keep", "idle", "--reason", "debugging the loader")
     assert kept.stdout.startswith("idle: kept until ")
     assert "You can extend this 2 more times." in kept.stderr
-    made = Keep.objects.get()
+    made = PolicyExemption.objects.get()
     assert (made.reason, made.by) == ("debugging the loader", ada)
     assert (made.until - made.at).total_seconds() == 1800
 

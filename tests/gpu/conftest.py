@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.backends.hosts.nvml import Reading, read
+from dstackweb.backends.hosts.nvml import Sample, read
 
 IDLE = 5
 """Percent that an idle GPU may show."""
@@ -25,20 +25,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def gpu() -> Reading:
+def gpu() -> Sample:
     """A whole GPU without any process, as it is read first."""
     look = read()
-    if not look.readings:
+    if not look.samples:
         why = look.error or ("NVML finds none" if look.library else "no NVML library")
         pytest.skip(f"needs a machine with an NVIDIA GPU; here: {why}")
-    for one in look.readings:
+    for one in look.samples:
         if not one.processes and one.uuid.startswith("GPU-") and (one.utilization or 0) <= IDLE:
             return one
     pytest.skip("needs an NVIDIA GPU that nobody uses; all of this machine's are in use")
 
 
 @pytest.fixture
-def load(gpu: Reading) -> Callable[..., object]:
+def load(gpu: Sample) -> Callable[..., object]:
     """A context in which the GPU works."""
 
     @contextmanager
@@ -59,10 +59,10 @@ def load(gpu: Reading) -> Callable[..., object]:
 
 
 @pytest.fixture
-def look(gpu: Reading) -> Callable[[], Reading]:
+def look(gpu: Sample) -> Callable[[], Sample]:
     """Reads that GPU again."""
 
-    def again() -> Reading:
-        return next(one for one in read().readings if one.uuid == gpu.uuid)
+    def again() -> Sample:
+        return next(one for one in read().samples if one.uuid == gpu.uuid)
 
     return again

@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from dstackweb.backends.hosts.nvml import Reading, read
+from dstackweb.backends.hosts.nvml import Sample, read
 from dstackweb.runner import gpus
 from tests.gpu.conftest import IDLE
 from tests.gpu.load import MEMORY_MIB
 
 Load = Callable[..., AbstractContextManager[int]]
-Look = Callable[[], Reading]
+Look = Callable[[], Sample]
 POLLS = 20
 
 
@@ -31,7 +31,7 @@ def several(look: Look) -> list[int]:
     return [one for one in seen if one is not None]
 
 
-def test_a_gpu_tells_what_it_is_and_does(gpu: Reading) -> None:
+def test_a_gpu_tells_what_it_is_and_does(gpu: Sample) -> None:
     assert gpu.uuid.startswith("GPU-")
     assert gpu.name
     assert gpu.memory_mib > 0
@@ -51,7 +51,7 @@ def test_half_the_time_is_seen_as_about_half(look: Look, load: Load) -> None:
         assert 25 <= statistics.mean(several(look)) <= 75
 
 
-def test_memory_that_is_held_is_seen(gpu: Reading, look: Look, load: Load) -> None:
+def test_memory_that_is_held_is_seen(gpu: Sample, look: Look, load: Load) -> None:
     with load():
         used = look().memory_used_mib
     assert used is not None
@@ -69,7 +69,7 @@ def test_who_computes_is_seen(look: Look, load: Load) -> None:
     assert mine["memory_mib"] is None or mine["memory_mib"] >= MEMORY_MIB
 
 
-def test_a_runner_reads_what_a_host_reads(gpu: Reading, look: Look, load: Load) -> None:
+def test_a_runner_reads_what_a_host_reads(gpu: Sample, look: Look, load: Load) -> None:
     steady = ("uuid", "index", "name", "memory_mib", "power_limit_w")
     with load():
         (by_nvml,) = gpus.read([gpu.uuid])
@@ -80,8 +80,8 @@ def test_a_runner_reads_what_a_host_reads(gpu: Reading, look: Look, load: Load) 
         assert told["utilization"] >= 90
 
 
-def test_what_a_poll_costs(gpu: Reading, capsys: pytest.CaptureFixture[str]) -> None:
-    count = len(read().readings)
+def test_what_a_poll_costs(gpu: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    count = len(read().samples)
     cpu = time.process_time()
     polls = [read().took_ms for _ in range(POLLS)]
     cpu = (time.process_time() - cpu) / POLLS * 1000

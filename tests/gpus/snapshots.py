@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from dstackweb.backends.hosts.nvml import Look, Reading
+from dstackweb.backends.hosts.nvml import Sample, Snapshot
 
 EVERY_MS = 10_000
 START_MS = 1_800_000_000_000
 """A moment that all series of tests may begin at: whole five minutes."""
 
 
-def reading(uuid: str, utilization: int | None = 0, **more: Any) -> Reading:
+def sample(uuid: str, utilization: int | None = 0, **more: Any) -> Sample:
     """One GPU of a host made by the factory."""
     values = {
         "index": int(uuid.rsplit("-", 1)[-1]), "name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920,
         "memory_used_mib": 1000, "power_w": 90, "power_limit_w": 400, "temperature_c": 40, "throttle": 0,
         "processes": (),
     } | more  # fmt: skip
-    return Reading(uuid=uuid, utilization=utilization, **values)
+    return Sample(uuid=uuid, utilization=utilization, **values)
 
 
-def look(**utilization: int | None) -> Look:
-    """All GPUs of the host `box-1` that answer: `look(g0=50, g1=None)`; None is a GPU that doesn't tell."""
-    return Look(
-        readings=tuple(reading(f"GPU-box-1-{name[1:]}", used) for name, used in utilization.items()), took_ms=3.5
+def snapshot(**utilization: int | None) -> Snapshot:
+    """All GPUs of the host `box-1` that answer: `snapshot(g0=50, g1=None)`; None is a GPU that doesn't tell."""
+    return Snapshot(
+        samples=tuple(sample(f"GPU-box-1-{name[1:]}", used) for name, used in utilization.items()), took_ms=3.5
     )

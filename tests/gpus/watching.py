@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.policy.warnings import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler.monitoring import utilization
 from tests.factories import make_host, make_run, place_all, placed_job, start
-from tests.gpus.snapshots import EVERY_MS, START_MS, reading
+from tests.gpus.snapshots import EVERY_MS, START_MS, sample
 
 MINUTE = 60_000
 IDLE = {"min_gpu_utilization": 50, "time_window": "1m"}
@@ -38,20 +38,20 @@ Load = Callable[[str, int], int | None]
 """A GPU's utilization by its UUID, some milliseconds after START_MS; None: it doesn't answer."""
 
 
-def watch(until_ms: int, load: Load = lambda uuid, ms: 0, *, from_ms: int = EVERY_MS) -> list[tuple[int, Act]]:
-    """Look at all hosts every ten seconds until so long after START_MS; what was done when, apart from nothing."""
+def watch(until_ms: int, load: Load = lambda uuid, ms: 0, *, from_ms: int = EVERY_MS) -> list[tuple[int, PolicyAction]]:
+    """Snapshot at all hosts every ten seconds until so long after START_MS; what was done when, apart from nothing."""
     done = []
     for ms in range(from_ms, until_ms + 1, EVERY_MS):
         for host in Host.objects.order_by("pk"):
-            done += [(ms, found) for found in look_at(host, load, ms) if found != Act.NOTHING]
+            done += [(ms, found) for found in look_at(host, load, ms) if found != PolicyAction.NOTHING]
     return done
 
 
-def look_at(host: Host, load: Load, ms: int) -> Sequence[Act]:
+def look_at(host: Host, load: Load, ms: int) -> Sequence[PolicyAction]:
     """One look at a host's GPUs, and what is done about the jobs that it makes worth a closer one."""
     seen = [(gpu, load(gpu.uuid, ms)) for gpu in Gpu.objects.filter(host=host).order_by("index")]
-    readings = tuple(reading(gpu.uuid, used) for gpu, used in seen if used is not None)
-    worth = intake.of_host(host, Look(readings=readings), START_MS + ms)
+    samples = tuple(sample(gpu.uuid, used) for gpu, used in seen if used is not None)
+    worth = intake.add_snapshot(host, Snapshot(samples=samples), START_MS + ms)
     return [utilization.apply_policy(job_id, to_moment(START_MS + ms)) for job_id in worth]
 
 

@@ -12,7 +12,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_run, place_all, placed_job, start
-from tests.gpus.snapshots import EVERY_MS, reading
+from tests.gpus.snapshots import EVERY_MS, sample
 
 POLICY = {"min_gpu_utilization": 50, "time_window": "1h"}
 Used = Callable[[int, int], int | None]
@@ -49,11 +49,13 @@ def see(job: Job, since: dt.datetime, used: Used, silent_s: int = 0) -> None:
     """Samples of a job's GPUs from a moment on."""
     now_ms, since_ms = round(timezone.now().timestamp() * 1000), round(since.timestamp() * 1000)
     moments = range(now_ms - silent_s * 1000 - 1000, since_ms, -EVERY_MS)
-    intake.of_job(job, [(at_ms, _readings(job.gpus, (now_ms - at_ms) // 1000, used)) for at_ms in reversed(moments)])
+    intake.add_samples(
+        job, [(at_ms, _samples(job.gpus, (now_ms - at_ms) // 1000, used)) for at_ms in reversed(moments)]
+    )
 
 
-def _readings(gpus: Sequence[str], ago_s: int, used: Used) -> list[Any]:
+def _samples(gpus: Sequence[str], ago_s: int, used: Used) -> list[Any]:
     return [
-        reading(uuid, used(place, ago_s), memory_used_mib=20_000 + 9_000 * place, power_w=310, temperature_c=61)
+        sample(uuid, used(place, ago_s), memory_used_mib=20_000 + 9_000 * place, power_w=310, temperature_c=61)
         for place, uuid in enumerate(gpus)
     ]

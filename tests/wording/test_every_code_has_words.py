@@ -12,7 +12,7 @@ from django.utils import translation
 
 from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
 from dstackweb.backends.models import HostEvent, HostEventKind, Isolation
-from dstackweb.gpus.samples.latest import HeldBack
+from dstackweb.gpus.samples.latest import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.codes import (
     Impossible,
@@ -70,7 +70,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: hosts.told(HostEvent(kind=kind, data=DATA)),
     Isolation: hosts.isolation,
-    HeldBack: lambda code: policy.held_back([code])[0],
+    ThrottleReason: lambda code: policy.held_back([code])[0],
     TaskState: progress.state,
 }
 CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]

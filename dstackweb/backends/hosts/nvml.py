@@ -1,6 +1,6 @@
-"""What this machine's GPUs do right now. The one place that speaks to NVML's Python module.
+"""Reads this machine's GPUs. The one place that uses NVML's Python module.
 
-NVML is opened for each look and closed after it: a driver that is held open cannot be replaced.
+NVML is opened for each snapshot and closed after it: a driver that is held open cannot be replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GPM_S = 0.25
 """A MIG device's utilization is counted between two moments this far apart; NVML wants at least 0.1 s."""
 
 MOST, MOST_BITS = 2**15 - 1, 2**62
-"""Of watts and degrees, and of bits: no GPU has more, and no column holds it."""
+"""Upper bounds of watts and degrees, and of bits: beyond them no GPU is right, and no column large enough."""
 
 ABSENT = (
     pynvml.NVMLError_NotSupported,
@@ -28,16 +28,16 @@ ABSENT = (
     pynvml.NVMLError_NoPermission,
     pynvml.NVMLError_NoData,
 )
-"""What a GPU or its driver doesn't tell. That is no error."""
+"""Values that a GPU or its driver doesn't report. Not an error."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One GPU or MIG device. What it doesn't tell is None, never zero.
+class Sample:
+    """One GPU or MIG device. Values it doesn't report are None, never zero.
 
     A MIG device has its parent's `index`, temperature and throttle reasons, and no power of its own. `utilization` is
     in percent, `throttle` NVML's bits of why clocks are held down, and each process {"pid", "user", "memory_mib"},
-    by id; a user or a memory that isn't known is None.
+    by PID; an unknown user or memory is None.
     """
 
     uuid: str
@@ -54,22 +54,22 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """All GPUs that answer, in NVML's order. `error` names those that don't, and values that failed.
 
-    `library` is whether NVML's is there; a machine without it has no GPUs, and that is no error.
+    `library` is whether NVML is installed; a machine without it has no GPUs, which is not an error.
     """
 
-    readings: tuple[Reading, ...] = ()
+    samples: tuple[Sample, ...] = ()
     library: bool = True
     error: str = ""
     took_ms: float = 0.0
 
 
-def read() -> Look:
-    """Look at all GPUs of this machine; never raises. Takes milliseconds, and GPM_S more where MIG devices are."""
+def read() -> Snapshot:
+    """Read all GPUs of this machine; never raises. Takes milliseconds, plus GPM_S where there are MIG devices."""
     began = time.perf_counter()
-    readings: tuple[Reading, ...] = ()
+    samples: tuple[Sample, ...] = ()
     errors: list[str] = []
     library = True
     try:
@@ -82,35 +82,35 @@ def read() -> Look:
             _unload()
     else:
         try:
-            readings = tuple(_read_all(errors))
+            samples = tuple(_read_all(errors))
         except pynvml.NVMLError as error:
             errors.append(f"NVML: {error}")
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
-    return Look(readings, library, "; ".join(errors), (time.perf_counter() - began) * 1000)
+    return Snapshot(samples, library, "; ".join(errors), (time.perf_counter() - began) * 1000)
 
 
 def _unload() -> None:
-    """The driver is another than when this process loaded the library: the next look loads what is there then."""
+    """The driver has changed since this process loaded the library: the next snapshot loads the new one."""
     if pynvml.nvmlLib is not None:
         _ctypes.dlclose(pynvml.nvmlLib._handle)
     pynvml.nvmlLib = None
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-def _read_all(errors: list[str]) -> Iterator[Reading]:
-    asked = [_Asked(index, errors) for index in range(pynvml.nvmlDeviceGetCount())]
+def _read_all(errors: list[str]) -> Iterator[Sample]:
+    gpus = [_Gpu(index, errors) for index in range(pynvml.nvmlDeviceGetCount())]
     with contextlib.ExitStack() as stack:
-        meters = [[_Meter(gpu.device, part, stack) for part in gpu.parts] for gpu in asked]
+        meters = [[_Meter(gpu.device, part, stack) for part in gpu.parts] for gpu in gpus]
         if any(meter.works for of_gpu in meters for meter in of_gpu):
             time.sleep(GPM_S)
         busy = [[meter.percent() for meter in of_gpu] for of_gpu in meters]
-    for gpu, of_parts in zip(asked, busy, strict=True):
-        yield from gpu.readings(of_parts)
+    for gpu, of_parts in zip(gpus, busy, strict=True):
+        yield from gpu.samples(of_parts)
 
 
-class _Asked:
+class _Gpu:
     """One GPU of the machine, whole or as its MIG devices (`parts`)."""
 
     def __init__(self, index: int, errors: list[str]) -> None:
@@ -128,8 +128,8 @@ class _Asked:
         except pynvml.NVMLError as error:
             self._fails(str(error))
 
-    def readings(self, busy: Sequence[int | None]) -> Iterator[Reading]:
-        """Its readings; where it is split, of its parts, whose utilization is `busy`."""
+    def samples(self, busy: Sequence[int | None]) -> Iterator[Sample]:
+        """Its samples; where it is split, those of its parts, whose utilization is `busy`."""
         if self.device is None:
             return
         try:
@@ -140,7 +140,7 @@ class _Asked:
         except pynvml.NVMLError as error:
             self._fails(str(error))
 
-    def _read_whole(self) -> Reading:
+    def _read_whole(self) -> Sample:
         device = self.device
         return replace(
             self._read_part(
@@ -152,10 +152,10 @@ class _Asked:
             ),
         )
 
-    def _read_part(self, part: Any, busy: int | None) -> Reading:
-        """What a whole GPU and a MIG device tell alike."""
+    def _read_part(self, part: Any, busy: int | None) -> Sample:
+        """The values that a whole GPU and a MIG device have in common."""
         memory, chip = _memory(part), self.device
-        return Reading(
+        return Sample(
             uuid=pynvml.nvmlDeviceGetUUID(part),
             index=self.index,
             name=pynvml.nvmlDeviceGetName(part),
@@ -170,7 +170,7 @@ class _Asked:
         )
 
     def _try(self, what: str, ask: Callable[[], Any]) -> Any:
-        """The answer; None when the GPU doesn't tell, or fails to: the latter is an error, and no end of the others."""
+        """The answer; None when the GPU doesn't report it or fails, which is an error but doesn't stop other reads."""
         try:
             return ask()
         except ABSENT:
@@ -180,11 +180,11 @@ class _Asked:
             return None
 
     def _number(self, what: str, most: int, ask: Callable[[], int]) -> int | None:
-        """The same of a number, where it is one that a GPU may have: broken ones tell others."""
+        """The same for a number, dropping values that no GPU can have: broken ones report such."""
         number: int | None = self._try(what, ask)
         if number is None or 0 <= number <= most:
             return number
-        self._fails(f"{what}: not a number that a GPU has")
+        self._fails(f"{what}: value out of range")
         return None
 
     def _fails(self, how: str) -> None:
@@ -192,7 +192,7 @@ class _Asked:
 
 
 class _Meter:
-    """The utilization of a MIG device, by NVML's performance counters (GPM) over a moment: the one way there is."""
+    """The utilization of a MIG device, by NVML's performance counters (GPM) over a moment: the only way."""
 
     def __init__(self, gpu: Any, part: Any, stack: contextlib.ExitStack) -> None:
         self.works = False
@@ -212,20 +212,20 @@ class _Meter:
             return
 
     def percent(self) -> int | None:
-        """How much of the time since this was made; None when it cannot be counted."""
+        """Percent of the time since this was made; None when it cannot be counted."""
         if not self.works:
             return None
-        wanted = pynvml.c_nvmlGpmMetricsGet_t()
-        wanted.version, wanted.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
-        wanted.sample1, wanted.sample2 = self._samples
-        wanted.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
+        request.sample1, request.sample2 = self._samples
+        request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
         try:
             pynvml.nvmlGpmMigSampleGet(self._gpu, self._instance, self._samples[1])
-            pynvml.nvmlGpmMetricsGet(wanted)
+            pynvml.nvmlGpmMetricsGet(request)
         except pynvml.NVMLError:
             return None
-        metric = wanted.metrics[0]
-        # Not a number, which compares to nothing, is what cannot be counted.
+        metric = request.metrics[0]
+        # NaN, which compares to nothing, means it cannot be counted.
         return round(metric.value) if metric.nvmlReturn == 0 and 0 <= metric.value <= 100 else None
 
 
@@ -244,7 +244,7 @@ def _memory(device: Any) -> Any:
 
 
 def _processes(device: Any) -> tuple[dict[str, Any], ...]:
-    """Those that compute; a desktop's drawing doesn't count."""
+    """Compute processes only; a desktop's drawing doesn't count."""
     found = sorted(pynvml.nvmlDeviceGetComputeRunningProcesses_v3(device), key=lambda process: process.pid)
     return tuple({"pid": one.pid, "user": _user_of(one.pid), "memory_mib": _mib(one.usedGpuMemory)} for one in found)
 

@@ -107,11 +107,11 @@ def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], st
     """The GPUs that answer, in NVML's order, MIG devices in the place of the GPU they are parts of; and what went wrong
     with the others. No NVML library is no error."""
     look = nvml.read()
-    gpus = (GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in look.readings)
+    gpus = (GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in look.samples)
     return tuple(gpus), look.error
 
 
-def _stranger(gpu: nvml.Reading, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
+def _stranger(gpu: nvml.Sample, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
     """The first process computing on a GPU that belongs to no job."""
     found = next((process for process in gpu.processes if not is_ours(process["pid"])), None)
     return found and {"pid": found["pid"], "user": found["user"]}

@@ -1,4 +1,4 @@
-"""The ledger: what utilization policies stopped, or would have, and the GPU-hours and money that gave back."""
+"""The ledger: the runs that utilization policies stopped, or would have, and the GPU-hours and money that saved."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dstackweb.lib.errors import Forbidden
 DAYS = 30
 SHOWN = 50
 MOST = 5000
-"""So many of the newest entries are summed up."""
+"""Newest entries that are summed up."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One stop with the hours that its place was, or would have been, free for others; None where nobody can know."""
+    """One stop, with the hours for which its GPUs were, or would have been, free for others; None if unknown."""
 
     stop: PolicyStop
     hours: float | None
@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Total:
-    """Sums of entries; those of `unknown` more are in no sum of hours or money."""
+    """Sums of entries; the hours and money of `unknown` entries are not included."""
 
     runs: int
     gpu_hours: float
@@ -56,7 +56,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The last `days`: the newest entries, and the sums of what was stopped and of what only would have been."""
+    """The last `days`: the newest entries, and the totals of stopped and of only observed runs."""
 
     days: int
     entries: list[Entry]
@@ -65,7 +65,7 @@ class Ledger:
 
 
 def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
-    """The project's ledger. Of what was only observed each run counts once: its first stop would have ended it."""
+    """The project's ledger. A run that was only observed counts once: its first stop would have ended it."""
     since = now - dt.timedelta(days=days)
     rows = PolicyStop.objects.filter(project=project, at__gte=since).select_related("run", "next_run", "user")
     seen: set[int] = set()
@@ -76,7 +76,7 @@ def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
                 continue
             seen.add(stop.run_id)
         ended_at = stop.run.ended_at if stop.run else None
-        entries.append(Entry(stop, hours_given_back(stop, stop.run is not None, ended_at, now)))
+        entries.append(Entry(stop, reclaimed_hours(stop, stop.run is not None, ended_at, now)))
     entries.reverse()
     return Ledger(
         days=days,
@@ -86,11 +86,11 @@ def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
     )
 
 
-def hours_given_back(stop: PolicyStop, known: bool, ended_at: dt.datetime | None, now: dt.datetime) -> float | None:
-    """Hours so far for which others had the place, that the run could have held.
+def reclaimed_hours(stop: PolicyStop, known: bool, ended_at: dt.datetime | None, now: dt.datetime) -> float | None:
+    """Hours so far that others got, or would have got, the GPUs instead of the run; None if unknown.
 
-    Of a run that was stopped these end with its `max_duration`; without one nobody knows. One that was only observed
-    held it until it ended; that is known while the run itself is (`known`).
+    For a stopped run they end with its `max_duration`; without one they are unknown. A run that was only observed held
+    its GPUs until it ended, which is known while its row exists (`known`).
     """
     if stop.observed:
         until = (ended_at or now) if known else None
@@ -100,8 +100,10 @@ def hours_given_back(stop: PolicyStop, known: bool, ended_at: dt.datetime | None
 
 
 def set_observe_only(project: Project, role: str, observe_only: bool) -> ProjectPolicies:
-    """Have a project's policies only tell what they would have stopped, or be in force again. Raises Forbidden."""
+    """Have a project's policies only report, or be enforced again. Raises Forbidden."""
     if not allows(role, "manager"):
-        raise Forbidden(f"managers of {project} decide whether its utilization policies are in force")
-    made, _new = ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})
-    return made
+        raise Forbidden(f"only managers of {project} can change whether its utilization policies are enforced")
+    policies, _created = ProjectPolicies.objects.update_or_create(
+        project=project, defaults={"observe_only": observe_only}
+    )
+    return policies

@@ -1,7 +1,7 @@
-"""A profile's changed utilization policy, applied to runs that were submitted before: only where somebody says so.
+"""Applying a profile's changed utilization policy to active runs, for the runs that an admin chooses.
 
-A run keeps what it resolved to. Those that have their policy from the profile, and not from their own file, can be
-given the new one; so can those that had none because nobody set any.
+A run keeps the settings it resolved to at submission. Runs whose policy came from the profile, not from their own file,
+can get the new one; so can runs of the profile that had none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
@@ -32,15 +32,15 @@ from dstackweb.spec.run_file import parse_profile_settings
 
 NOT_ENDING = (RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING, RunStatus.RUNNING)
 SHOWN = 200
-"""Runs that are listed, and changed, at once."""
-FORETOLD = 50
-"""Of so many running ones is told whether they would be stopped: it is read from their samples."""
+"""Runs listed and changed at once."""
+PREDICTED = 50
+"""Running runs for which the stop time is computed, which reads their samples."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """One run whose policy would change. `stops_at` is when it is stopped if it stays as idle as it is, by the samples
-    of its GPUs: None when it isn't low, or when nobody looked."""
+class PolicyChange:
+    """One run whose policy would change. `stops_at` is when it will be stopped if it stays as idle as its samples show:
+    None when it isn't low or that was not computed."""
 
     run: Run
     before: UtilizationPolicy | None
@@ -49,49 +49,49 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """The first runs that would change, and how many there are in all. `mark` tells one policy from another."""
+class PolicyChanges:
+    """The first runs that would change, and how many there are in all, under the policy with this fingerprint."""
 
-    listed: list[Change]
+    listed: list[PolicyChange]
     total: int
-    mark: str
+    fingerprint: str
 
 
 def policy_set_by(profile: Profile) -> UtilizationPolicy | None:
-    """The policy that a profile says, if any. Raises Invalid for settings that no run could use."""
+    """The policy that a profile sets, if any. Raises Invalid for settings that no run could use."""
     fields = parse_profile_settings(profile.settings).utilization_policy
     return None if fields is None else UtilizationPolicy.of(fields)
 
 
-def mark(policy: UtilizationPolicy | None) -> str:
-    """Differs for each policy."""
+def fingerprint(policy: UtilizationPolicy | None) -> str:
+    """A hash that differs for each policy."""
     text = json.dumps(policy.model_dump(mode="json") if policy else None, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def affected(profile: Profile) -> QuerySet[Run]:
-    """Active runs whose utilization policy is up to this profile, whatever theirs is now."""
-    own, theirs = "provenance__utilization_policy", Q(project__in=_projects(profile))
+    """Active runs whose utilization policy this profile determines, whatever theirs is now."""
+    own, in_projects = "provenance__utilization_policy", Q(project__in=_projects(profile))
     from_it = Q(**{f"{own}__source": "profile", f"{own}__profile": profile.name})
     of_it = Q(spec__profile=profile.name)
     if profile.is_default:
-        # They were submitted while there was no default at all.
+        # Submitted while the project had no default profile.
         of_it |= Q(spec__profile=None, project__in=_projects(profile, "is_default"))
     unset = Q(**{f"{own}__source": "default"}) & of_it
     active = Run.objects.filter(status__in=[status.value for status in NOT_ENDING])
-    return active.filter(theirs & (from_it | unset))
+    return active.filter(in_projects & (from_it | unset))
 
 
 def _projects(profile: Profile, alike: str = "name") -> QuerySet[Project]:
-    """The projects in which the profile is meant: they have none of their own with the same name, or as default."""
+    """The projects that use the profile: those without a profile of their own with the same name, or as default."""
     if profile.project_id is not None:
         return Project.objects.filter(pk=profile.project_id)
     same = Profile.objects.filter(**{alike: getattr(profile, alike)}, project__isnull=False)
     return Project.objects.exclude(pk__in=same.values("project"))
 
 
-def changes(profile: Profile, now: dt.datetime) -> Changes:
-    """Which active runs would have another policy, those that are placed first. Raises Invalid."""
+def changes(profile: Profile, now: dt.datetime) -> PolicyChanges:
+    """The active runs whose policy would change, placed ones first. Raises Invalid."""
     policy = policy_set_by(profile)
     found = affected(profile).values_list("pk", "status", "spec__utilization_policy", "spec__hold")
     ids = [
@@ -101,8 +101,10 @@ def changes(profile: Profile, now: dt.datetime) -> Changes:
     ]
     listed = [pk for _waits, pk in sorted(ids)[:SHOWN]]
     runs = Run.objects.select_related("project", "user").defer("config_text", "env_secret").in_bulk(listed)
-    rows = [Change(run, binding.policy_of(run), _for(policy, run.is_hold)) for pk in listed if (run := runs.get(pk))]
-    return Changes(_foretold(rows, now), len(ids), mark(policy))
+    rows = [
+        PolicyChange(run, binding.policy_of(run), _for(policy, run.is_hold)) for pk in listed if (run := runs.get(pk))
+    ]
+    return PolicyChanges(_with_stop_times(rows, now), len(ids), fingerprint(policy))
 
 
 def _read(stored: Any) -> UtilizationPolicy | None:
@@ -110,19 +112,19 @@ def _read(stored: Any) -> UtilizationPolicy | None:
 
 
 def _for(policy: UtilizationPolicy | None, is_hold: bool) -> UtilizationPolicy | None:
-    """What a run gets of a policy: a hold is only told."""
+    """The policy as a run gets it: for a hold it only notifies."""
     return policy.model_copy(update={"action": "notify"}) if policy is not None and is_hold else policy
 
 
-def _foretold(rows: list[Change], now: dt.datetime) -> list[Change]:
-    """The same with when running ones would be stopped."""
-    told = [row for row in rows if row.run.status == RunStatus.RUNNING and row.after][:FORETOLD]
-    at = {row.run.pk: _stops_at(row.run, row.after, now) for row in told}
-    return [Change(row.run, row.before, row.after, at.get(row.run.pk)) for row in rows]
+def _with_stop_times(rows: list[PolicyChange], now: dt.datetime) -> list[PolicyChange]:
+    """The same rows, with the time at which running runs would be stopped."""
+    running = [row for row in rows if row.run.status == RunStatus.RUNNING and row.after][:PREDICTED]
+    stops_at = {row.run.pk: _stops_at(row.run, row.after, now) for row in running}
+    return [replace(row, stops_at=stops_at.get(row.run.pk)) for row in rows]
 
 
 def _stops_at(run: Run, policy: UtilizationPolicy | None, now: dt.datetime) -> dt.datetime | None:
-    """When the first of a run's jobs would be stopped by a policy; now where that is overdue."""
+    """When a policy would stop the first of a run's jobs; `now` where that is overdue."""
     if policy is None or policy.action == "notify":
         return None
     found = []
@@ -141,14 +143,14 @@ def _stops_at(run: Run, policy: UtilizationPolicy | None, now: dt.datetime) -> d
 
 
 def apply(profile: Profile, run_ids: Collection[int], shown: str, actor: User) -> int:
-    """Give these runs the profile's policy, where it is theirs and differs; returns how many have changed.
+    """Give these runs the profile's policy where it applies and differs; returns how many changed.
 
-    `shown` is the mark of the policy that the actor saw. Raises Conflict when the profile has another by now. Each run
-    is a transaction of its own: whoever is interrupted applies the rest again.
+    `shown` is the fingerprint of the policy that the actor saw. Raises Conflict when the profile has changed since.
+    Each run has its own transaction: after an interruption, apply again to the rest.
     """
     policy = policy_set_by(profile)
-    if mark(policy) != shown:
-        raise Conflict("the profile was changed since you looked: look again at what would change")
+    if fingerprint(policy) != shown:
+        raise Conflict("the profile has changed since you opened this page: review the list again")
     mine = affected(profile).filter(pk__in=run_ids).order_by("pk").values_list("pk", flat=True)
     return sum(_apply(profile, policy, run_id, actor) for run_id in list(mine))
 
@@ -167,12 +169,12 @@ def _apply(profile: Profile, policy: UtilizationPolicy | None, run_id: int, acto
         run.spec = {**run.spec, "utilization_policy": after.model_dump(mode="json") if after else None}
         run.provenance = {**run.provenance, "utilization_policy": source}
         Run.objects.filter(pk=run.pk).update(spec=run.spec, provenance=run.provenance)
-        told = {
+        data = {
             "profile": profile.name,
             "before": before.model_dump(mode="json") if before else None,
             "after": after.model_dump(mode="json") if after else None,
         }
-        record(run, RunEventKind.UTILIZATION_POLICY_CHANGED, told, actor=actor, at=now)
+        record(run, RunEventKind.UTILIZATION_POLICY_CHANGED, data, actor=actor, at=now)
         jobs = Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING).order_by("node")
         for job in list(jobs):
             binding.rebind(job)

@@ -1,6 +1,6 @@
-"""When a policy would have stopped a job, from the samples of its GPUs. Pure; one walk over the samples.
+"""When a policy would have stopped a job, from the samples of its GPUs. Pure; one pass over the samples.
 
-It says what the watcher would have said: the same verdict, asked at each moment at which samples came.
+It reaches the same verdicts as the watcher: judged at the time of each sample.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from dstackweb.gpus.policy.window import MAX_GAP, Kind, Stretch, Window, judge
+from dstackweb.gpus.policy.window import MAX_GAP, Stretch, VerdictKind, Window, judge
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When it would have been stopped, from when it was low, and which of its GPUs was (None with the scope `all`)."""
+    """When the job would have been stopped, when its low stretch began, and its low GPU (None with the scope `all`)."""
 
     at_ms: int
     low_since_ms: int
@@ -27,7 +27,7 @@ def first_stop(
 ) -> Stop | None:
     """The first moment at which the verdict is *stop*; None where it never is.
 
-    `gpus` has for each GPU of the job its `(at_ms, utilization)`, oldest first; moments and spans are milliseconds.
+    `gpus` has for each GPU of the job its `(at_ms, utilization)`, oldest first.
     """
     moments: Iterable[tuple[int, tuple[tuple[int, int, int], ...]]]
     if len(gpus) == 1:
@@ -46,11 +46,11 @@ def first_stop(
             elif since[place] is None or before is None or at_ms - before > gap_ms:
                 since[place] = at_ms
             last[place] = at_ms
-        # Most moments are too early for any GPU: the verdict is asked only where it may be *stop*.
+        # Most samples come too early for any GPU: judge only where the verdict can be *stop*.
         began = min((low for low in since if low is not None), default=None)
         if began is None or at_ms < max(began - interval_ms, from_ms) + window_ms:
             continue
         verdict = judge(window, [Stretch(*of_gpu) for of_gpu in zip(since, last, strict=True)], at_ms, interval_ms)
-        if verdict.kind is Kind.STOP and verdict.low_since_ms is not None:
+        if verdict.kind is VerdictKind.STOP and verdict.low_since_ms is not None:
             return Stop(at_ms, verdict.low_since_ms, verdict.gpu)
     return None

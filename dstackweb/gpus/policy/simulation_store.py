@@ -1,7 +1,7 @@
-"""What a policy would have done: applied to the last day's real samples of a project's runs.
+"""What a policy would have stopped, from the samples of a project's runs in the last day.
 
-Nothing is changed by it, and the runs' own policies don't matter. The work is bounded: the runs placed last are looked
-at first, up to `MOST_SAMPLES` samples, and the answer says how many were left out.
+It changes nothing, and the runs' own policies are ignored. The work is bounded: newest runs first, up to `MOST_SAMPLES`
+samples, and the answer says how many runs were left out.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings
 
 LOOKS_BACK = dt.timedelta(hours=24)
-"""For so long single samples are kept."""
+"""As long as single samples are kept."""
 MOST_SAMPLES = 1_000_000
-"""So many samples are looked at, at most: those of 115 GPUs in a day."""
+"""Samples read at most: those of 115 GPUs in a day."""
 MOST_RUNS = 2000
 _AT_ONCE = 100_000
-"""Samples in memory at a time; one run may have more."""
+"""Samples in memory at a time; a single run may have more."""
 _SERIES_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class WouldStop:
-    """A run that would have been stopped, and what the rest of its time took.
+    """A run that would have been stopped, and what it used after that.
 
-    `gpu_hours` and `usd` are of all its nodes and attempts from then until they ended, or until now; `gpu_index` is
-    NVML's index of the unused GPU on its machine, None with the scope `all`.
+    `gpu_hours` and `usd` are those of all its nodes and attempts from then until they ended, or until now; `gpu_index`
+    is NVML's index of the idle GPU, None with the scope `all`.
     """
 
     run: Run
@@ -55,10 +55,10 @@ class WouldStop:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The answer: which runs, the earliest first, and what was looked at to know that.
+    """The stopped runs, earliest first, and the data that the policy was applied to.
 
-    `runs` of the project had GPUs and samples in that time, with `gpus` GPU places and `gpu_hours` in all;
-    `left_out` more had too many samples, and `holds` are never stopped by a policy.
+    `runs` of the project had GPUs and samples in that time, with `gpus` GPUs and `gpu_hours` in total; `left_out` more
+    had too many samples, and `holds` are never stopped by a policy.
     """
 
     policy: UtilizationPolicy
@@ -79,12 +79,12 @@ class WhatIf:
 
     @property
     def saved_usd(self) -> float:
-        """What these GPU-hours cost, with the machines around them."""
+        """The price of the machines for these hours."""
         return sum(stop.usd for stop in self.stops)
 
 
-def policy_asked(given: Mapping[str, Any]) -> UtilizationPolicy:
-    """The policy of a run file's `utilization_policy`. Raises Invalid with each fault's key as its place."""
+def parse_policy(given: Mapping[str, Any]) -> UtilizationPolicy:
+    """The policy in the notation of a run file's `utilization_policy`. Raises Invalid with the key of each fault."""
     try:
         fields = parse_profile_settings({"utilization_policy": dict(given)}).utilization_policy
     except Invalid as error:
@@ -105,7 +105,7 @@ def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> Wh
     since = now - LOOKS_BACK
     by_run = _jobs(project, policy, since, now)
     runs = Run.objects.filter(pk__in=by_run).select_related("user").defer("provenance", "config_text").order_by("-pk")
-    chosen = _choose(runs, by_run, since)
+    chosen = _select(runs, by_run, since)
     stops, read = [], 0
     for batch in chosen.batches:
         of_series = _samples([one for run in batch for job in by_run[run.pk] for one in job.judged], since, now)
@@ -128,7 +128,7 @@ def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> Wh
 
 @dataclass(frozen=True)
 class _Job:
-    """A job with the series of its GPUs, and those that are worth reading: none where it did not last long enough."""
+    """A job with the series of its GPUs, and those to read: none where the job was too short for the window."""
 
     job: Job
     series: list[GpuSeries]
@@ -136,7 +136,7 @@ class _Job:
 
 
 def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> dict[int, list[_Job]]:
-    """By run, the jobs that have samples in that time, oldest first."""
+    """By run, the jobs with samples in that time, oldest first."""
     series = GpuSeries.objects.filter(
         Q(job__ended_at=None) | Q(job__ended_at__gt=since),
         job__run__project=project,
@@ -157,17 +157,17 @@ def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: 
 
 
 @dataclass
-class _Chosen:
-    """The runs to look at, in batches whose samples are in memory together."""
+class _Selection:
+    """The runs to simulate, in batches whose samples are in memory together."""
 
     batches: list[list[Run]] = field(default_factory=list)
     left_out: int = 0
     holds: int = 0
 
 
-def _choose(runs: Iterable[Run], by_run: Mapping[int, list[_Job]], since: dt.datetime) -> _Chosen:
-    """As many of the runs as the bounds allow, in their order."""
-    chosen, runs_left, samples_left, room, places = _Chosen(), MOST_RUNS, MOST_SAMPLES, 0, 0
+def _select(runs: Iterable[Run], by_run: Mapping[int, list[_Job]], since: dt.datetime) -> _Selection:
+    """As many of the runs as the bounds allow, in order."""
+    chosen, runs_left, samples_left, room, series_room = _Selection(), MOST_RUNS, MOST_SAMPLES, 0, 0
     for run in runs:
         if run.is_hold:
             chosen.holds += 1
@@ -178,24 +178,24 @@ def _choose(runs: Iterable[Run], by_run: Mapping[int, list[_Job]], since: dt.dat
             chosen.left_out += 1
             continue
         runs_left, samples_left = runs_left - 1, samples_left - samples
-        if not chosen.batches or samples > room or len(series) > places:
+        if not chosen.batches or samples > room or len(series) > series_room:
             chosen.batches.append([])
-            room, places = _AT_ONCE, _SERIES_AT_ONCE
+            room, series_room = _AT_ONCE, _SERIES_AT_ONCE
         chosen.batches[-1].append(run)
-        room, places = room - samples, places - len(series)
+        room, series_room = room - samples, series_room - len(series)
     return chosen
 
 
 def _lasted(job: Job, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> bool:
-    """Whether the policy's window fits into the time for which the job would have been judged."""
+    """Whether the job ran long enough after its warm-up for the policy's window."""
     assert job.started_at is not None
     judged_from = max(job.started_at + dt.timedelta(seconds=policy.warmup_s), since)
-    interval = dt.timedelta(milliseconds=interval_ms())  # for which the first sample stands
+    interval = dt.timedelta(milliseconds=interval_ms())  # covered by the first sample
     return (job.ended_at or now) - judged_from + interval >= dt.timedelta(seconds=policy.time_window_s)
 
 
 def _samples_between(series: GpuSeries, since: dt.datetime) -> int:
-    """How many samples a series may have from then on."""
+    """The most samples that a series can have from then on."""
     last_ms = series.last_ms or 0
     first_ms = max(to_ms(since), last_ms if series.first_ms is None else series.first_ms)
     return max(0, last_ms - first_ms) // interval_ms() + 1
@@ -222,7 +222,7 @@ def _stop_of(
     policy: UtilizationPolicy,
     now: dt.datetime,
 ) -> WouldStop | None:
-    """The first stop of any of its jobs: that ends the whole run, and no attempt follows."""
+    """The first stop of any of its jobs, which ends the whole run without another attempt."""
     first: WouldStop | None = None
     for job in jobs:
         stop = _of_job(job, samples, policy)
@@ -251,7 +251,7 @@ def _stop_of(
 
 
 def _of_job(job: _Job, samples: Mapping[int, Sequence[tuple[int, int]]], policy: UtilizationPolicy) -> Stop | None:
-    """The stop of one job; `gpu` is a place in its GPUs. One that was never seen has no samples: it is unknown."""
+    """The stop of one job; `gpu` is a place in `job.gpus`. A GPU without a series was never sampled: unknown."""
     assert job.job.started_at is not None
     by_uuid = {series.uuid: series.pk for series in job.series}
     gpus = [samples.get(by_uuid.get(uuid, 0), ()) for uuid in job.job.gpus]
@@ -271,6 +271,6 @@ def _gpu_hours(job: Job, since: dt.datetime, now: dt.datetime) -> float:
 
 
 def _hours(job: Job, since: dt.datetime, now: dt.datetime) -> float:
-    """For how long the job held its place after a moment."""
+    """Hours for which the job held its GPUs after a moment."""
     held = (job.ended_at or now) - max(since, job.placed_at)
     return max(0.0, held.total_seconds() / 3600)

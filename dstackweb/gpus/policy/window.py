@@ -1,11 +1,11 @@
 """Whether a job's GPUs stayed below a minimum over a whole window. Pure; the same work for each sample.
 
-A job is to stop when some GPU of it (or, with the scope `all`, every one) was below the minimum in every sample of the
+A job is stopped when one of its GPUs (with the scope `all`, every one) was below the minimum in every sample of the
 window, and the samples cover it: no gap over `MAX_GAP` intervals, the newest not older than that, and the first of the
 unbroken stretch of low samples not later than the window's start plus one interval, since a sample stands for the
-interval before it. The window lies wholly within the time for which the job is judged. Equal to the minimum is use.
+interval before it. The window must begin after the job's start and warm-up. Equal to the minimum counts as used.
 
-Moments and spans are milliseconds.
+Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from enum import StrEnum
 from typing import Literal
 
 MAX_GAP = 3
-"""Intervals between two samples, or since the newest, beyond which nothing is known of the time between."""
+"""Intervals between two samples, or since the newest, beyond which the time between is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is kept of a GPU's samples: since when all were low (None: the newest was not), and the newest's moment."""
+    """A GPU's low stretch: its first sample (None: the newest sample was not low), and the newest sample's time."""
 
     since_ms: int | None = None
     last_ms: int | None = None
@@ -31,12 +31,12 @@ NOTHING = Stretch()
 
 
 def fold(stretch: Stretch, at_ms: int, utilization: int, minimum: int, interval_ms: int) -> Stretch:
-    """The stretch after one more sample. Late or doubled ones count where they show use, and extend nothing else."""
+    """The stretch after one more sample. Late or repeated samples count only where they show use."""
     low, last_ms = utilization < minimum, stretch.last_ms
     if last_ms is not None and at_ms <= last_ms:
         if low or stretch.since_ms is None or at_ms < stretch.since_ms:
             return stretch
-        # Of what came after it only the newest sample is surely low.
+        # Of the samples after it only the newest is known to be low.
         return Stretch(last_ms if at_ms < last_ms else None, last_ms)
     if not low:
         return Stretch(None, at_ms)
@@ -45,7 +45,7 @@ def fold(stretch: Stretch, at_ms: int, utilization: int, minimum: int, interval_
 
 
 def replay(samples: Iterable[tuple[int, int]], minimum: int, interval_ms: int) -> Stretch:
-    """The stretch after `(at_ms, utilization)` in this order, from nothing."""
+    """The stretch after samples `(at_ms, utilization)` in this order."""
     stretch = NOTHING
     for at_ms, utilization in samples:
         stretch = fold(stretch, at_ms, utilization, minimum, interval_ms)
@@ -54,35 +54,35 @@ def replay(samples: Iterable[tuple[int, int]], minimum: int, interval_ms: int) -
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How long which GPUs must be low, and from when on the job is judged."""
+    """For how long which GPUs must be low, and from when the job is judged."""
 
     window_ms: int
     scope: Literal["any", "all"]
     from_ms: int
 
 
-class Kind(StrEnum):
+class VerdictKind(StrEnum):
     KEEP = "keep"
     UNKNOWN = "unknown"
     STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`low_since_ms` is from when the job has been low, None while it isn't or it is unknown. `gpu` is which of its
-    GPUs that is, by place; None with the scope `all`. `stops_ms`: from then on a low sample stops it."""
+class PolicyVerdict:
+    """`low_since_ms` is the start of the job's low stretch, None while it isn't low or that is unknown. `gpu` is the
+    index of the low GPU among the job's, None with the scope `all`. From `stops_ms` on a low sample stops the job."""
 
-    kind: Kind
+    kind: VerdictKind
     low_since_ms: int | None = None
     stops_ms: int | None = None
     gpu: int | None = None
 
 
-USED, UNKNOWN = Verdict(Kind.KEEP), Verdict(Kind.UNKNOWN)
+USED, UNKNOWN = PolicyVerdict(VerdictKind.KEEP), PolicyVerdict(VerdictKind.UNKNOWN)
 
 
-def judge(window: Window, gpus: Sequence[Stretch], now_ms: int, interval_ms: int) -> Verdict:
-    """The verdict on a job with these GPUs, each of them, at a moment. Without any there is nothing to judge."""
+def judge(window: Window, gpus: Sequence[Stretch], now_ms: int, interval_ms: int) -> PolicyVerdict:
+    """The verdict on a job with these GPUs at a moment; unknown without any."""
     known = [stretch for stretch in gpus if stretch.last_ms is not None and _is_fresh(stretch, now_ms, interval_ms)]
     low = [stretch.since_ms for stretch in known if stretch.since_ms is not None]
     if window.scope == "all":
@@ -102,9 +102,9 @@ def judge(window: Window, gpus: Sequence[Stretch], now_ms: int, interval_ms: int
     return _of_low(window, since_ms, place, now_ms, interval_ms)
 
 
-def _of_low(window: Window, since_ms: int, gpu: int | None, now_ms: int, interval_ms: int) -> Verdict:
+def _of_low(window: Window, since_ms: int, gpu: int | None, now_ms: int, interval_ms: int) -> PolicyVerdict:
     stops_ms = max(since_ms - interval_ms, window.from_ms) + window.window_ms
-    return Verdict(Kind.STOP if now_ms >= stops_ms else Kind.KEEP, since_ms, stops_ms, gpu)
+    return PolicyVerdict(VerdictKind.STOP if now_ms >= stops_ms else VerdictKind.KEEP, since_ms, stops_ms, gpu)
 
 
 def _is_fresh(stretch: Stretch, now_ms: int, interval_ms: int) -> bool:

@@ -1,152 +1,160 @@
-"""Samples come in: rows in bulk, what each GPU's series knows, and how far its job's low stretch has come.
+"""Storing samples: rows in bulk, the newest values of each GPU's series, and its job's low stretch.
 
-One short transaction for all that was seen at once, in a number of statements that doesn't depend on how many GPUs or
-jobs there are. The series' rows, locked by id, put everybody in order who folds or judges.
+One short transaction per snapshot, with a number of statements that doesn't depend on how many GPUs or jobs there are.
+Locking the series' rows in the order of their IDs serializes everyone who folds samples or judges a job.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
-from dstackweb.backends.hosts.nvml import Look, Reading
-from dstackweb.backends.models import Host
-from dstackweb.gpus.clock import interval_ms, to_ms
+from dstackweb.backends.hosts.nvml import Sample, Snapshot
+from dstackweb.backends.models import Host, HostEvent, HostEventKind
+from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.policy import binding, window
 from dstackweb.gpus.policy.warnings import notice_before
-from dstackweb.gpus.samples import polling, statements
+from dstackweb.gpus.samples import statements
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
-from dstackweb.gpus.samples.statements import State, Stored, Terms
+from dstackweb.gpus.samples.statements import BoundPolicy, JobId, SeriesRow
 from dstackweb.lib import sql
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
 
 AHEAD_MS = 10 * 60_000
-"""Samples come late by less than this: one that is further ahead of the newest is of a clock that was wrong."""
+"""Samples arrive less than this late: one that is further ahead of the newest came from a wrong clock."""
+AN_HOUR = dt.timedelta(hours=1)
+MOST_AN_HOUR = 12
+"""Sampling events of one host: a GPU that fails in every other snapshot must not fill its event list."""
+SAMPLING_EVENTS = (
+    HostEventKind.NVML_MISSING, HostEventKind.NVML_FOUND, HostEventKind.SAMPLING_FAILS, HostEventKind.SAMPLING_WORKS,
+)  # fmt: skip
 
-Key = tuple[Stored | None, str]
+Key = tuple[JobId | None, str]
 """A series: its job, None while no job holds the GPU, and the GPU's UUID."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A job that has begun and holds GPUs."""
+class HoldingJob:
+    """A job that has started and holds GPUs."""
 
     is_running: bool
     gpus: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One reading, at a moment, and whose it is."""
+class TimedSample:
+    """One sample, when it was taken, and the series it belongs to."""
 
     key: Key
     gpu_id: int | None
     at_ms: int
-    reading: Reading
+    sample: Sample
 
 
-def of_host(host: Host, look: Look, at_ms: int) -> list[UUID]:
-    """Keep a look at all GPUs of a host; returns the jobs to be looked at closely.
+def add_snapshot(host: Host, snapshot: Snapshot, at_ms: int) -> list[UUID]:
+    """Store a snapshot of a host's GPUs; returns the jobs whose policies may require action.
 
-    A GPU that the host has not registered (yet) is left out; one whose job has not begun, or has none, is its own.
+    GPUs that the host has not registered (yet) are left out. While no started job holds a GPU, its samples are its own.
     """
     with transaction.atomic():
-        seen, holders = _on_host(host, look.readings, at_ms) if look.readings else ([], {})
-        worth = _keep(seen, holders, at_ms) if seen else []
-        polling.note(host, look, at_ms)
-    return worth
+        samples, jobs = _on_host(host, snapshot.samples, at_ms) if snapshot.samples else ([], {})
+        due = _store(samples, jobs, at_ms) if samples else []
+        _record_sampling(host, snapshot, to_moment(at_ms))
+    return due
 
 
-def of_job(job: Job, samples: Sequence[tuple[int, Sequence[Reading]]], now_ms: int | None = None) -> list[UUID]:
-    """Keep what a job's runner saw, in any order; returns the job when it is to be looked at closely.
+def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_ms: int | None = None) -> list[UUID]:
+    """Store what a job's runner sampled, in any order; returns the job if its policy may require action.
 
-    What was seen before the job ran, or longer ago than samples are kept, or of other GPUs than the job's, is left out.
+    Samples from before the job ran, older than the retention period or of other jobs' GPUs are left out.
     """
     now_ms = to_ms(timezone.now()) if now_ms is None else now_ms
     if job.started_at is None or job.status not in JOB_ACTIVE:
         return []
-    job_id, since_ms = statements.stored(job.pk), max(to_ms(job.started_at), now_ms - KEPT_MS)
-    seen = [
-        Seen((job_id, reading.uuid), None, min(at_ms, now_ms), reading)
-        for at_ms, readings in sorted(samples, key=lambda sample: sample[0])
-        for reading in readings
-        if at_ms >= since_ms and reading.uuid in job.gpus
+    job_id, since_ms = statements.db_id(job.pk), max(to_ms(job.started_at), now_ms - KEPT_MS)
+    own = [
+        TimedSample((job_id, sample.uuid), None, min(at_ms, now_ms), sample)
+        for at_ms, of_moment in sorted(samples, key=lambda timed: timed[0])
+        for sample in of_moment
+        if at_ms >= since_ms and sample.uuid in job.gpus
     ]
-    if not seen:
+    if not own:
         return []
     with transaction.atomic():
-        return _keep(seen, {job_id: Holder(job.status == JobStatus.RUNNING, job.gpus)}, now_ms)
+        return _store(own, {job_id: HoldingJob(job.status == JobStatus.RUNNING, job.gpus)}, now_ms)
 
 
-def _on_host(host: Host, readings: Iterable[Reading], at_ms: int) -> tuple[list[Seen], dict[Stored, Holder]]:
-    """Whose the readings are, by what jobs hold now."""
-    known: dict[str, tuple[int, Stored | None]] = {}
-    holders: dict[Stored, Holder] = {}
-    for gpu in statements.held_on(host.pk):
+def _on_host(host: Host, samples: Iterable[Sample], at_ms: int) -> tuple[list[TimedSample], dict[JobId, HoldingJob]]:
+    """The samples with their series, by what jobs hold now."""
+    known: dict[str, tuple[int, JobId | None]] = {}
+    jobs: dict[JobId, HoldingJob] = {}
+    for gpu in statements.host_gpus(host.pk):
         known[gpu.uuid] = gpu.gpu_id, None
         if gpu.job_id is not None and gpu.started_at is not None and at_ms >= to_ms(gpu.started_at):
             known[gpu.uuid] = gpu.gpu_id, gpu.job_id
-            holders[gpu.job_id] = Holder(gpu.status == JobStatus.RUNNING, gpu.gpus)
-    seen = []
-    for reading in readings:
-        if reading.uuid in known:
-            gpu_id, holder = known[reading.uuid]
-            seen.append(Seen((holder, reading.uuid), gpu_id, at_ms, reading))
-    return seen, holders
+            jobs[gpu.job_id] = HoldingJob(gpu.status == JobStatus.RUNNING, gpu.gpus)
+    timed = []
+    for sample in samples:
+        if sample.uuid in known:
+            gpu_id, job_id = known[sample.uuid]
+            timed.append(TimedSample((job_id, sample.uuid), gpu_id, at_ms, sample))
+    return timed, jobs
 
 
-def _keep(seen: Sequence[Seen], holders: Mapping[Stored, Holder], now_ms: int) -> list[UUID]:
-    """Write the samples, fold them into their series, and judge the running jobs among the holders."""
-    series = _series(seen, holders)
-    # Read behind the series' locks, as they are changed: so nothing is folded by a minimum that holds no more.
-    policies = _policies([job_id for job_id, holder in holders.items() if holder.is_running])
+def _store(samples: Sequence[TimedSample], jobs: Mapping[JobId, HoldingJob], now_ms: int) -> list[UUID]:
+    """Write the samples, fold them into their series, and judge the running jobs."""
+    series = _series(samples, jobs)
+    # Read behind the series' locks, under which policies change: nothing is folded with an outdated minimum.
+    policies = _policies([job_id for job_id, job in jobs.items() if job.is_running])
     step_ms = interval_ms()
-    for one in seen:
+    for one in samples:
         policy = policies.get(one.key[0]) if one.key[0] else None
-        _forget_what_is_to_come(series[one.key], now_ms)
+        _reset_future_state(series[one.key], now_ms)
         _fold(series[one.key], one, policy.minimum if policy else None, step_ms)
-    samples = [
+    rows = [
         {
             "series_id": series[one.key].id,
             "at_ms": one.at_ms,
-            "utilization": one.reading.utilization,
-            "memory_used_mib": one.reading.memory_used_mib,
-            "power_w": one.reading.power_w,
-            "temperature_c": one.reading.temperature_c,
-            "throttle": one.reading.throttle,
+            "utilization": one.sample.utilization,
+            "memory_used_mib": one.sample.memory_used_mib,
+            "power_w": one.sample.power_w,
+            "temperature_c": one.sample.temperature_c,
+            "throttle": one.sample.throttle,
         }
-        for one in seen
+        for one in samples
     ]
-    statements.write(samples, {one.key: series[one.key] for one in seen}.values())
+    statements.write(rows, {one.key: series[one.key] for one in samples}.values())
     return [
         UUID(sql.uid(job_id))
         for job_id, policy in policies.items()
-        if _is_worth_a_look(policy, [series.get((job_id, uuid)) for uuid in holders[job_id].gpus], now_ms, step_ms)
+        if _may_require_action(policy, [series.get((job_id, uuid)) for uuid in jobs[job_id].gpus], now_ms, step_ms)
     ]
 
 
-def _series(seen: Sequence[Seen], holders: Mapping[Stored, Holder]) -> dict[Key, State]:
-    """The series of what was seen, and all others of the same jobs, locked by id; those that are missing are made."""
-    jobs, own = list(holders), [one.gpu_id for one in seen if one.key[0] is None and one.gpu_id is not None]
-    series = statements.locked(jobs, own)
-    missing = {one.key: one.gpu_id for one in seen if one.key not in series}
+def _series(samples: Sequence[TimedSample], jobs: Iterable[JobId]) -> dict[Key, SeriesRow]:
+    """The series of the samples and all others of the same jobs, locked by ID; missing ones are created."""
+    job_ids, gpu_ids = list(jobs), [one.gpu_id for one in samples if one.key[0] is None and one.gpu_id is not None]
+    series = statements.locked(job_ids, gpu_ids)
+    missing = {one.key: one.gpu_id for one in samples if one.key not in series}
     if not missing:
         return series
-    # In one order, whatever the order of what was seen: others may be adding the same.
+    # In a fixed order, whatever the order of the samples: others may be adding the same series.
     in_order = sorted(missing.items(), key=lambda item: item[0][1])
     statements.add((UUID(sql.uid(job_id)) if job_id else None, uuid, gpu_id) for (job_id, uuid), gpu_id in in_order)
-    return statements.locked(jobs, own)
+    return statements.locked(job_ids, gpu_ids)
 
 
-def _policies(jobs: Sequence[Stored]) -> dict[Stored, Terms]:
-    """What running jobs are held to, bound now when their first sample comes (R17).
+def _policies(jobs: Sequence[JobId]) -> dict[JobId, BoundPolicy]:
+    """The policies that running jobs are bound to, binding now those with their first sample (R17).
 
-    Whoever changes a run's policy later binds its jobs anew.
+    Whoever changes a run's policy later rebinds its jobs.
     """
     if not jobs:
         return {}
@@ -154,12 +162,12 @@ def _policies(jobs: Sequence[Stored]) -> dict[Stored, Terms]:
     for job_id in jobs:
         if job_id not in policies:
             job = Job.objects.select_related("run").get(pk=sql.uid(job_id))
-            policies[job_id] = Terms.of(binding.bind(job))
+            policies[job_id] = BoundPolicy.of(binding.bind(job))
     return policies
 
 
-def _forget_what_is_to_come(series: State, now_ms: int) -> None:
-    """A clock that was ahead has been put right: beside what it stamped nothing would be new for as long."""
+def _reset_future_state(series: SeriesRow, now_ms: int) -> None:
+    """Drop state stamped by a clock that was ahead and has been set back: until then no sample would count as newer."""
     latest_ms = now_ms + AHEAD_MS
     if series.last_ms is not None and series.last_ms > latest_ms:
         series.last_ms = None
@@ -167,36 +175,68 @@ def _forget_what_is_to_come(series: State, now_ms: int) -> None:
         series.low_since_ms = series.low_last_ms = None
 
 
-def _fold(series: State, one: Seen, minimum: int | None, step_ms: int) -> None:
-    """One more sample of a series; late ones change only what late ones may."""
-    reading, at_ms = one.reading, one.at_ms
+def _fold(series: SeriesRow, timed: TimedSample, minimum: int | None, step_ms: int) -> None:
+    """Add one sample to a series' state; a late one never replaces newer values."""
+    sample, at_ms = timed.sample, timed.at_ms
     series.first_ms = at_ms if series.first_ms is None else min(series.first_ms, at_ms)
     series.averaged_ms = min(series.averaged_ms, bucket_of(at_ms))
     if series.last_ms is None or at_ms > series.last_ms:
         series.last_ms = at_ms
-        series.index, series.name, series.memory_mib = reading.index, reading.name, reading.memory_mib
-        series.power_limit_w = reading.power_limit_w
-        series.utilization, series.memory_used_mib = reading.utilization, reading.memory_used_mib
-        series.power_w, series.temperature_c = reading.power_w, reading.temperature_c
-        series.throttle, series.processes = reading.throttle, list(reading.processes or ())
-    if minimum is not None and reading.utilization is not None:
-        stretch = window.fold(_stretch_of(series), at_ms, reading.utilization, minimum, step_ms)
+        series.index, series.name, series.memory_mib = sample.index, sample.name, sample.memory_mib
+        series.power_limit_w = sample.power_limit_w
+        series.utilization, series.memory_used_mib = sample.utilization, sample.memory_used_mib
+        series.power_w, series.temperature_c = sample.power_w, sample.temperature_c
+        series.throttle, series.processes = sample.throttle, list(sample.processes or ())
+    if minimum is not None and sample.utilization is not None:
+        stretch = window.fold(_stretch_of(series), at_ms, sample.utilization, minimum, step_ms)
         series.low_since_ms, series.low_last_ms = stretch.since_ms, stretch.last_ms
 
 
-def _stretch_of(series: State | None) -> window.Stretch:
-    """A GPU without a series was never seen."""
+def _stretch_of(series: SeriesRow | None) -> window.Stretch:
+    """A GPU without a series was never sampled."""
     return window.NOTHING if series is None else window.Stretch(series.low_since_ms, series.low_last_ms)
 
 
-def _is_worth_a_look(policy: Terms, gpus: Iterable[State | None], now_ms: int, step_ms: int) -> bool:
-    """Whether the job is to stop, or people are to be told that it will be and have not been."""
+def _may_require_action(policy: BoundPolicy, gpus: Iterable[SeriesRow | None], now_ms: int, step_ms: int) -> bool:
+    """Whether the job is to stop, or a notice is due that was not sent."""
     if policy.minimum is None:
         return False
     verdict = window.judge(policy.window, [_stretch_of(series) for series in gpus], now_ms, step_ms)
-    if verdict.kind == window.Kind.STOP:
+    if verdict.kind == window.VerdictKind.STOP:
         return True
     before_ms = notice_before(policy.window.window_ms)
     if verdict.stops_ms is None or before_ms is None or policy.noticed_ms == verdict.low_since_ms:
         return False
     return now_ms >= verdict.stops_ms - before_ms
+
+
+def _record_sampling(host: Host, snapshot: Snapshot, at: dt.datetime) -> None:
+    """Keep how sampling a host went, with an event when that changes."""
+    if _touch_unchanged(host, snapshot, at):
+        return
+    before = HostSampling.objects.filter(host=host).first() or HostSampling(host=host)
+    result = {"at": at, "took_ms": snapshot.took_ms, "library": snapshot.library, "error": snapshot.error}
+    HostSampling.objects.update_or_create(host=host, defaults=result)
+    events = []
+    if before.library != snapshot.library:
+        kind = HostEventKind.NVML_FOUND if snapshot.library else HostEventKind.NVML_MISSING
+        events.append(HostEvent(host=host, at=at, kind=kind))
+    if before.error != snapshot.error:
+        data = {"error": snapshot.error} if snapshot.error else {}
+        kind = HostEventKind.SAMPLING_FAILS if snapshot.error else HostEventKind.SAMPLING_WORKS
+        events.append(HostEvent(host=host, at=at, kind=kind, data=data))
+    recent = HostEvent.objects.filter(host=host, kind__in=SAMPLING_EVENTS, at__gt=at - AN_HOUR).count()
+    HostEvent.objects.bulk_create(events[: max(0, MOST_AN_HOUR - recent)])
+
+
+def _touch_unchanged(host: Host, snapshot: Snapshot, at: dt.datetime) -> bool:
+    """Update the time of an unchanged result; False if it changed. SQL of its own: it runs for every snapshot."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE gpus_hostsampling SET at = %s, took_ms = %s WHERE host_id = %s AND library = %s AND error = %s",
+            [
+                connection.ops.adapt_datetimefield_value(at), snapshot.took_ms, host.pk, snapshot.library,
+                snapshot.error,
+            ],
+        )  # fmt: skip
+        return bool(cursor.rowcount)

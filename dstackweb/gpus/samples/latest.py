@@ -1,4 +1,4 @@
-"""What each GPU was seen doing last, and what holds its clocks down."""
+"""The newest sample of each GPU, and why its clocks are throttled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 
 
-class HeldBack(StrEnum):
-    """What holds a GPU's clocks down."""
+class ThrottleReason(StrEnum):
+    """Why a GPU's clocks are throttled."""
 
     POWER_CAP = "power_cap"
     POWER_BRAKE = "power_brake"
@@ -24,29 +24,28 @@ class HeldBack(StrEnum):
     HARDWARE = "hardware"
 
 
-HELD_BACK = {
-    0x04: HeldBack.POWER_CAP,
-    0x08: HeldBack.HARDWARE,
-    0x20: HeldBack.HEAT,
-    0x40: HeldBack.HEAT,
-    0x80: HeldBack.POWER_BRAKE,
+THROTTLE_REASONS = {
+    0x04: ThrottleReason.POWER_CAP,
+    0x08: ThrottleReason.HARDWARE,
+    0x20: ThrottleReason.HEAT,
+    0x40: ThrottleReason.HEAT,
+    0x80: ThrottleReason.POWER_BRAKE,
 }
-"""NVML's bits (nvmlClocksEventReasons) that mean slower than it could be: not those of a GPU that idles, nor of clocks
-that somebody set."""
+"""NVML's bits (nvmlClocksEventReasons) that mean slower than possible: not an idle GPU, nor clocks set by a user."""
 
 
-def held_back(bits: int | None) -> list[HeldBack]:
-    """The codes of what holds a GPU's clocks down."""
-    return list(dict.fromkeys(code for bit, code in HELD_BACK.items() if (bits or 0) & bit))
+def throttle_reasons(bits: int | None) -> list[ThrottleReason]:
+    """Why a GPU's clocks are throttled, from NVML's bits."""
+    return list(dict.fromkeys(code for bit, code in THROTTLE_REASONS.items() if (bits or 0) & bit))
 
 
 def is_fresh(series: GpuSeries, now_ms: int) -> bool:
-    """Whether its newest sample still tells of now: no longer ago than the gap that ends all verdicts."""
+    """Whether its newest sample is current: no older than the gap beyond which a verdict is unknown."""
     return series.last_ms is not None and now_ms - series.last_ms <= MAX_GAP * interval_ms()
 
 
 def newest(gpus: Collection[Gpu]) -> dict[str, GpuSeries]:
-    """By UUID, the series with the newest sample of each of these GPUs: of the job that had it last, or of none."""
+    """By UUID, the series with the newest sample of each of these GPUs: its last job's, or the host's own."""
     of_jobs = GpuSeries.objects.filter(uuid=OuterRef("uuid"), job__isnull=False).order_by("-id").values("pk")[:1]
     ids = Gpu.objects.filter(pk__in=[gpu.pk for gpu in gpus]).order_by().values(newest=Subquery(of_jobs))
     found: dict[str, GpuSeries] = {}
@@ -58,7 +57,7 @@ def newest(gpus: Collection[Gpu]) -> dict[str, GpuSeries]:
 
 
 def elsewhere(project_id: int) -> list[GpuSeries]:
-    """GPUs of machines that are no hosts, under the project's jobs that are there now; by run, node and index."""
+    """GPUs of cloud instances, under the project's active jobs; by run, node and index."""
     jobs = Job.objects.filter(run__project=project_id, status__in=JOB_ACTIVE, host=None)
     rows = GpuSeries.objects.filter(job__in=jobs).exclude(last_ms=None)
     related = rows.select_related("job__run__user", "job__run__project", "job__instance", "job__backend")

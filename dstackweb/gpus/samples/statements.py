@@ -1,4 +1,4 @@
-"""What a look at GPUs reads and writes, each in one statement for all of them: this goes on all the time (lib.sql)."""
+"""The raw SQL of `intake`: each read and write is one statement for all GPUs, as it runs all the time (lib.sql)."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from dstackweb.gpus.policy.binding import window_of
 from dstackweb.gpus.policy.window import Window
 from dstackweb.lib import sql
 
-Stored = UUID | str
-"""A job's ID as its database gives and takes it."""
+JobId = UUID | str
+"""A job's ID as the database driver returns and takes it."""
 
 SAMPLE = {
     "series_id": "bigint", "at_ms": "bigint", "utilization": "smallint", "memory_used_mib": "integer",
     "power_w": "smallint", "temperature_c": "smallint", "throttle": "bigint",
 }  # fmt: skip
-STATE = {
+SERIES = {
     "index": "smallint", "name": "text", "memory_mib": "bigint", "power_limit_w": "smallint", "first_ms": "bigint",
     "last_ms": "bigint", "utilization": "smallint", "memory_used_mib": "bigint", "power_w": "smallint",
     "temperature_c": "smallint", "throttle": "bigint", "processes": "jsonb", "low_since_ms": "bigint",
     "low_last_ms": "bigint", "averaged_ms": "bigint",
 }  # fmt: skip
-"""What a sample writes to its series."""
+"""The columns of a series that samples change."""
 
 
-def stored(job_id: UUID) -> Stored:
-    """A job's ID for the database."""
+def db_id(job_id: UUID) -> JobId:
+    """A job's ID as a parameter of raw SQL."""
     return job_id if connection.features.has_native_uuid_field else job_id.hex
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A registered GPU of a host, and the job that holds it, if one does."""
+class HostGpu:
+    """A registered GPU of a host, and the job that holds it, if any."""
 
     uuid: str
     gpu_id: int
-    job_id: Stored | None
+    job_id: JobId | None
     status: str
     started_at: dt.datetime | None
     gpus: Sequence[str]
 
 
-def held_on(host_id: int) -> list[Held]:
+def host_gpus(host_id: int) -> list[HostGpu]:
     """The GPUs of a host."""
     found = sql.rows(
         "SELECT gpu.uuid, gpu.id, job.id, job.status, job.started_at, job.gpus FROM backends_gpu gpu"
@@ -59,17 +59,17 @@ def held_on(host_id: int) -> list[Held]:
         [host_id],
     )
     return [
-        Held(uuid, gpu_id, job_id, status, started_at, json.loads(gpus) if gpus else ())
+        HostGpu(uuid, gpu_id, job_id, status, started_at, json.loads(gpus) if gpus else ())
         for uuid, gpu_id, job_id, status, started_at, gpus in found
     ]
 
 
 @dataclass(slots=True)
-class State:
-    """A series, as far as samples change it; `processes` is JSON as it is stored or to be stored."""
+class SeriesRow:
+    """A series, as far as samples change it; `processes` is JSON."""
 
     id: int
-    job_id: Stored | None
+    job_id: JobId | None
     uuid: str
     index: int
     name: str
@@ -88,25 +88,25 @@ class State:
     averaged_ms: int
 
 
-def locked(jobs: Sequence[Stored], gpus: Sequence[int]) -> dict[tuple[Stored | None, str], State]:
+def locked(jobs: Sequence[JobId], gpus: Sequence[int]) -> dict[tuple[JobId | None, str], SeriesRow]:
     """All series of these jobs, and of these GPUs without a job, locked in the order of their ids."""
     parts = [f"job_id IN ({sql.places(jobs)})"] if jobs else []
     parts += [f"job_id IS NULL AND gpu_id IN ({sql.places(gpus)})"] if gpus else []
     lock = " FOR NO KEY UPDATE" if connection.features.has_select_for_update else ""
-    names = ", ".join(map(connection.ops.quote_name, STATE))
+    names = ", ".join(map(connection.ops.quote_name, SERIES))
     found = sql.rows(
         f"SELECT id, job_id, uuid, {names} FROM gpus_gpuseries WHERE {' OR '.join(parts)} ORDER BY id{lock}",
         [*jobs, *gpus],
     )
-    states = [State(*row) for row in found]
-    for state in states:
-        if isinstance(state.processes, str):
-            state.processes = json.loads(state.processes)
-    return {(state.job_id, state.uuid): state for state in states}
+    series = [SeriesRow(*row) for row in found]
+    for row in series:
+        if isinstance(row.processes, str):
+            row.processes = json.loads(row.processes)
+    return {(row.job_id, row.uuid): row for row in series}
 
 
 def add(missing: Iterable[tuple[UUID | None, str, int | None]]) -> None:
-    """Series of these jobs, UUIDs and GPUs; of those that are there already nothing changes."""
+    """Create series for these jobs, UUIDs and GPUs; existing ones are left unchanged."""
     GpuSeries.objects.bulk_create(
         (GpuSeries(job_id=job_id, uuid=uuid, gpu_id=gpu_id) for job_id, uuid, gpu_id in missing),
         ignore_conflicts=True,
@@ -114,36 +114,36 @@ def add(missing: Iterable[tuple[UUID | None, str, int | None]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a job is judged by; without a minimum it isn't."""
+class BoundPolicy:
+    """What a job is judged by; not at all without a minimum."""
 
     minimum: int | None
     window: Window
     noticed_ms: int | None
 
     @classmethod
-    def of(cls, bound: JobPolicy) -> Terms:
-        """Those of a row."""
+    def of(cls, bound: JobPolicy) -> BoundPolicy:
+        """From its row."""
         return cls(bound.min_gpu_utilization, window_of(bound), bound.noticed_ms)
 
 
-def policies(jobs: Sequence[Stored]) -> dict[Stored, Terms]:
-    """What these jobs are held to, of those that are bound."""
+def policies(jobs: Sequence[JobId]) -> dict[JobId, BoundPolicy]:
+    """The policies of those of these jobs that are bound to one."""
     found = sql.rows(
         "SELECT job_id, min_gpu_utilization, noticed_ms, time_window_s, scope, from_ms FROM gpus_jobpolicy"
         f" WHERE job_id IN ({sql.places(jobs)})",
         jobs,
     )
     return {
-        job_id: Terms(minimum, Window(window_s * 1000, scope, from_ms), noticed_ms)
+        job_id: BoundPolicy(minimum, Window(window_s * 1000, scope, from_ms), noticed_ms)
         for job_id, minimum, noticed_ms, window_s, scope, from_ms in found
     }
 
 
-def write(samples: Sequence[Mapping[str, Any]], states: Collection[State]) -> None:
-    """Samples, by SAMPLE's names, and what they made of their series. A moment that a series has is left as it is."""
+def write(samples: Sequence[Mapping[str, Any]], series: Collection[SeriesRow]) -> None:
+    """Insert samples, by SAMPLE's names, and update their series. A second sample of the same moment is ignored."""
     sql.write(_insert(connection.vendor), samples)
-    sql.write(_update(connection.vendor), [{name: getattr(state, name) for name in ("id", *STATE)} for state in states])
+    sql.write(_update(connection.vendor), [{name: getattr(row, name) for name in ("id", *SERIES)} for row in series])
 
 
 @functools.cache
@@ -157,9 +157,9 @@ def _insert(_vendor: str) -> str:
 
 @functools.cache
 def _update(_vendor: str) -> str:
-    names = map(connection.ops.quote_name, STATE)
+    names = map(connection.ops.quote_name, SERIES)
     values = ", ".join(f"{name} = given.{name}" for name in names)
     return (
-        f"UPDATE gpus_gpuseries SET {values} FROM {sql.rows_of({'id': 'bigint', **STATE})}"
+        f"UPDATE gpus_gpuseries SET {values} FROM {sql.rows_of({'id': 'bigint', **SERIES})}"
         " WHERE gpus_gpuseries.id = given.id"
     )

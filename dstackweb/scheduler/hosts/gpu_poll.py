@@ -31,7 +31,7 @@ def sample_host(name: str) -> None:
             return
         # Dated before reading: a GPU that a job gets meanwhile was not the job's yet.
         began = timezone.now()
-        apply_policies(intake.of_host(host, nvml.read(), to_ms(began)), timezone.now())
+        apply_policies(intake.add_snapshot(host, nvml.read(), to_ms(began)), timezone.now())
 
 
 def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:

@@ -23,8 +23,8 @@ from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
 from dstackweb.gpus.policy import binding, exemptions
 from dstackweb.gpus.policy.policy_status import index_of
-from dstackweb.gpus.policy.warnings import Act, Case, due, warned
-from dstackweb.gpus.policy.window import UNKNOWN, Kind, Verdict, judge
+from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_action, stop_warning
+from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, VerdictKind, judge
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
@@ -49,7 +49,7 @@ class _BoundJob:
     now_ms: int
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PolicyVerdict:
         """The verdict on its stretches of low use; unknown without a minimum."""
         if self.bound.min_gpu_utilization is None:
             return UNKNOWN
@@ -57,18 +57,18 @@ class _BoundJob:
         return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
 
 
-def apply_policy(job_id: UUID, now: dt.datetime) -> Act:
+def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
     """Do what a job's policy asks for at `now`; returns what was done: nothing for a job that is not running."""
     job = Job.objects.select_related("run__project").filter(pk=job_id, status=JobStatus.RUNNING).first()
     if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     # Mostly nothing is due: then no row is locked and no page is woken.
     nodes = _bound_jobs([job], now)
-    if not any(_is_outdated(node) or _due(node, job.run, now) != Act.NOTHING for node in nodes):
-        return Act.NOTHING
+    if not any(_is_outdated(node) or _due(node, job.run, now) != PolicyAction.NOTHING for node in nodes):
+        return PolicyAction.NOTHING
     with transaction.atomic():
         done = _apply_locked(lock_run(job.run_id), job_id, now)
-    if done != Act.NOTHING:
+    if done != PolicyAction.NOTHING:
         bound = nodes[0].bound
         log.info(
             "%s of %s: %s, policy %s %% over %s s",
@@ -77,27 +77,27 @@ def apply_policy(job_id: UUID, now: dt.datetime) -> Act:
     return done
 
 
-def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> Act:
+def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> PolicyAction:
     """The same with the run's row locked."""
     if run.status != RunStatus.RUNNING:
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     jobs = list(Job.objects.filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE).order_by("node"))
     for job in jobs:
         job.run = run
     nodes = _bound_jobs([job for job in jobs if job.status == JobStatus.RUNNING], now, lock=True)
     mine = next((node for node in nodes if node.job.pk == job_id), None)
     if mine is None:
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     if _is_outdated(mine):
         binding.rebind(mine.job)
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     found = _due(mine, run, now)
     match found:
-        case Act.NOTICE:
+        case PolicyAction.NOTICE:
             return _notice(run, mine, nodes, now)
-        case Act.STOP:
+        case PolicyAction.STOP:
             return _stop(run, mine, jobs, now)
-        case Act.WOULD_STOP:
+        case PolicyAction.WOULD_STOP:
             return _report_would_stop(run, mine, nodes, jobs, now)
     return found
 
@@ -120,58 +120,58 @@ def _is_outdated(node: _BoundJob) -> bool:
     return not binding.is_bound_to(node.bound, node.job, binding.policy_of(node.job.run))
 
 
-def _due(node: _BoundJob, run: Run, now: dt.datetime) -> Act:
-    until = exemptions.kept_until(run.pk)
-    case = Case(
+def _due(node: _BoundJob, run: Run, now: dt.datetime) -> PolicyAction:
+    until = exemptions.exempt_until(run.pk)
+    enforcement = Enforcement(
         window_ms=node.bound.time_window_s * 1000,
-        only_tells=node.bound.action == "notify" or exemptions.policies_of(run.project).observe_only,
+        reports_only=node.bound.action == "notify" or exemptions.policies_of(run.project).observe_only,
         noticed_ms=node.bound.noticed_ms,
         acted_ms=node.bound.acted_ms,
         paused_until_ms=to_ms(until) if until else None,
     )
-    return due(case, node.verdict, node.now_ms)
+    return next_action(enforcement, node.verdict, node.now_ms)
 
 
-def _notice(run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], now: dt.datetime) -> Act:
+def _notice(run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], now: dt.datetime) -> PolicyAction:
     """Record a notice, once per low stretch of the run, whichever node it began on."""
     JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=node.verdict.low_since_ms)
     if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
-        return Act.NOTHING
-    until = exemptions.kept_until(run.pk)
-    stops_ms = warned(
+        return PolicyAction.NOTHING
+    until = exemptions.exempt_until(run.pk)
+    stops_ms = stop_warning(
         node.verdict, node.bound.time_window_s * 1000, to_ms(until) if until else None, node.now_ms
     ).stops_ms
     stops_at = to_moment(stops_ms).isoformat() if stops_ms is not None else None
     data = {**_event_data(run, node, node.verdict), "stops_at": stops_at}
     record(run, RunEventKind.UTILIZATION_NOTICE, data, node=node.job.node, attempt=node.job.attempt, at=now)
     touch(run.queue_id)
-    return Act.NOTICE
+    return PolicyAction.NOTICE
 
 
 def _report_would_stop(
     run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], jobs: Sequence[Job], now: dt.datetime
-) -> Act:
+) -> PolicyAction:
     """Record that the run would have been stopped, once per low stretch. With action `notify` this is the notice."""
     verdict = _confirmed_verdict(node)
     if verdict is None:
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
     stamps = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
     JobPolicy.objects.filter(pk=node.job.pk).update(**stamps)
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     data = _event_data(run, node, verdict) | {"notifies": notifies}
     record(run, RunEventKind.UTILIZATION_WOULD_STOP, data, node=node.job.node, attempt=node.job.attempt, at=now)
     _add_to_ledger(run, node, verdict, jobs, now, observed=True)
     touch(run.queue_id)
-    return Act.WOULD_STOP
+    return PolicyAction.WOULD_STOP
 
 
-def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> Act:
+def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> PolicyAction:
     """Stop the run, all of its nodes, with an entry in the ledger."""
     verdict = _confirmed_verdict(node)
     if verdict is None:
-        return Act.NOTHING
+        return PolicyAction.NOTHING
     data = _event_data(run, node, verdict)
     with translation.override("en"):
         message = policy_words.was_low(data) + "."
@@ -190,16 +190,16 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> A
     )
     stop_jobs(run, Reason.UTILIZATION_POLICY, grace_s=None)
     settle_run(run)
-    return Act.STOP
+    return PolicyAction.STOP
 
 
-def _confirmed_verdict(node: _BoundJob) -> Verdict | None:
+def _confirmed_verdict(node: _BoundJob) -> PolicyVerdict | None:
     """The verdict by the stored samples if they say stop too, else None."""
     verdict = binding.confirmed(node.bound, node.job.gpus, node.series, node.now_ms)
-    return verdict if verdict.kind == Kind.STOP else None
+    return verdict if verdict.kind == VerdictKind.STOP else None
 
 
-def _event_data(run: Run, node: _BoundJob, verdict: Verdict) -> dict[str, Any]:
+def _event_data(run: Run, node: _BoundJob, verdict: PolicyVerdict) -> dict[str, Any]:
     """The data of events about a low stretch."""
     assert verdict.low_since_ms is not None
     return {
@@ -214,7 +214,7 @@ def _event_data(run: Run, node: _BoundJob, verdict: Verdict) -> dict[str, Any]:
 
 
 def _add_to_ledger(
-    run: Run, node: _BoundJob, verdict: Verdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
+    run: Run, node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
 ) -> PolicyStop:
     """Add a stop to the ledger: what the run held, and until when it could have."""
     assert verdict.low_since_ms is not None

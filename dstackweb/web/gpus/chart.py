@@ -1,4 +1,4 @@
-"""What GPUs did over time, as gpu-charts.js draws it and as a table says it."""
+"""Samples of GPUs over time, as data for gpu-charts.js and as table rows."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.samples.selectors import Columns
 
 POINTS = 360
-"""Of a chart, for each GPU."""
+"""Points per GPU in a chart."""
 ROWS = 120
-"""Of the table that says the same."""
+"""Rows of the table with the same data."""
 
 
-class Cell(NamedTuple):
-    """One GPU at one moment of the table."""
+class SampleCell(NamedTuple):
+    """One GPU in one row of the table."""
 
     utilization: float | None
     memory_mib: float | None
 
     @property
     def known(self) -> bool:
-        """Whether anything is."""
+        """Whether any value is known."""
         return self.utilization is not None or self.memory_mib is not None
 
 
-class Row(NamedTuple):
-    """One moment of the table, with a cell for each GPU."""
+class SampleRow(NamedTuple):
+    """One row of the table: a moment, with a cell for each GPU."""
 
     at: dt.datetime
-    cells: tuple[Cell, ...]
+    cells: tuple[SampleCell, ...]
 
 
-def drawn(
+def chart_data(
     columns: Sequence[Columns],
     since: dt.datetime,
     until: dt.datetime,
     minimum: int | None = None,
     low: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """What gpu-charts.js draws: `at_ms`, and per GPU a number or null for each of them.
+    """The data for gpu-charts.js: `at_ms`, and per GPU a number or null for each of them.
 
-    `minimum` is a policy's, percent, and `low` from when to when (milliseconds) it was not reached. Moments at the end
-    of which nothing is known (yet) are left out.
+    `minimum` is the policy's, in percent, and `low` the start and end (milliseconds) of the low stretch. Moments at the
+    end without any sample (yet) are left out.
     """
     known = max((place for place, cells in enumerate(_cells(columns), start=1) if _any(cells)), default=0)
     return {
@@ -67,16 +67,18 @@ def drawn(
     }
 
 
-def rows(columns: Sequence[Columns]) -> list[Row]:
-    """The same as rows, newest first; moments of which nothing is known are left out."""
+def table_rows(columns: Sequence[Columns]) -> list[SampleRow]:
+    """The same data as rows, newest first; moments without any sample are left out."""
     at_ms = columns[0].at_ms if columns else []
-    return [Row(to_moment(ms), cells) for ms, cells in zip(at_ms, _cells(columns), strict=True) if _any(cells)][::-1]
+    return [SampleRow(to_moment(ms), cells) for ms, cells in zip(at_ms, _cells(columns), strict=True) if _any(cells)][
+        ::-1
+    ]
 
 
-def _cells(columns: Sequence[Columns]) -> list[tuple[Cell, ...]]:
+def _cells(columns: Sequence[Columns]) -> list[tuple[SampleCell, ...]]:
     """For each moment, a cell for each GPU."""
-    return list(zip(*(map(Cell, one.utilization, one.memory_used_mib) for one in columns), strict=True))
+    return list(zip(*(map(SampleCell, one.utilization, one.memory_used_mib) for one in columns), strict=True))
 
 
-def _any(cells: Sequence[Cell]) -> bool:
+def _any(cells: Sequence[SampleCell]) -> bool:
     return any(cell.known for cell in cells)

@@ -1,4 +1,4 @@
-"""Every GPU as the GPUs page shows it: what it does, who holds it, and which of them the reader wants to see."""
+"""Rows of the GPUs page: each GPU with its newest sample and who holds it, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from dstackweb.wording import policy as policy_words
 from dstackweb.wording import units
 
 STATES = {
-    "held": gettext_lazy("held by a run"),
+    "held": gettext_lazy("allocated"),
     "free": gettext_lazy("free"),
     "outside": gettext_lazy("used outside dstackweb"),
-    "away": gettext_lazy("not available"),
-    "gone": gettext_lazy("gone"),
+    "away": gettext_lazy("unavailable"),
+    "gone": gettext_lazy("missing"),
 }
-"""Those `away` are of hosts that are silent or take no new runs."""
+"""`away`: their host is offline or draining. `gone`: their host no longer reports them."""
 MEASURES = {
     "utilization": gettext_lazy("Utilization"),
     "memory": gettext_lazy("Memory"),
     "power": gettext_lazy("Power"),
     "temperature": gettext_lazy("Temperature"),
 }
-"""What the colours can say, and lists can be sorted by."""
+"""Values that can colour the map and sort the list."""
 COLDEST_C, HOTTEST_C = 30, 90
-"""The ends of the scale of temperatures."""
+"""The ends of the temperature scale."""
 SHADES = 10
 
 
 @dataclass(frozen=True)
-class GpuLine:
-    """One GPU, with its newest sample, if it was seen at all.
+class GpuRow:
+    """One GPU, with its newest sample, if any.
 
-    `gpu` and `host` are None on machines that are no hosts. A run of a project that the reader doesn't see is `hidden`.
+    `gpu` and `host` are None on cloud instances. `hidden`: its run belongs to a project that the user cannot see.
     """
 
     uuid: str
@@ -68,42 +68,42 @@ class GpuLine:
 
     @property
     def label(self) -> str:
-        """Which of its machine's it is; devices of one that is split by MIG have its number, and their own kind."""
+        """Its index on its machine; MIG devices share their GPU's index and add their profile."""
         text = _("GPU %d") % self.index
         return f"{text} · {self.name.rpartition('MIG ')[2]}" if "MIG " in self.name else text
 
     @property
     def at(self) -> dt.datetime | None:
-        """The moment of its newest sample."""
+        """The time of its newest sample."""
         return to_moment(self.series.last_ms) if self.series and self.series.last_ms is not None else None
 
     @cached_property
-    def seen(self) -> GpuSeries | None:
-        """Its newest sample, if that still tells of now."""
+    def current(self) -> GpuSeries | None:
+        """Its newest sample, unless that is stale."""
         return self.series if self.fresh and self.state != "gone" else None
 
     @cached_property
     def share(self) -> dict[str, float | None]:
-        """By measure, from 0 to 100, how much of what there is; None is not known."""
-        seen = self.seen
-        if seen is None:
+        """By measure, percent of its maximum; None if unknown."""
+        sample = self.current
+        if sample is None:
             return dict.fromkeys(MEASURES)
-        heat = seen.temperature_c
+        celsius = sample.temperature_c
         return {
-            "utilization": seen.utilization,
-            "memory": _part(seen.memory_used_mib, seen.memory_mib or self.memory_mib),
-            "power": _part(seen.power_w, seen.power_limit_w),
-            "temperature": None if heat is None else _part(max(0, heat - COLDEST_C), HOTTEST_C - COLDEST_C),
+            "utilization": sample.utilization,
+            "memory": _part(sample.memory_used_mib, sample.memory_mib or self.memory_mib),
+            "power": _part(sample.power_w, sample.power_limit_w),
+            "temperature": None if celsius is None else _part(max(0, celsius - COLDEST_C), HOTTEST_C - COLDEST_C),
         }
 
     def text(self, measure: str) -> str:
-        """What a measure is, with its unit."""
-        seen = self.seen
+        """The value of a measure, with its unit."""
+        sample = self.current
         value: int | None = None
-        if seen is not None:
+        if sample is not None:
             value = {
-                "utilization": seen.utilization, "memory": seen.memory_used_mib, "power": seen.power_w,
-                "temperature": seen.temperature_c,
+                "utilization": sample.utilization, "memory": sample.memory_used_mib, "power": sample.power_w,
+                "temperature": sample.temperature_c,
             }[measure]  # fmt: skip
         if value is None:
             return "–"
@@ -112,17 +112,17 @@ class GpuLine:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """All measures with their units."""
+        """All measures, with their units."""
         return {measure: self.text(measure) for measure in MEASURES}
 
     @cached_property
-    def held_back(self) -> list[str]:
-        """What holds its clocks down now, in words."""
-        return policy_words.held_back(latest.held_back(self.seen.throttle)) if self.seen else []
+    def throttle_reasons(self) -> list[str]:
+        """Why its clocks are throttled now, in words."""
+        return policy_words.held_back(latest.throttle_reasons(self.current.throttle)) if self.current else []
 
     @property
     def who(self) -> str:
-        """Who has it, in a few words."""
+        """Who holds it, in a few words."""
         if self.hidden:
             return _("a run of another project")
         if self.state == "away":
@@ -131,12 +131,12 @@ class GpuLine:
 
     @property
     def offline(self) -> bool:
-        """Whether it is of a host that is silent."""
+        """Whether its host is offline."""
         return self.host is not None and not is_online(self.host)
 
     @property
     def stranger(self) -> str:
-        """The process of no run's that uses it, if one does."""
+        """The first process that uses it outside dstackweb, if any."""
         found = self.gpu.stranger if self.gpu else None
         return (
             _("%(user)s, pid %(pid)s") % {"user": found.get("user", "?"), "pid": found.get("pid", "?")} if found else ""
@@ -144,13 +144,13 @@ class GpuLine:
 
     @property
     def words(self) -> str:
-        """What a search finds it by."""
+        """The text that search looks in."""
         user = self.run.user.username if self.run and not self.hidden else ""
         return " ".join((self.place, self.name, self.uuid, self.who, user, self.stranger)).lower()
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """All of it that changes."""
+        """Everything of it that can change."""
         holder = self.run.pk if self.run else None
         return self.uuid, self.place, self.index, self.state, self.who, holder, self.fresh, self.stranger, (
             self.series.pk, self.series.last_ms) if self.series else None  # fmt: skip
@@ -161,26 +161,26 @@ def _part(value: float | None, of: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One GPU with the measure that the colours say: its text and its shade, 0 to 10, or None for not known."""
+class HeatCell:
+    """One GPU on the map: the text and the shade (0 to 10, None if unknown) of the selected measure."""
 
-    of: GpuLine
+    gpu: GpuRow
     text: str
     shade: int | None
 
 
 @dataclass(frozen=True)
-class Group:
-    """The GPUs of one machine, or (without a name) all in the order asked for."""
+class GpuGroup:
+    """The GPUs of one machine, or (without a name) all in the selected order."""
 
     name: str
     host: Host | None
-    gpus: list[Shown]
+    gpus: list[HeatCell]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which GPUs the reader wants to see, how sorted, coloured by what, and whether as a table."""
+class GpuFilters:
+    """The filters of the page: search words, state, sort order, measure of the colours, and map or table."""
 
     words: str = ""
     state: str = ""
@@ -189,8 +189,8 @@ class Asked:
     as_table: bool = False
 
     @classmethod
-    def of(cls, query: QueryDict) -> Asked:
-        """From the address; what is not known there is as usual."""
+    def of(cls, query: QueryDict) -> GpuFilters:
+        """From the query string; unknown values are ignored."""
         state, sort, colour = (query.get(name, "") for name in ("state", "sort", "colour"))
         return cls(
             query.get("q", "").strip()[:100],
@@ -201,90 +201,90 @@ class Asked:
         )
 
     def query(self, **changed: Any) -> str:
-        """The same with something else, as a query string."""
+        """The query string with these values changed."""
         values = {
             "q": self.words, "state": self.state, "sort": self.sort, "colour": self.colour,
             "as": "table" if self.as_table else "",
         } | changed  # fmt: skip
-        usual = {"sort": "place", "colour": "utilization"}
-        return "?" + urlencode({name: value for name, value in values.items() if value and value != usual.get(name)})
+        defaults = {"sort": "place", "colour": "utilization"}
+        return "?" + urlencode({name: value for name, value in values.items() if value and value != defaults.get(name)})
 
-    def chosen(self, lines: Iterable[GpuLine]) -> list[GpuLine]:
-        """Those asked for, in the order asked for; what is not known comes last."""
+    def select(self, rows: Iterable[GpuRow]) -> list[GpuRow]:
+        """The matching GPUs in the selected order; unknown values come last."""
         words = self.words.lower().split()
         found = [
-            line
-            for line in lines
-            if (not self.state or line.state == self.state) and all(word in line.words for word in words)
+            row
+            for row in rows
+            if (not self.state or row.state == self.state) and all(word in row.words for word in words)
         ]
-        by, turned = self.sort.removeprefix("-"), self.sort.startswith("-")
+        by, reverse = self.sort.removeprefix("-"), self.sort.startswith("-")
         if by == "place":
-            return found[::-1] if turned else found
+            return found[::-1] if reverse else found
         if by == "who":
-            return sorted(found, key=lambda line: (line.run is None, line.who.lower()), reverse=turned)
-        known = [(value, line) for line in found if (value := line.share[by]) is not None]
-        unknown = [line for line in found if line.share[by] is None]
-        return [line for _value, line in sorted(known, key=lambda one: one[0], reverse=not turned)] + unknown
+            return sorted(found, key=lambda row: (row.run is None, row.who.lower()), reverse=reverse)
+        known = [(value, row) for row in found if (value := row.share[by]) is not None]
+        unknown = [row for row in found if row.share[by] is None]
+        return [row for _value, row in sorted(known, key=lambda one: one[0], reverse=not reverse)] + unknown
 
-    def groups(self, chosen: Sequence[GpuLine]) -> list[Group]:
+    def groups(self, selected: Sequence[GpuRow]) -> list[GpuGroup]:
         """By machine, or all together where they are sorted by something else."""
-        found: dict[str, Group] = {}
-        for line in chosen:
+        found: dict[str, GpuGroup] = {}
+        for row in selected:
             by_place = self.sort.removeprefix("-") == "place"
-            name = line.place if by_place else ""
-            group = found.setdefault(name, Group(name, line.host if by_place else None, []))
-            group.gpus.append(self.shown(line))
+            name = row.place if by_place else ""
+            group = found.setdefault(name, GpuGroup(name, row.host if by_place else None, []))
+            group.gpus.append(self.cell(row))
         return list(found.values())
 
-    def shown(self, line: GpuLine) -> Shown:
-        """A GPU by the measure that the colours say."""
-        share = line.share[self.colour]
-        return Shown(line, line.text(self.colour), None if share is None else round(share / 100 * SHADES))
+    def cell(self, row: GpuRow) -> HeatCell:
+        """A GPU as a cell of the map."""
+        share = row.share[self.colour]
+        return HeatCell(row, row.text(self.colour), None if share is None else round(share / 100 * SHADES))
 
 
 @dataclass(frozen=True)
-class Everything:
-    """All GPUs that the reader may see, and what they come to."""
+class GpuList:
+    """All GPUs that the user can see, with their totals."""
 
-    lines: list[GpuLine] = field(default_factory=list)
+    rows: list[GpuRow] = field(default_factory=list)
 
     def count(self, state: str) -> int:
-        """How many there are in this state."""
-        return sum(line.state == state for line in self.lines)
+        """The number in this state."""
+        return sum(row.state == state for row in self.rows)
 
     def mean(self, measure: str, state: str = "") -> float | None:
-        """The average of a measure over those that are known, percent."""
-        shares = [line.share[measure] for line in self.lines if not state or line.state == state]
+        """The average of a measure in percent, where known."""
+        shares = [row.share[measure] for row in self.rows if not state or row.state == state]
         known = [share for share in shares if share is not None]
         return sum(known) / len(known) if known else None
 
     @property
-    def there(self) -> int:
-        """How many there are now."""
-        return len(self.lines) - self.count("gone")
+    def present(self) -> int:
+        """The number without missing ones."""
+        return len(self.rows) - self.count("gone")
 
 
-def everything(project: Project, user: User, now: dt.datetime) -> Everything:
-    """The GPUs of every host, and of other machines those that the project's jobs have.
+def all_gpus(project: Project, user: User, now: dt.datetime) -> GpuList:
+    """The GPUs of every host, and those of cloud instances that the project's jobs hold.
 
-    Few queries however many there are.
+    The number of queries doesn't depend on the number of GPUs.
     """
     seen = {one.pk for one in visible_projects(user)}
-    return Everything(of_hosts(list_hosts(), seen, now) + elsewhere(project, now))
+    return GpuList(of_hosts(list_hosts(), seen, now) + elsewhere(project, now))
 
 
-def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuLine]:
-    """The GPUs of these hosts; `seen` are the projects that the reader sees."""
+def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuRow]:
+    """The GPUs of these hosts; `seen` are the projects that the user can see."""
     now_ms, series = to_ms(now), latest.newest([gpu for one in hosts for gpu, _run in one.gpus])
     return [_of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]
 
 
-def elsewhere(project: Project, now: dt.datetime) -> list[GpuLine]:
-    """The GPUs of machines that are no hosts, which the project's jobs have now."""
+def elsewhere(project: Project, now: dt.datetime) -> list[GpuRow]:
+    """The GPUs of cloud instances that the project's jobs hold now."""
     return [_of_series(one, to_ms(now)) for one in latest.elsewhere(project.pk)]
 
 
-def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen: set[int], now_ms: int) -> GpuLine:
+def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen: set[int], now_ms: int) -> GpuRow:
     if not gpu.present:
         state = "gone"
     elif run is not None:
@@ -295,13 +295,13 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
         state = "free" if is_online(host) and not host.draining else "away"
     fresh = series is not None and latest.is_fresh(series, now_ms)
     hidden = run is not None and run.project_id not in seen
-    return GpuLine(
+    return GpuRow(
         gpu.uuid, gpu.index, gpu.name, gpu.memory_mib, host.name, state, series, fresh, run, hidden, gpu, host
     )
 
 
-def _of_series(series: GpuSeries, now_ms: int) -> GpuLine:
+def _of_series(series: GpuSeries, now_ms: int) -> GpuRow:
     job = series.job
     assert job is not None
     place, fresh = placement_summary.where(job), latest.is_fresh(series, now_ms)
-    return GpuLine(series.uuid, series.index, series.name, series.memory_mib, place, "held", series, fresh, job.run)
+    return GpuRow(series.uuid, series.index, series.name, series.memory_mib, place, "held", series, fresh, job.run)

@@ -1,4 +1,4 @@
-"""The GPUs of a run: the part of its page that is asked for again with each sample, and keeping it from its policy."""
+"""The GPU panel of a run's page, which is polled, and exempting the run from its policy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from django.views.decorators.http import require_POST
 from dstackweb.gpus.policy import exemptions
 from dstackweb.runs import selectors
 from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page
-from dstackweb.web.gpus.run_panel import Asked, Panel
+from dstackweb.web.gpus.run_panel import Panel, PanelFilters
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import units
 
 
 @project_page()
 def run_gpus(request: PageRequest, run: str) -> HttpResponse:
-    """What polls of the panel get; whoever opens its address is led to the run's page."""
-    found = selectors.find_run(request.project, run)
+    """The polled panel; opened directly, it redirects to the run's page."""
+    found, filters = selectors.find_run(request.project, run), PanelFilters.of(request)
     if not request.htmx:
-        return redirect(reverse("web:run", args=[request.project.name, run]) + Asked.of(request).query() + "#run-gpus")
-    panel = Panel(found, selectors.jobs_of(found), Asked.of(request), timezone.now())
+        return redirect(reverse("web:run", args=[request.project.name, run]) + filters.query() + "#run-gpus")
+    panel = Panel(found, selectors.jobs_of(found), filters, timezone.now())
 
     def context() -> dict[str, Any]:
         return {"run": found, **panel.context(lists.may_change(found, request.user, request.role))}
@@ -38,10 +38,10 @@ def run_gpus(request: PageRequest, run: str) -> HttpResponse:
 def keep(request: PageRequest, run: str) -> HttpResponse:
     """Keep a run from being stopped by its policy, for the project's usual time."""
     found = selectors.find_run(request.project, run)
-    made = exemptions.keep(found, request.user, request.role, request.POST.get("reason", ""))
-    text = _("%(run)s is kept for %(more)s") % {
+    exemption = exemptions.exempt(found, request.user, request.role, request.POST.get("reason", ""))
+    text = _("%(run)s will not be stopped for %(duration)s") % {
         "run": found.name,
-        "more": units.duration((made.until - made.at).total_seconds()),
+        "duration": units.duration((exemption.until - exemption.at).total_seconds()),
     }
     if request.htmx:
         return notice(HttpResponse(status=204), text)

@@ -1,4 +1,4 @@
-"""Utilization policies of a project: what they gave back, what another policy would have done, whether they count."""
+"""A project's utilization policies: the ledger, simulating a policy, and whether policies are enforced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
-from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, policy_asked, what_if
+from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import selectors as profiles
 from dstackweb.spec.run_file import parse_profile_settings
@@ -28,11 +28,11 @@ from dstackweb.web.common.pages import PageRequest, done, project_page
 from dstackweb.wording import policy as policy_words
 
 FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": "any", "warmup": "0s"}
-"""What the form suggests where the default profile has no policy."""
+"""The form's initial values where the default profile has no policy."""
 
 
 class WhatIfForm(Styled):
-    """A policy to try, in the notation of the run file."""
+    """A policy to simulate, in the notation of the run file."""
 
     min_gpu_utilization = forms.IntegerField(
         label=gettext_lazy("Minimum utilization, %"),
@@ -43,18 +43,18 @@ class WhatIfForm(Styled):
     time_window = forms.CharField(
         label=gettext_lazy("Time window"),
         max_length=20,
-        help_text=gettext_lazy("At least 1m: 30m, 2h."),
+        help_text=gettext_lazy("At least 1m, e.g. 30m, 2h."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
     )
     scope = forms.ChoiceField(
         label=gettext_lazy("Scope"),
-        choices=[("any", gettext_lazy("any: one unused GPU")), ("all", gettext_lazy("all: every GPU of a node"))],
+        choices=[("any", gettext_lazy("any: one idle GPU")), ("all", gettext_lazy("all: every GPU of a node"))],
     )
     warmup = forms.CharField(
         label=gettext_lazy("Warm-up"),
         max_length=20,
         required=False,
-        help_text=gettext_lazy("Not counted after the start: 0s, 10m."),
+        help_text=gettext_lazy("Time after the start that doesn't count, e.g. 0s, 10m."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
     )
 
@@ -64,13 +64,13 @@ class WhatIfForm(Styled):
 
 @project_page()
 def utilization_page(request: PageRequest) -> HttpResponse:
-    """The ledger, and the form; with a policy in the query string what that would have stopped, too."""
+    """The ledger and the form; with a policy in the query string, also the result of simulating it."""
     now = timezone.now()
-    asked = "min_gpu_utilization" in request.GET
-    form = WhatIfForm(request.GET if asked else None, initial=_initial(request))
+    simulate = "min_gpu_utilization" in request.GET
+    form = WhatIfForm(request.GET if simulate else None, initial=_initial(request))
     began = time.perf_counter()
-    result = attempt(form, lambda: what_if(request.project, policy_asked(form.cleaned_data), now)) if asked else None
-    told = ledger(request.project, now)
+    result = attempt(form, lambda: what_if(request.project, parse_policy(form.cleaned_data), now)) if simulate else None
+    found = ledger(request.project, now)
     context = {
         "form": form,
         "result": result,
@@ -80,22 +80,24 @@ def utilization_page(request: PageRequest) -> HttpResponse:
             (stop, policy_words.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"])) for stop in _stops(result)
         ],
         "hours": LOOKS_BACK.total_seconds() / 3600,
-        "ledger": told,
-        "entries": [(entry, _low(entry)) for entry in told.entries],
+        "ledger": found,
+        "entries": [(entry, _low_text(entry)) for entry in found.entries],
         "policies": policies_of(request.project),
         "manages": allows(request.role, "manager"),
     }
-    return render(request, "gpus/utilization.html", context, status=422 if asked and result is None else 200)
+    return render(request, "gpus/utilization.html", context, status=422 if simulate and result is None else 200)
 
 
 @require_POST
 @project_page()
 def observe(request: PageRequest) -> HttpResponse:
-    """Have policies only tell what they would stop, or be in force again."""
-    wanted = request.POST.get("observe_only") == "yes"
-    policies = set_observe_only(request.project, request.role, wanted)
-    only = _("Policies only observe now: nothing is stopped, and what would have been is told here")
-    text = only if policies.observe_only else _("Policies are in force: unused runs are stopped")
+    """Have policies only report what they would stop, or be enforced again."""
+    observe_only = request.POST.get("observe_only") == "yes"
+    policies = set_observe_only(request.project, request.role, observe_only)
+    if policies.observe_only:
+        text = _("Policies are now observe only: violations are reported, no runs are stopped")
+    else:
+        text = _("Policies are now enforced: idle runs will be stopped")
     return done(request, text, reverse("web:utilization", args=[request.project.name]))
 
 
@@ -104,7 +106,7 @@ def _stops(result: Any) -> list[Any]:
 
 
 def _initial(request: PageRequest) -> dict[str, Any]:
-    """The default profile's policy: what most runs are held to. One that no run can use has none."""
+    """The default profile's policy, which most runs have; FALLBACK if there is none or it is invalid."""
     profile, policy = profiles.default(request.project), None
     if profile is not None:
         with contextlib.suppress(DomainError):
@@ -119,8 +121,8 @@ def _initial(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def _low(entry: Entry) -> str:
-    """What was low, in words."""
+def _low_text(entry: Entry) -> str:
+    """Which GPUs were low, in words."""
     stop = entry.stop
     nodes = stop.run.spec["nodes"] if stop.run else stop.node + 1
     low = {"gpu": stop.gpu_index, "node": stop.node, "nodes": nodes}

@@ -25,58 +25,60 @@ from dstackweb.scheduler.hosts.selectors import list_hosts
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, Asked, GpuLine
+from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, GpuFilters, GpuRow
 
 POLL_S = 5
-LATELY = 10
-"""Jobs that had a GPU before."""
+RECENT_JOBS = 10
+"""Previous jobs of a GPU that are listed."""
 SERIES = 40
-"""Of one GPU, for its chart."""
+"""Series of one GPU in its chart."""
 RANGES = {"1h": dt.timedelta(hours=1), "6h": dt.timedelta(hours=6), "24h": dt.timedelta(hours=24)}
 
 
-class Head(NamedTuple):
-    """A column's heading by which the list can be sorted: where it leads, and how it is sorted now."""
+class SortHeader(NamedTuple):
+    """A column header that sorts the list: its query string, and the current `aria-sort`."""
 
     query: str
     aria: str
 
 
-def _head(asked: Asked, by: str) -> Head:
-    if asked.sort.removeprefix("-") != by:
-        return Head(asked.query(sort=by), "none")
-    turned = asked.sort.startswith("-")
-    from_least = turned if by in MEASURES else not turned  # measures have the most first
-    return Head(asked.query(sort=by if turned else f"-{by}"), "ascending" if from_least else "descending")
+def _header(filters: GpuFilters, by: str) -> SortHeader:
+    if filters.sort.removeprefix("-") != by:
+        return SortHeader(filters.query(sort=by), "none")
+    reverse = filters.sort.startswith("-")
+    from_least = reverse if by in MEASURES else not reverse  # measures have the most first
+    return SortHeader(filters.query(sort=by if reverse else f"-{by}"), "ascending" if from_least else "descending")
 
 
 @project_page()
 def gpus_page(request: PageRequest) -> HttpResponse:
-    """Every GPU; also what polls of the page get."""
-    asked, now = Asked.of(request.GET), timezone.now()
-    every = gpu_rows.everything(request.project, request.user, now)
-    troubles = list(_troubles())
-    shown = [line.stamp for line in every.lines], [(look.pk, look.library, look.error) for look in troubles]
+    """All GPUs; also the polled part of the page."""
+    filters, now = GpuFilters.of(request.GET), timezone.now()
+    gpus = gpu_rows.all_gpus(request.project, request.user, now)
+    sampling_errors = list(_sampling_errors())
+    shown = [row.stamp for row in gpus.rows], [(one.pk, one.library, one.error) for one in sampling_errors]
     version = hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
-        chosen = asked.chosen(every.lines)
+        selected = filters.select(gpus.rows)
         return {
-            "asked": asked,
-            "as_map": asked.query(**{"as": ""}),
-            "as_list": asked.query(**{"as": "table"}),
-            "all_states": asked.query(state=""),
-            "every": every,
-            "chosen": [asked.shown(line) for line in chosen],
-            "groups": asked.groups(chosen),
-            "counts": {state: every.count(state) for state in STATES},
-            "held_utilization": every.mean("utilization", "held"),
-            "memory": every.mean("memory"),
-            "states": [(key, label, asked.query(state=key), every.count(key)) for key, label in STATES.items()],
-            "colours": [(key, label, asked.query(colour=key), key == asked.colour) for key, label in MEASURES.items()],
-            "sorts": [("place", _("Machine")), ("who", _("Held by")), *MEASURES.items()],
-            "heads": {key: _head(asked, key) for key in ("place", "who", *MEASURES)},
-            "troubles": troubles,
+            "filters": filters,
+            "as_map": filters.query(**{"as": ""}),
+            "as_list": filters.query(**{"as": "table"}),
+            "all_states": filters.query(state=""),
+            "gpus": gpus,
+            "selected": [filters.cell(row) for row in selected],
+            "groups": filters.groups(selected),
+            "counts": {state: gpus.count(state) for state in STATES},
+            "held_utilization": gpus.mean("utilization", "held"),
+            "memory": gpus.mean("memory"),
+            "states": [(key, label, filters.query(state=key), gpus.count(key)) for key, label in STATES.items()],
+            "colours": [
+                (key, label, filters.query(colour=key), key == filters.colour) for key, label in MEASURES.items()
+            ],
+            "sorts": [("place", _("Machine")), ("who", _("Run")), *MEASURES.items()],
+            "heads": {key: _header(filters, key) for key in ("place", "who", *MEASURES)},
+            "sampling_errors": sampling_errors,
             "poll_s": POLL_S,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "shades": range(gpu_rows.SHADES + 1),
@@ -86,14 +88,14 @@ def gpus_page(request: PageRequest) -> HttpResponse:
     return polled(request, "gpus/gpus.html", "gpus/gpus_body.html", version, context)
 
 
-def _troubles() -> Any:
-    """Hosts whose GPUs can't all be read. A machine without NVML's library has nothing that could fail."""
+def _sampling_errors() -> Any:
+    """Hosts with sampling errors. A machine without the NVML library has none."""
     return HostSampling.objects.exclude(error="").filter(host__left_at=None).select_related("host").order_by("host")
 
 
 @dataclass(frozen=True)
-class Held:
-    """A job that had the GPU, or has it."""
+class PastJob:
+    """A job that holds or held the GPU."""
 
     job: Job
     run: Run
@@ -102,27 +104,27 @@ class Held:
 
 @project_page()
 def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
-    """One GPU: what it does, who computes on it, its last hours and who had it; also what polls of the page get."""
+    """One GPU: current values, processes, recent history and jobs; also the polled part of the page."""
     now = timezone.now()
-    line = _found(request, uuid, now)
-    back = request.GET.get("range", "")
-    back = back if back in RANGES else "1h"
+    gpu = _found(request, uuid, now)
+    span = request.GET.get("range", "")
+    span = span if span in RANGES else "1h"
     as_table = request.GET.get("as") == "table"
-    version = hashlib.sha256(repr((line.stamp, back, as_table)).encode()).hexdigest()[:16]
+    version = hashlib.sha256(repr((gpu.stamp, span, as_table)).encode()).hexdigest()[:16]
 
     def context() -> dict[str, Any]:
-        series, since = _series(request, line), now - RANGES[back]
+        series, since = _series(request, gpu), now - RANGES[span]
         points = gpu_chart.ROWS if as_table else gpu_chart.POINTS
         past = _merged(columns(series, to_ms(since), to_ms(now) + 1, points))
         table = "&as=table" if as_table else ""
         return {
-            "line": line,
-            "lately": _lately(request, series),
-            "chart": gpu_chart.drawn(past, since, now),
-            "rows": gpu_chart.rows(past),
+            "gpu": gpu,
+            "recent_jobs": _recent_jobs(request, series),
+            "chart": gpu_chart.chart_data(past, since, now),
+            "rows": gpu_chart.table_rows(past),
             "as_table": as_table,
-            "here": f"?range={back}",
-            "ranges": [(key, f"?range={key}{table}", key == back) for key in RANGES],
+            "here": f"?range={span}",
+            "ranges": [(key, f"?range={key}{table}", key == span) for key in RANGES],
             "poll_s": POLL_S,
             "waiting": selectors.counts(request.project)["submitted"],
         }
@@ -130,36 +132,36 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
     return polled(request, "gpus/gpu.html", "gpus/gpu_body.html", version, context)
 
 
-def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuLine:
+def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuRow:
     host = Gpu.objects.filter(uuid=uuid, host__left_at=None).values_list("host__name", flat=True).first()
     if host is None:
-        lines = gpu_rows.elsewhere(request.project, now)
+        rows = gpu_rows.elsewhere(request.project, now)
     else:
         seen = {project.pk for project in visible_projects(request.user)}
-        lines = gpu_rows.of_hosts(list_hosts(host), seen, now)
-    found = next((line for line in lines if line.uuid == uuid), None)
+        rows = gpu_rows.of_hosts(list_hosts(host), seen, now)
+    found = next((row for row in rows if row.uuid == uuid), None)
     if found is None:
-        raise NotFound(_("no GPU of a host, nor of a run that goes on, is called %s") % uuid)
+        raise NotFound(_("no host and no running job has a GPU %s") % uuid)
     return found
 
 
-def _series(request: PageRequest, line: GpuLine) -> list[GpuSeries]:
-    """All of a host's GPU; of a GPU elsewhere what the project's jobs have seen. The newest samples come first."""
-    rows = GpuSeries.objects.filter(uuid=line.uuid, last_ms__isnull=False)
-    if line.gpu is None:
+def _series(request: PageRequest, gpu: GpuRow) -> list[GpuSeries]:
+    """All series of a host's GPU; for a cloud GPU those of the project's jobs. Newest samples first."""
+    rows = GpuSeries.objects.filter(uuid=gpu.uuid, last_ms__isnull=False)
+    if gpu.gpu is None:
         rows = rows.filter(job__run__project=request.project)
     return list(rows.select_related("job__run__project", "job__run__user").order_by("-last_ms", "-id")[:SERIES])
 
 
-def _lately(request: PageRequest, of_gpu: Sequence[GpuSeries]) -> list[Held]:
-    """Who had it, newest first."""
+def _recent_jobs(request: PageRequest, of_gpu: Sequence[GpuSeries]) -> list[PastJob]:
+    """Its jobs, newest first."""
     seen = {project.pk for project in visible_projects(request.user)}
     jobs = [series.job for series in of_gpu if series.job]
-    return [Held(job, job.run, job.run.project_id not in seen) for job in jobs[:LATELY]]
+    return [PastJob(job, job.run, job.run.project_id not in seen) for job in jobs[:RECENT_JOBS]]
 
 
 def _merged(parts: Sequence[Columns]) -> list[Columns]:
-    """One GPU's columns, whoever had it: at each moment those of the series that has any. None without a series."""
+    """One GPU's columns across its jobs: at each moment those of the series that has a sample."""
     if not parts:
         return []
     measured: dict[str, Any] = {name: _one([getattr(part, name) for part in parts]) for name in MEASURED}
@@ -167,5 +169,5 @@ def _merged(parts: Sequence[Columns]) -> list[Columns]:
 
 
 def _one(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """A GPU is under one job at a time."""
+    """The known value at each moment: only one job holds a GPU at a time."""
     return [next((value for value in row if value is not None), None) for row in zip(*columns, strict=True)]

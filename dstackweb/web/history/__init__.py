@@ -1,1 +1,1 @@
-"""The page of a queue's past: wait times and queue lengths."""
+"""History pages: wait times and queue lengths."""

@@ -1,4 +1,4 @@
-"""What was: how long runs waited and how many stood in line, of one queue or of all of a project."""
+"""History pages: wait times and queue lengths, of one queue or all of a project."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ SPARK_HEIGHT = 20
 
 @project_page()
 def queue_history(request: PageRequest, queue: str) -> HttpResponse:
-    """The past of one queue; also what polls of the page get."""
-    default = queue == "default"  # which every project has, even before its first run
+    """The history of one queue; also the polled part of the page."""
+    default = queue == "default"  # exists in every project, even before its first run
     found = services.ensure_queue(request.project) if default else selectors.find_queue(request.project, queue)
 
-    def read(asked: Asked) -> dict[str, Any]:
-        told = history.series(found, asked.view)
-        return {"queue": found, **_told(told, asked), "waiting_now": QueueCount.objects.get(queue=found).submitted}
+    def read(filters: HistoryFilters) -> dict[str, Any]:
+        past = history.series(found, filters.view)
+        return {"queue": found, **_totals(past, filters), "waiting_now": QueueCount.objects.get(queue=found).submitted}
 
     return _page(request, read)
 
 
 @project_page()
 def project_history(request: PageRequest) -> HttpResponse:
-    """The past of all queues of the project together, and of each."""
+    """The history of all queues of the project, in total and each."""
 
-    def read(asked: Asked) -> dict[str, Any]:
-        told, each = history.overview(request.project, asked.view)
+    def read(filters: HistoryFilters) -> dict[str, Any]:
+        total, each = history.overview(request.project, filters.view)
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
-        lines = [QueueLine.of(queue, of_queue, waiting.get(queue.pk, 0)) for queue, of_queue in each]
-        return {"lines": lines, **_told(told, asked), "waiting_now": sum(waiting.values())}
+        rows = [QueueHistory.of(queue, past, waiting.get(queue.pk, 0)) for queue, past in each]
+        return {"queue_rows": rows, **_totals(total, filters), "waiting_now": sum(waiting.values())}
 
     return _page(request, read)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the reader asked for, and where they are."""
+class HistoryFilters:
+    """The days and the view that the query string selects, in the user's time zone."""
 
     view: HistoryRange
     as_table: bool
 
     @classmethod
-    def of(cls, request: HttpRequest) -> Asked:
-        """From the query string, and the zone that times.js keeps in a cookie."""
+    def of(cls, request: HttpRequest) -> HistoryFilters:
+        """From the query string and the time zone cookie that times.js sets."""
         month = request.GET.get("days") == "30"
         try:
             zone = parse_zone(request.COOKIES.get("zone", ""))
@@ -65,40 +65,40 @@ class Asked:
         return cls(HistoryRange(timezone.now(), 30 if month else 7, not month, zone), request.GET.get("as") == "table")
 
 
-def _page(request: PageRequest, read: Callable[[Asked], dict[str, Any]]) -> HttpResponse:
-    asked = Asked.of(request)
-    slot = int(asked.view.now.timestamp()) // POLL_S
-    version = f"{selectors.list_version(request.project)}-{slot}-{asked.view.zone}"
+def _page(request: PageRequest, read: Callable[[HistoryFilters], dict[str, Any]]) -> HttpResponse:
+    filters = HistoryFilters.of(request)
+    slot = int(filters.view.now.timestamp()) // POLL_S
+    version = f"{selectors.list_version(request.project)}-{slot}-{filters.view.zone}"
 
     def context() -> dict[str, Any]:
         queues = list(Queue.objects.filter(project=request.project))
-        values = {"view": asked.view, "as_table": asked.as_table, "days_offered": DAYS, "poll_s": POLL_S}
-        return {"queues": queues, **values, **read(asked)}
+        values = {"view": filters.view, "as_table": filters.as_table, "days_offered": DAYS, "poll_s": POLL_S}
+        return {"queues": queues, **values, **read(filters)}
 
     return polled(request, "history/history.html", "history/body.html", version, context)
 
 
-def _told(told: History, asked: Asked) -> dict[str, Any]:
+def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:
     return {
-        "history": told,
-        "empty": told.empty,
-        "today": told.since(told.today),
-        "week": told.since(asked.view.midnight(6)),
-        "whole": told.since(told.times[0]),
-        "bands": [BandLine.of(told, band) for band in reversed(range(BANDS))],
-        "columns": told.columns(),
-        "spans": _spans(told) if asked.as_table else [],
+        "history": past,
+        "empty": past.empty,
+        "today": past.since(past.today),
+        "week": past.since(filters.view.midnight(6)),
+        "whole": past.since(past.times[0]),
+        "bands": [BandHistory.of(past, band) for band in reversed(range(BANDS))],
+        "columns": past.columns(),
+        "spans": _spans(past) if filters.as_table else [],
     }
 
 
 def band_name(band: int) -> str:
-    """A band by its priorities: `50–74`."""
+    """The priorities of a band: `50–74`."""
     return "{}–{}".format(*band_limits(band))
 
 
 @dataclass(frozen=True)
-class BandLine:
-    """One priority band: today, and over all that is shown."""
+class BandHistory:
+    """One priority band: today, and over the whole time range."""
 
     band: int
     name: str
@@ -106,14 +106,14 @@ class BandLine:
     whole: WaitStats
 
     @classmethod
-    def of(cls, told: History, band: int) -> BandLine:
-        """The band's sums."""
-        return cls(band, band_name(band), told.since(told.today, band), told.since(told.times[0], band))
+    def of(cls, past: History, band: int) -> BandHistory:
+        """With the band's totals."""
+        return cls(band, band_name(band), past.since(past.today, band), past.since(past.times[0], band))
 
 
 @dataclass(frozen=True)
-class QueueLine:
-    """One queue of the project. `spark` has the points of its line's length over time."""
+class QueueHistory:
+    """One queue of the project. `spark` has the points of its length over time."""
 
     queue: Queue
     waiting: int
@@ -122,13 +122,13 @@ class QueueLine:
     width: int
 
     @classmethod
-    def of(cls, queue: Queue, told: History, waiting: int) -> QueueLine:
-        """The queue's sums."""
-        return cls(queue, waiting, told.since(told.times[0]), _spark(told.all), len(told.all) - 1)
+    def of(cls, queue: Queue, past: History, waiting: int) -> QueueHistory:
+        """With the queue's totals."""
+        return cls(queue, waiting, past.since(past.times[0]), _spark(past.all), len(past.all) - 1)
 
 
 def _spark(tallies: list[WaitStats]) -> list[str]:
-    """The polylines (SVG points) of a line's length: one for each stretch without a gap."""
+    """The queue's length as SVG polylines: one for each stretch without a gap."""
     most = max((tally.length_max or 0 for tally in tallies), default=0) or 1
     lines: list[list[str]] = [[]]
     for index, tally in enumerate(tallies):
@@ -140,7 +140,7 @@ def _spark(tallies: list[WaitStats]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Span:
+class SpanRow:
     """One row of the table: a band in an hour or a day."""
 
     at: dt.datetime
@@ -149,11 +149,11 @@ class Span:
     tally: WaitStats
 
 
-def _spans(told: History) -> list[Span]:
-    """Whatever happened, newest first."""
+def _spans(past: History) -> list[SpanRow]:
+    """The rows that have data, newest first."""
     return [
-        Span(at, f"{at.astimezone(told.view.zone):%Y-%m-%d}", band_name(band), tally)
-        for at, *bands in reversed(list(zip(told.times, *told.bands, strict=True)))
+        SpanRow(at, f"{at.astimezone(past.view.zone):%Y-%m-%d}", band_name(band), tally)
+        for at, *bands in reversed(list(zip(past.times, *past.bands, strict=True)))
         for band, tally in reversed(list(enumerate(bands)))
         if tally.placed or tally.length_max
     ]

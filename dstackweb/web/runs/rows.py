@@ -101,13 +101,13 @@ def _plain(digits: object) -> SafeString:
 def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
     """The rows as templates show them: their fields with why a run ended, if not well, and the mark of its policy."""
     placed = [row.pk for row in rows if row.status in PLACED]
-    marks = alerts.marks(selectors.listed(placed), timezone.now()) if placed else {}
+    run_alerts = alerts.alerts(selectors.listed(placed), timezone.now()) if placed else {}
     return [
         row.values()
         | {
             "needs": needs(row.spec),
             "message": row.status_message or _end_reason(row),
-            "mark": marks.get(row.pk),
+            "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,
             "took": row.ended_at - row.started_at if row.started_at and row.ended_at else None,
         }

@@ -16,7 +16,8 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page, whole_number
-from dstackweb.web.gpus import alerts, run_panel
+from dstackweb.web.gpus import alerts
+from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_place
 from dstackweb.web.progress.cards import Card, card_of
 from dstackweb.web.runs import details, hold_views
@@ -92,7 +93,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     reason, data = selectors.why(run)
     stands, now = place_in_queue(run), timezone.now()
     may_change = lists.may_change(run, request.user, request.role)
-    panel = run_panel.Panel(run, jobs, run_panel.Asked.of(request), now) if run_panel.wanted(run) else None
+    panel = Panel(run, jobs, PanelFilters.of(request), now) if has_gpu_charts(run) else None
     return {
         "run": run,
         "gpus": panel is not None,

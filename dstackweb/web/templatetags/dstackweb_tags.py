@@ -84,10 +84,10 @@ def idle_gpus(context: RequestContext, oob: bool = False) -> dict[str, Any]:
     request = context["request"]
     project, user = getattr(request, "project", None), getattr(request, "user", None)
     if project is None or not isinstance(user, User):
-        return {"marks": [], "oob": oob}
+        return {"alerts": [], "oob": oob}
     here = getattr(context.get("run"), "pk", None)
     found = alerts.banners(user, project, timezone.now())
-    return {"oob": oob, "project": project, "marks": [mark for mark in found if mark.run.pk != here]}
+    return {"oob": oob, "project": project, "alerts": [alert for alert in found if alert.run.pk != here]}
 
 
 @register.simple_tag

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dstackweb.backends.hosts import nvml as looking
-from dstackweb.backends.hosts.nvml import Look, Reading, read
+from dstackweb.backends.hosts.nvml import Sample, Snapshot, read
 from dstackweb.backends.hosts.probe import probe_gpus
 from dstackweb.devtools.nvml import FakeGpu, Nvml, build
 
@@ -40,7 +40,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
         yield stub
 
 
-def look(env: dict[str, str]) -> dict[str, Any]:
+def snapshot(env: dict[str, str]) -> dict[str, Any]:
     """What a new process sees."""
     done = subprocess.run([sys.executable, "-c", READ], env=env, check=True, capture_output=True, text=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -51,9 +51,7 @@ def test_all_that_a_gpu_tells_is_read(nvml: Nvml) -> None:
     nvml.show(replace(BUSY, pids=[f"{os.getpid()}:2048"]))
     seen = read()
     process = {"pid": os.getpid(), "user": getpass.getuser(), "memory_mib": 2048}
-    assert seen.readings == (
-        Reading("GPU-a", 0, "NVIDIA A100-SXM4-40GB", 40960, 93, 30000, 350, 400, 61, 4, (process,)),
-    )
+    assert seen.samples == (Sample("GPU-a", 0, "NVIDIA A100-SXM4-40GB", 40960, 93, 30000, 350, 400, 61, 4, (process,)),)
     assert (seen.library, seen.error) == (True, "")
     assert seen.took_ms > 0
 
@@ -61,41 +59,41 @@ def test_all_that_a_gpu_tells_is_read(nvml: Nvml) -> None:
 def test_what_a_gpu_does_not_tell_is_unknown_and_no_error(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a"))
     seen = read()
-    assert seen.readings == (Reading("GPU-a", 0, "NVIDIA A100-SXM4-40GB", 40960, memory_used_mib=0),)
+    assert seen.samples == (Sample("GPU-a", 0, "NVIDIA A100-SXM4-40GB", 40960, memory_used_mib=0),)
     assert seen.error == ""
 
 
 def test_a_value_that_fails_is_unknown_and_named_while_the_others_are_told(nvml: Nvml) -> None:
     nvml.show(replace(BUSY, util="!999"))
     seen = read()
-    assert seen.readings[0].utilization is None
-    assert seen.readings[0].power_w == 350
+    assert seen.samples[0].utilization is None
+    assert seen.samples[0].power_w == 350
     assert seen.error == "GPU 0: utilization: Unknown Error"
 
 
 def test_numbers_that_no_gpu_has_are_unknown_and_named(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=101, power=40_000, limit=400, temp=2**31 - 1, throttle=2**63 - 1))
     seen = read()
-    odd = seen.readings[0]
+    odd = seen.samples[0]
     assert (odd.utilization, odd.power_w, odd.power_limit_w, odd.temperature_c, odd.throttle) == (
         None, None, 400, None, None,
     )  # fmt: skip
     values = ("utilization", "temperature", "clocks", "power")
-    assert seen.error == "; ".join(f"GPU 0: {value}: not a number that a GPU has" for value in values)
+    assert seen.error == "; ".join(f"GPU 0: {value}: value out of range" for value in values)
 
 
 def test_a_process_whose_memory_and_user_are_not_known_is_told_without(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
-    assert read().readings[0].processes == ({"pid": 2**22 + 1, "user": None, "memory_mib": None},)
+    assert read().samples[0].processes == ({"pid": 2**22 + 1, "user": None, "memory_mib": None},)
 
 
 def test_a_gpu_that_is_lost_while_it_is_watched_is_an_error_and_no_reading(nvml: Nvml) -> None:
     gpus = replace(BUSY, status="0:0,30:15"), FakeGpu("GPU-b", util=5)
     nvml.show(*gpus, now=29.9)
-    assert [one.uuid for one in read().readings] == ["GPU-a", "GPU-b"]
+    assert [one.uuid for one in read().samples] == ["GPU-a", "GPU-b"]
     nvml.show(*gpus, now=30)
     seen = read()
-    assert [(one.uuid, one.utilization) for one in seen.readings] == [("GPU-b", 5)]
+    assert [(one.uuid, one.utilization) for one in seen.samples] == [("GPU-b", 5)]
     assert seen.error == "GPU 0: GPU is lost"
 
 
@@ -105,9 +103,9 @@ def test_a_gpu_that_is_lost_while_it_is_watched_is_an_error_and_no_reading(nvml:
 def test_a_driver_that_is_replaced_is_an_error_until_it_is_there_again(nvml: Nvml, answer: str, error: str) -> None:
     steps = f"0:0,10:{answer[1:]},20:0"
     nvml.show(BUSY, driver=steps, now=15)
-    assert replace(read(), took_ms=0) == Look((), True, f"NVML: {error}", 0)
+    assert replace(read(), took_ms=0) == Snapshot((), True, f"NVML: {error}", 0)
     nvml.show(BUSY, driver=steps, now=25)
-    assert read().readings[0].utilization == 93
+    assert read().samples[0].utilization == 93
 
 
 def test_after_a_new_driver_has_come_its_own_library_is_used(tmp_path: Path) -> None:
@@ -131,14 +129,14 @@ print(json.dumps(asdict(read())))
         stub.show(BUSY)
         process.stdin.write("\n")
         process.stdin.flush()
-        (reading,) = json.loads(process.stdout.readline())["readings"]
+        (reading,) = json.loads(process.stdout.readline())["samples"]
     assert reading["throttle"] == 4  # the older one doesn't tell
 
 
 def test_a_gpu_that_cannot_say_whether_it_is_split_is_an_error(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=1, mig="!999"), FakeGpu("GPU-b", util=2))
     seen = read()
-    assert [one.uuid for one in seen.readings] == ["GPU-b"]
+    assert [one.uuid for one in seen.samples] == ["GPU-b"]
     assert seen.error == "GPU 0: Unknown Error"
 
 
@@ -147,7 +145,7 @@ def test_load_goes_with_time(nvml: Nvml) -> None:
     seen = []
     for now in (0, 29, 30, 45, 61):
         nvml.show(gpu, now=now, loop=60)
-        seen.append(read().readings[0].utilization)
+        seen.append(read().samples[0].utilization)
     assert seen == [95, 95, 0, None, 95]
 
 
@@ -158,7 +156,7 @@ def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvm
         FakeGpu("MIG-2", name="NVIDIA H100 MIG 1g.10gb", memory_mib=10000, util=0),
         FakeGpu("GPU-b", util=12),
     )
-    first, second, third = read().readings
+    first, second, third = read().samples
     assert (first.uuid, first.index, first.name, first.memory_mib) == ("MIG-1", 0, "NVIDIA H100 MIG 3g.40gb", 40000)
     assert (first.utilization, first.memory_used_mib, first.power_w) == (80, 1000, None)
     assert (first.temperature_c, first.throttle) == (50, 1)
@@ -170,19 +168,19 @@ def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvm
 def test_without_performance_counters_a_mig_devices_utilization_is_unknown(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=99), FakeGpu("MIG-1", util=80))
     seen = read()
-    assert [(one.uuid, one.utilization) for one in seen.readings] == [("MIG-1", None)]
+    assert [(one.uuid, one.utilization) for one in seen.samples] == [("MIG-1", None)]
     assert seen.error == ""
 
 
 def test_a_counter_that_fails_leaves_the_utilization_unknown(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", gpm=1), FakeGpu("MIG-1", util="!999"), FakeGpu("MIG-2", util=7))
-    assert [one.utilization for one in read().readings] == [None, 7]
+    assert [one.utilization for one in read().samples] == [None, 7]
 
 
 def test_a_split_gpu_without_devices_is_none(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=99, mig=1), BUSY)
-    assert [one.uuid for one in read().readings] == ["GPU-a"]
-    assert read().readings[0].index == 1
+    assert [one.uuid for one in read().samples] == ["GPU-a"]
+    assert read().samples[0].index == 1
 
 
 def test_mig_devices_are_gpus_of_the_machine_of_their_own(nvml: Nvml) -> None:
@@ -196,9 +194,9 @@ def test_mig_devices_are_gpus_of_the_machine_of_their_own(nvml: Nvml) -> None:
 def test_an_old_driver_tells_less_and_that_is_no_error(tmp_path: Path) -> None:
     stub = Nvml(tmp_path, old=True)
     stub.show(replace(BUSY, pids=[41]))
-    seen = look(stub.env())
+    seen = snapshot(stub.env())
     assert seen["error"] == ""
-    assert seen["readings"] == [
+    assert seen["samples"] == [
         {
             "uuid": "GPU-a", "index": 0, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960, "utilization": 93,
             "memory_used_mib": 30000, "power_w": 350, "power_limit_w": 400, "temperature_c": 61, "throttle": None,
@@ -209,10 +207,10 @@ def test_an_old_driver_tells_less_and_that_is_no_error(tmp_path: Path) -> None:
 
 def test_a_machine_without_the_library_says_so_and_has_no_error(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
-    seen = look({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert (seen["readings"], seen["library"], seen["error"]) == ([], False, "")
+    seen = snapshot({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert (seen["samples"], seen["library"], seen["error"]) == ([], False, "")
 
 
 def test_many_processes_on_one_gpu_are_all_told(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[f"{2**22 + n}:{n}" for n in range(40, 0, -1)]))
-    assert [one["memory_mib"] for one in read().readings[0].processes] == list(range(1, 41))
+    assert [one["memory_mib"] for one in read().samples[0].processes] == list(range(1, 41))

@@ -32,7 +32,7 @@ def nvml(tmp_path: Path) -> Nvml:
     return Nvml(tmp_path)
 
 
-def look(env: dict[str, str]) -> dict[str, Any]:
+def snapshot(env: dict[str, str]) -> dict[str, Any]:
     """What a new process sees: the library is looked up once in a process's life."""
     done = subprocess.run([sys.executable, "-c", PROBE], env=env, check=True, capture_output=True, text=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -41,7 +41,7 @@ def look(env: dict[str, str]) -> dict[str, Any]:
 
 def test_gpus_are_found_with_their_uuid_name_and_memory(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a"), FakeGpu("GPU-b", name="NVIDIA L4", memory_mib=23034))
-    assert look(nvml.env()) == {
+    assert snapshot(nvml.env()) == {
         "gpus": [
             {"uuid": "GPU-a", "index": 0, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960, "stranger": None},
             {"uuid": "GPU-b", "index": 1, "name": "NVIDIA L4", "memory_mib": 23034, "stranger": None},
@@ -52,7 +52,7 @@ def test_gpus_are_found_with_their_uuid_name_and_memory(nvml: Nvml) -> None:
 
 def test_a_process_of_no_job_is_named_as_a_stranger(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[os.getpid()]), FakeGpu("GPU-b"))
-    first, second = look(nvml.env())["gpus"]
+    first, second = snapshot(nvml.env())["gpus"]
     user = subprocess.check_output(["id", "-un"], text=True).strip()
     assert first["stranger"] == {"pid": os.getpid(), "user": user}
     assert second["stranger"] is None
@@ -60,31 +60,31 @@ def test_a_process_of_no_job_is_named_as_a_stranger(nvml: Nvml) -> None:
 
 def test_a_process_that_cannot_be_seen_from_here_is_a_stranger_without_a_name(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
-    assert look(nvml.env())["gpus"][0]["stranger"] == {"pid": 2**22 + 1, "user": None}
+    assert snapshot(nvml.env())["gpus"][0]["stranger"] == {"pid": 2**22 + 1, "user": None}
 
 
 def test_a_process_of_a_job_is_no_stranger_but_one_beside_it_is(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[41]), FakeGpu("GPU-b", pids=[41, 42]))
-    first, second = look(nvml.env(OURS="41"))["gpus"]
+    first, second = snapshot(nvml.env(OURS="41"))["gpus"]
     assert first["stranger"] is None
     assert second["stranger"]["pid"] == 42
 
 
 def test_a_lost_gpu_is_left_out_and_named_while_the_others_stay(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", status=15), FakeGpu("GPU-b"))
-    seen = look(nvml.env())
+    seen = snapshot(nvml.env())
     assert [gpu["uuid"] for gpu in seen["gpus"]] == ["GPU-b"]
     assert seen["error"] == "GPU 0: GPU is lost"
 
 
 def test_a_driver_that_does_not_answer_is_an_error_and_no_crash(nvml: Nvml) -> None:
-    assert look(nvml.env(NVML_STUB_BROKEN="999")) == {"gpus": [], "error": "NVML: Unknown Error"}
+    assert snapshot(nvml.env(NVML_STUB_BROKEN="999")) == {"gpus": [], "error": "NVML: Unknown Error"}
 
 
 def test_a_machine_without_the_library_has_no_gpus_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    assert look(env) == {"gpus": [], "error": ""}
+    assert snapshot(env) == {"gpus": [], "error": ""}
 
 
 def write(folder: Path, **files: str) -> None:

@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import GpuSeries, JobPolicy
 from dstackweb.gpus.policy import binding
-from dstackweb.gpus.policy.window import Kind
+from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_run, place_all, placed_job
@@ -104,9 +104,9 @@ def test_samples_that_show_use_contradict_a_stretch(project: Project, member: Us
     series, now_ms = GpuSeries.objects.get(job=job), START_MS + MINUTE
     GpuSeries.objects.filter(pk=series.pk).update(low_last_ms=now_ms)
     bound = JobPolicy.objects.get()
-    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.STOP
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.STOP
     series.samples.filter(at_ms=START_MS + 30_000).update(utilization=50)
-    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.KEEP
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.KEEP
 
 
 def test_a_stretch_that_stored_samples_do_not_bear_out_is_believed_only_where_older_ones_were_pruned(
@@ -116,6 +116,6 @@ def test_a_stretch_that_stored_samples_do_not_bear_out_is_believed_only_where_ol
     watch(MINUTE - EVERY_MS)
     series, bound = GpuSeries.objects.get(job=job), JobPolicy.objects.get()
     series.samples.filter(at_ms__lt=START_MS + 30_000).delete()
-    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.KEEP
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.KEEP
     series.first_ms = START_MS + 30_000
-    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == Kind.STOP
+    assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.STOP

@@ -7,8 +7,8 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import Keep, ProjectPolicies
-from dstackweb.gpus.policy.exemptions import keep, policies_of
+from dstackweb.gpus.models import PolicyExemption, ProjectPolicies
+from dstackweb.gpus.policy.exemptions import exempt, policies_of
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.wording.events import told
@@ -25,7 +25,7 @@ def run(project: Project, member: User) -> Run:
 
 def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project, run: Run, member: User) -> None:
     version = QueueCount.objects.get(queue=run.queue).version
-    made = keep(run, member, "member", "  it  loads\ndata ")
+    made = exempt(run, member, "member", "  it  loads\ndata ")
     assert (made.by, made.reason) == (member, "it loads data")
     assert made.until - made.at == dt.timedelta(minutes=30)
     event = run.events.get(kind="utilization_kept")
@@ -37,30 +37,30 @@ def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project
 @pytest.mark.parametrize("reason", ["a\0b", "a\ud800b"])
 def test_a_reason_that_no_database_holds_is_refused(run: Run, member: User, reason: str) -> None:
     with pytest.raises(Invalid, match="can't contain") as refused:
-        keep(run, member, "member", reason)
+        exempt(run, member, "member", reason)
     assert refused.value.errors[0]["loc"] == ["reason"]
-    assert not Keep.objects.exists()
+    assert not PolicyExemption.objects.exists()
 
 
 def test_keeping_again_adds_to_the_time(run: Run, member: User) -> None:
-    first = keep(run, member, "member", "one")
-    assert keep(run, member, "member", "two").until == first.until + dt.timedelta(minutes=30)
+    first = exempt(run, member, "member", "one")
+    assert exempt(run, member, "member", "two").until == first.until + dt.timedelta(minutes=30)
 
 
 def test_a_keep_that_is_over_adds_nothing(run: Run, member: User) -> None:
-    keep(run, member, "member", "one")
-    Keep.objects.update(until=timezone.now() - dt.timedelta(hours=1))
-    made = keep(run, member, "member", "two")
+    exempt(run, member, "member", "one")
+    PolicyExemption.objects.update(until=timezone.now() - dt.timedelta(hours=1))
+    made = exempt(run, member, "member", "two")
     assert made.until - made.at == dt.timedelta(minutes=30)
 
 
 def test_it_can_be_kept_so_often_and_no_more(project: Project, run: Run, member: User) -> None:
-    ProjectPolicies.objects.create(project=project, keeps=2, keep_minutes=10)
+    ProjectPolicies.objects.create(project=project, max_exemptions=2, exemption_minutes=10)
     for _ in range(2):
-        keep(run, member, "member", "why")
+        exempt(run, member, "member", "why")
     with pytest.raises(Conflict, match="kept 2 times already"):
-        keep(run, member, "manager", "why")
-    assert Keep.objects.count() == 2
+        exempt(run, member, "manager", "why")
+    assert PolicyExemption.objects.count() == 2
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_only_the_owner_or_a_manager_may(
 ) -> None:
     who = member if own else join(project, make_user("eve"), role)
     if allowed:
-        assert keep(run, who, role, "why").by == who
+        assert exempt(run, who, role, "why").by == who
     else:
         with pytest.raises(Forbidden, match="belongs to ada"):
-            keep(run, who, role, "why")
+            exempt(run, who, role, "why")
 
 
 @pytest.mark.parametrize(
@@ -92,37 +92,37 @@ def test_what_is_not_sensible_is_refused_with_its_place(
     run: Run, member: User, reason: str, minutes: int | None, role: str, loc: str
 ) -> None:
     with pytest.raises(Invalid) as raised:
-        keep(run, member, role, reason, minutes=minutes)
+        exempt(run, member, role, reason, minutes=minutes)
     assert raised.value.errors[0]["loc"] == [loc]
-    assert not Keep.objects.exists()
+    assert not PolicyExemption.objects.exists()
 
 
 def test_a_manager_may_keep_it_longer_and_anybody_shorter(run: Run, member: User) -> None:
-    assert keep(run, member, "member", "why", minutes=5).until - timezone.now() <= dt.timedelta(minutes=5)
-    made = keep(run, member, "manager", "why", minutes=600)
+    assert exempt(run, member, "member", "why", minutes=5).until - timezone.now() <= dt.timedelta(minutes=5)
+    made = exempt(run, member, "manager", "why", minutes=600)
     assert made.until - made.at > dt.timedelta(minutes=600)
 
 
 @pytest.mark.parametrize("keys", [{}, {"utilization_policy": {**IDLE, "action": "notify"}}])
 def test_a_run_that_nothing_would_stop_is_not_kept(project: Project, member: User, keys: dict[str, Any]) -> None:
     job = begin(project, member, **keys)
-    with pytest.raises(Conflict, match="nothing to keep it from"):
-        keep(job.run, member, "member", "why")
+    with pytest.raises(Conflict, match=r"no policy would stop it|would not be stopped"):
+        exempt(job.run, member, "member", "why")
 
 
 def test_where_policies_only_observe_nothing_is_kept(project: Project, run: Run, member: User) -> None:
     ProjectPolicies.objects.create(project=project, observe_only=True)
-    with pytest.raises(Conflict, match="nothing to keep it from"):
-        keep(run, member, "member", "why")
+    with pytest.raises(Conflict, match="would not be stopped"):
+        exempt(run, member, "member", "why")
 
 
 def test_a_run_that_has_ended_is_not_kept(run: Run, member: User) -> None:
     stopped(run)
     with pytest.raises(DomainError, match="is done"):
-        keep(run, member, "member", "why")
+        exempt(run, member, "member", "why")
 
 
 def test_a_project_without_settings_has_the_usual_ones(project: Project) -> None:
     found = policies_of(project)
-    assert (found.observe_only, found.keeps, found.keep_minutes) == (False, 3, 30)
+    assert (found.observe_only, found.max_exemptions, found.exemption_minutes) == (False, 3, 30)
     assert not ProjectPolicies.objects.exists()

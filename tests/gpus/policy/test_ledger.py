@@ -79,7 +79,7 @@ def test_managers_decide_whether_policies_are_in_force(project: Project) -> None
     assert policies_of(project).observe_only is False
     with pytest.raises(Forbidden):
         set_observe_only(project, "member", True)
-    assert set_observe_only(project, "manager", True).keeps == 3
+    assert set_observe_only(project, "manager", True).max_exemptions == 3
     assert policies_of(project).observe_only is True
     set_observe_only(project, "admin", False)
     assert policies_of(project).observe_only is False

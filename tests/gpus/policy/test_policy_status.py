@@ -8,9 +8,9 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, Keep, ProjectPolicies
-from dstackweb.gpus.policy.policy_status import Standing, standing, standings
-from dstackweb.gpus.policy.window import Kind
+from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
+from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status, policy_statuses
+from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import without_texts
@@ -27,8 +27,8 @@ def moment(ms: int) -> dt.datetime:
     return to_moment(START_MS + ms)
 
 
-def of(job: Job, ms: int) -> Standing:
-    found = standing(Run.objects.get(pk=job.run_id), moment(ms))
+def of(job: Job, ms: int) -> PolicyStatus:
+    found = policy_status(Run.objects.get(pk=job.run_id), moment(ms))
     assert found is not None
     return found
 
@@ -38,7 +38,7 @@ def test_it_says_what_is_low_since_when_and_until_when(project: Project, member:
     watch(3 * MINUTE, lambda uuid, ms: 5 if uuid == job.gpus[1] else 90)
     idle = GpuSeries.objects.get(job=job, uuid=job.gpus[1])
     found = of(job, 3 * MINUTE)
-    assert (found.verdict.kind, found.gpu_index, found.node) == (Kind.KEEP, idle.index, 0)
+    assert (found.verdict.kind, found.gpu_index, found.node) == (VerdictKind.KEEP, idle.index, 0)
     assert (found.low_since, found.stops_at) == (moment(10_000), moment(8 * MINUTE))
     assert (found.badge, found.noticed) == (False, False)
     assert found.policy.min_gpu_utilization == 50
@@ -60,19 +60,21 @@ def test_old_samples_say_nothing(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     watch(6 * MINUTE)
     found = of(job, 7 * MINUTE)
-    assert (found.verdict.kind, found.badge, found.stops_at) == (Kind.UNKNOWN, False, None)
+    assert (found.verdict.kind, found.badge, found.stops_at) == (VerdictKind.UNKNOWN, False, None)
 
 
 def test_who_keeps_it_until_when_and_how_often_it_can_be(project: Project, member: User) -> None:
-    ProjectPolicies.objects.create(project=project, keeps=2)
+    ProjectPolicies.objects.create(project=project, max_exemptions=2)
     job = begin(project, member, utilization_policy=SLOW)
     watch(5 * MINUTE)
-    kept = Keep.objects.create(run=job.run, by=member, at=moment(0), until=moment(20 * MINUTE), reason="data")
+    kept = PolicyExemption.objects.create(
+        run=job.run, by=member, at=moment(0), until=moment(20 * MINUTE), reason="data"
+    )
     found = of(job, 5 * MINUTE)
-    assert (found.keep, found.paused_until, found.keeps_left) == (kept, kept.until, 1)
+    assert (found.exemption, found.paused_until, found.exemptions_left) == (kept, kept.until, 1)
     assert (found.stops_at, found.badge) == (kept.until, True)
     later = of(job, 21 * MINUTE)
-    assert (later.keep, later.paused_until, later.keeps_left) == (None, None, 1)
+    assert (later.exemption, later.paused_until, later.exemptions_left) == (None, None, 1)
 
 
 def test_of_several_nodes_that_which_is_stopped_first_speaks(project: Project, member: User) -> None:
@@ -83,18 +85,18 @@ def test_of_several_nodes_that_which_is_stopped_first_speaks(project: Project, m
     watch(2 * MINUTE, lambda uuid, ms: 0 if uuid in idle.gpus else 90)
     assert of(job, 2 * MINUTE).node == 1
     watch(3 * MINUTE, lambda uuid, ms: None if uuid in idle.gpus else 90, from_ms=2 * MINUTE + 10_000)
-    assert (of(job, 3 * MINUTE).node, of(job, 3 * MINUTE).verdict.kind) == (1, Kind.UNKNOWN)
+    assert (of(job, 3 * MINUTE).node, of(job, 3 * MINUTE).verdict.kind) == (1, VerdictKind.UNKNOWN)
 
 
 def test_a_placed_run_that_has_not_begun_is_unknown(project: Project, member: User) -> None:
     Profile.objects.create(project=project, name="p", is_default=True, settings={"utilization_policy": IDLE})
     make_host(gpus=1)
     run = make_run(project, member, resources={"gpu": 1})
-    assert standings([run], moment(0)) == {}
+    assert policy_statuses([run], moment(0)) == {}
     place_all()
     run.refresh_from_db()
-    found = standings([run], moment(0))[run.pk]
-    assert (found.verdict.kind, found.source) == (Kind.UNKNOWN, {"source": "profile", "profile": "p"})
+    found = policy_statuses([run], moment(0))[run.pk]
+    assert (found.verdict.kind, found.source) == (VerdictKind.UNKNOWN, {"source": "profile", "profile": "p"})
 
 
 def test_only_runs_with_gpus_and_a_policy_stand(project: Project, member: User) -> None:
@@ -103,10 +105,10 @@ def test_only_runs_with_gpus_and_a_policy_stand(project: Project, member: User) 
     cpu = make_run(project, member, "cpu", utilization_policy=IDLE)
     place_all()
     runs = list(without_texts(Run.objects.all()))
-    assert set(standings(runs, moment(0))) == {with_policy.run_id}
+    assert set(policy_statuses(runs, moment(0))) == {with_policy.run_id}
     assert {without.run.name, cpu.name} <= {run.name for run in runs}
     stopped(with_policy.run)
-    assert standings(list(Run.objects.all()), moment(0)) == {}
+    assert policy_statuses(list(Run.objects.all()), moment(0)) == {}
 
 
 def test_any_number_of_runs_costs_the_same_queries(project: Project, member: User) -> None:
@@ -118,6 +120,6 @@ def test_any_number_of_runs_costs_the_same_queries(project: Project, member: Use
         watch(20_000)
         runs = list(without_texts(Run.objects.all()))
         with CaptureQueriesContext(connection) as queries:
-            assert len(standings(runs, moment(20_000))) == len(runs)
+            assert len(policy_statuses(runs, moment(20_000))) == len(runs)
         counts.append(len(queries))
     assert counts == [5, 5]

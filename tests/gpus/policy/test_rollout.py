@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSeries, JobPolicy
 from dstackweb.gpus.policy import rollout
-from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.policy.warnings import PolicyAction
 from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
@@ -47,7 +47,7 @@ def names(profile: Profile) -> set[str]:
 
 def apply_all(profile: Profile, actor: User) -> int:
     found = rollout.changes(profile, NOW)
-    return rollout.apply(profile, [change.run.pk for change in found.listed], found.mark, actor)
+    return rollout.apply(profile, [change.run.pk for change in found.listed], found.fingerprint, actor)
 
 
 def test_runs_that_have_it_from_the_profile_would_change_and_those_with_their_own_would_not(
@@ -131,7 +131,7 @@ def test_a_running_job_is_judged_by_it_from_its_stored_samples_at_once(project: 
     assert GpuSeries.objects.get(job=job).low_since_ms == START_MS + EVERY_MS
     bound = JobPolicy.objects.get(pk=job.pk)
     assert (bound.min_gpu_utilization, bound.time_window_s) == (50, 120)
-    assert watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 30, from_ms=5 * MINUTE + EVERY_MS)[0][1] == Act.STOP
+    assert watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 30, from_ms=5 * MINUTE + EVERY_MS)[0][1] == PolicyAction.STOP
 
 
 def test_a_job_that_was_not_sampled_yet_is_bound_to_the_new_policy(project: Project, member: User) -> None:
@@ -145,9 +145,9 @@ def test_a_job_that_was_not_sampled_yet_is_bound_to_the_new_policy(project: Proj
 def test_a_profile_that_has_changed_since_it_was_shown_is_not_applied(project: Project, member: User) -> None:
     profile = nightly()
     run = make_run(project, member, "run", profile="nightly")
-    shown = rollout.changes(save(profile, STRICT), NOW).mark
+    shown = rollout.changes(save(profile, STRICT), NOW).fingerprint
     save(profile, {**STRICT, "min_gpu_utilization": 99})
-    with pytest.raises(Conflict, match="look again"):
+    with pytest.raises(Conflict, match="review the list again"):
         rollout.apply(profile, [run.pk], shown, member)
     run.refresh_from_db()
     assert run.spec["utilization_policy"]["min_gpu_utilization"] == 20
@@ -158,8 +158,8 @@ def test_only_the_chosen_runs_change_and_none_beside_the_profiles(project: Proje
     first, second = (make_run(project, member, name, profile="nightly") for name in ("first", "second"))
     beside = make_run(project, member, "beside")
     save(profile, STRICT)
-    mark = rollout.changes(profile, NOW).mark
-    assert rollout.apply(profile, [first.pk, beside.pk], mark, member) == 1
+    fingerprint = rollout.changes(profile, NOW).fingerprint
+    assert rollout.apply(profile, [first.pk, beside.pk], fingerprint, member) == 1
     second.refresh_from_db()
     assert second.spec["utilization_policy"]["min_gpu_utilization"] == 20
 
@@ -187,10 +187,15 @@ def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_butto
     assert "own-policy" not in page
     assert "below 20 % for 1 h" in page
     assert "below 50 % for 2 min" in page
-    mark = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).mark
-    assert "Choose at least one run" in admin_client.post(apply_url, {"mark": mark}, follow=True).content.decode()
-    done = admin_client.post(apply_url, {"mark": mark, "run": [run.pk, own.pk]}, follow=True).content.decode()
-    assert "1 run has the new policy now" in done
+    fingerprint = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).fingerprint
+    assert (
+        "Select at least one run"
+        in admin_client.post(apply_url, {"fingerprint": fingerprint}, follow=True).content.decode()
+    )
+    done = admin_client.post(
+        apply_url, {"fingerprint": fingerprint, "run": [run.pk, own.pk]}, follow=True
+    ).content.decode()
+    assert "Policy applied to 1 run." in done
     assert Run.objects.get(pk=run.pk).spec["utilization_policy"]["min_gpu_utilization"] == 50
     assert Run.objects.get(pk=own.pk).spec["utilization_policy"]["min_gpu_utilization"] == 20
     assert "No active run would change" in admin_client.get(apply_url).content.decode()
@@ -206,7 +211,7 @@ def test_saving_anything_else_leads_nowhere_else(admin_client: Client, project: 
     fields["settings"] = text_of(STRICT)
     del fields["_save"]
     page = admin_client.post(url, fields | {"_continue": "on"}, follow=True).content.decode()
-    assert "1 active run still has the policy from before." in page
+    assert "1 active run still has the previous policy." in page
 
 
 def test_who_may_not_change_profiles_may_not_apply_them(client: Client) -> None:
@@ -216,9 +221,13 @@ def test_who_may_not_change_profiles_may_not_apply_them(client: Client) -> None:
 
 
 def test_how_a_project_carries_policies_out_is_set_in_the_admin(admin_client: Client, project: Project) -> None:
-    fields = {"project": project.pk, "observe_only": "on", "keeps": "5", "keep_minutes": "45"}
+    fields = {"project": project.pk, "observe_only": "on", "max_exemptions": "5", "exemption_minutes": "45"}
     assert admin_client.post(reverse("admin:gpus_projectpolicies_add"), fields).status_code == 302
-    assert (project.policies.observe_only, project.policies.keeps, project.policies.keep_minutes) == (True, 5, 45)
+    assert (project.policies.observe_only, project.policies.max_exemptions, project.policies.exemption_minutes) == (
+        True,
+        5,
+        45,
+    )
     page = admin_client.get(reverse("admin:gpus_projectpolicies_changelist"), {"q": "main"}).content.decode()
     assert "45" in page
 

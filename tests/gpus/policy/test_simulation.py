@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.gpus.policy.simulation import Stop, first_stop
-from dstackweb.gpus.policy.window import MAX_GAP, Kind, Window, judge, replay
+from dstackweb.gpus.policy.window import MAX_GAP, VerdictKind, Window, judge, replay
 
 EVERY = 10
 """Milliseconds between samples: small numbers read better."""
@@ -86,7 +86,7 @@ def test_the_watcher_says_stop_at_that_moment_and_not_before(
         for seen, (at, _used) in enumerate(samples)
     ]
     stop = first_stop([samples], minimum, window, EVERY)
-    assert (verdicts.index(Kind.STOP) if Kind.STOP in verdicts else None) == (
+    assert (verdicts.index(VerdictKind.STOP) if VerdictKind.STOP in verdicts else None) == (
         None if stop is None else [at for at, _used in samples].index(stop.at_ms)
     )
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.policy import simulation_store
-from dstackweb.gpus.policy.simulation_store import policy_asked, what_if
+from dstackweb.gpus.policy.simulation_store import parse_policy, what_if
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds
 from dstackweb.runs.models import Job
@@ -136,17 +136,17 @@ def test_many_runs_are_read_in_batches(
         ({"min_gpu_utilization": 10}, ["time_window"], "`time_window` is missing"),
         ({"min_gpu_utilization": 101, "time_window": "30m"}, ["min_gpu_utilization"], "from 0 to 100"),
         ({"min_gpu_utilization": 10, "time_window": "30s"}, ["time_window"], "at least 1m"),
-        ({"min_gpu_utilization": 10, "time_window": "soon"}, ["time_window"], "no duration"),
+        ({"min_gpu_utilization": 10, "time_window": "soon"}, ["time_window"], "is not a duration"),
     ],
 )
 def test_what_is_no_policy_is_told_beside_its_key(given: dict[str, object], loc: list[str], said: str) -> None:
     with pytest.raises(Invalid) as refused:
-        policy_asked(given)
+        parse_policy(given)
     assert [fault["loc"] for fault in refused.value.errors] == [loc]
     assert said in refused.value.detail
     assert "utilization_policy" not in refused.value.detail
 
 
 def test_a_policy_is_asked_as_in_a_run_file() -> None:
-    asked = policy_asked({"min_gpu_utilization": 10, "time_window": "1h30m", "warmup": "10m", "scope": "all"})
+    asked = parse_policy({"min_gpu_utilization": 10, "time_window": "1h30m", "warmup": "10m", "scope": "all"})
     assert asked == UtilizationPolicy(min_gpu_utilization=10, time_window_s=5400, scope="all", warmup_s=600)

@@ -4,26 +4,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.warnings import Act, Case, due, notice_before, warned
-from dstackweb.gpus.policy.window import UNKNOWN, USED, Kind, Verdict
+from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_action, notice_before, stop_warning
+from dstackweb.gpus.policy.window import UNKNOWN, USED, PolicyVerdict, VerdictKind
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-def low(stops_ms: int, now_ms: int, since_ms: int = 0) -> Verdict:
-    return Verdict(Kind.STOP if now_ms >= stops_ms else Kind.KEEP, since_ms, stops_ms, 0)
+def low(stops_ms: int, now_ms: int, since_ms: int = 0) -> PolicyVerdict:
+    return PolicyVerdict(VerdictKind.STOP if now_ms >= stops_ms else VerdictKind.KEEP, since_ms, stops_ms, 0)
 
 
 def case(
     window_ms: int = HOUR,
     *,
-    only_tells: bool = False,
+    reports_only: bool = False,
     noticed_ms: int | None = None,
     acted_ms: int | None = None,
     paused_until_ms: int | None = None,
-) -> Case:
-    return Case(window_ms, only_tells, noticed_ms, acted_ms, paused_until_ms)
+) -> Enforcement:
+    return Enforcement(window_ms, reports_only, noticed_ms, acted_ms, paused_until_ms)
 
 
 @pytest.mark.parametrize(
@@ -38,47 +38,47 @@ def test_a_notice_comes_when_a_quarter_of_the_window_remains_within_bounds(windo
     ("now", "badge", "notice"), [(29, False, False), (30, True, False), (49, True, False), (50, True, True)]
 )
 def test_the_badge_comes_with_half_the_window_and_the_notice_later(now: int, badge: bool, notice: bool) -> None:
-    found = warned(low(HOUR, now * MINUTE), HOUR, None, now * MINUTE)
+    found = stop_warning(low(HOUR, now * MINUTE), HOUR, None, now * MINUTE)
     assert (found.badge, found.notice, found.stops_ms) == (badge, notice, HOUR)
 
 
 def test_who_is_kept_has_until_then() -> None:
     now = 59 * MINUTE
-    found = warned(low(HOUR, now), HOUR, 2 * HOUR, now)
+    found = stop_warning(low(HOUR, now), HOUR, 2 * HOUR, now)
     assert (found.badge, found.notice, found.stops_ms) == (True, False, 2 * HOUR)
 
 
 @pytest.mark.parametrize("verdict", [USED, UNKNOWN])
 @given(now_ms=st.integers(0, 2**45), paused=st.none() | st.integers(0, 2**45))
 def test_what_is_used_or_unknown_is_neither_warned_nor_stopped(
-    verdict: Verdict, now_ms: int, paused: int | None
+    verdict: PolicyVerdict, now_ms: int, paused: int | None
 ) -> None:
-    assert due(case(paused_until_ms=paused), verdict, now_ms) == Act.NOTHING
-    assert warned(verdict, HOUR, paused, now_ms).stops_ms is None
+    assert next_action(case(paused_until_ms=paused), verdict, now_ms) == PolicyAction.NOTHING
+    assert stop_warning(verdict, HOUR, paused, now_ms).stops_ms is None
 
 
 @given(
     now_ms=st.integers(0, 3 * HOUR),
     paused=st.none() | st.integers(0, 3 * HOUR),
-    only_tells=st.booleans(),
+    reports_only=st.booleans(),
     noticed=st.none() | st.just(0),
     acted=st.none() | st.just(0),
 )
 def test_it_is_stopped_when_its_time_is_over_and_nobody_keeps_it(
-    now_ms: int, paused: int | None, only_tells: bool, noticed: int | None, acted: int | None
+    now_ms: int, paused: int | None, reports_only: bool, noticed: int | None, acted: int | None
 ) -> None:
-    asked = case(only_tells=only_tells, noticed_ms=noticed, acted_ms=acted, paused_until_ms=paused)
-    found = due(asked, low(HOUR, now_ms), now_ms)
+    asked = case(reports_only=reports_only, noticed_ms=noticed, acted_ms=acted, paused_until_ms=paused)
+    found = next_action(asked, low(HOUR, now_ms), now_ms)
     over = now_ms >= HOUR and (paused is None or now_ms >= paused)
-    assert (found == Act.STOP) == (over and not only_tells)
-    assert (found == Act.WOULD_STOP) == (over and only_tells and acted is None)
-    if found == Act.NOTICE:
-        assert (only_tells, noticed, over) == (False, None, False)
+    assert (found == PolicyAction.STOP) == (over and not reports_only)
+    assert (found == PolicyAction.WOULD_STOP) == (over and reports_only and acted is None)
+    if found == PolicyAction.NOTICE:
+        assert (reports_only, noticed, over) == (False, None, False)
         assert now_ms >= max(HOUR, paused or 0) - 10 * MINUTE
 
 
 def test_a_stretch_is_told_of_once_and_the_next_one_again() -> None:
     at = 55 * MINUTE
-    assert due(case(), low(HOUR, at), at) == Act.NOTICE
-    assert due(case(noticed_ms=0), low(HOUR, at), at) == Act.NOTHING
-    assert due(case(noticed_ms=0), low(HOUR, at, since_ms=MINUTE), at) == Act.NOTICE
+    assert next_action(case(), low(HOUR, at), at) == PolicyAction.NOTICE
+    assert next_action(case(noticed_ms=0), low(HOUR, at), at) == PolicyAction.NOTHING
+    assert next_action(case(noticed_ms=0), low(HOUR, at, since_ms=MINUTE), at) == PolicyAction.NOTICE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.window import NOTHING, Kind, Stretch, Window, fold, judge, replay
+from dstackweb.gpus.policy.window import NOTHING, Stretch, VerdictKind, Window, fold, judge, replay
 from tests.support import examples
 
 EVERY = 10
@@ -74,7 +74,7 @@ def test_of_samples_in_order_it_is_the_plain_reading(
         for moment in (now, now + later):
             known = [[sample for sample in samples if sample[0] <= now] for samples in gpus]
             verdict = judge(window, [replay(samples, minimum, EVERY) for samples in known], moment, EVERY)
-            assert (verdict.kind == Kind.STOP) == stops(known, minimum, window, moment), (known, verdict)
+            assert (verdict.kind == VerdictKind.STOP) == stops(known, minimum, window, moment), (known, verdict)
 
 
 @examples(400)
@@ -102,7 +102,7 @@ def test_of_any_samples_a_stop_is_one_of_the_plain_reading(
         for wanted in (window, other):
             for now in (clock, clock + later):
                 verdict = judge(wanted, [stretches[place] for place in there], now, EVERY)
-                if verdict.kind == Kind.STOP:
+                if verdict.kind == VerdictKind.STOP:
                     assert stops([came[place] for place in there], minimum, wanted, now), (came, verdict, now)
 
 
@@ -113,8 +113,8 @@ def test_however_they_come_it_stops_at_most_what_it_stops_in_order(
     samples = in_order(steps)
     mixed = [samples[place] for place in order if place < len(samples)]
     now = samples[-1][0] if samples else 0
-    if judge(window, [replay(mixed, minimum, EVERY)], now, EVERY).kind == Kind.STOP:
-        assert judge(window, [replay(samples, minimum, EVERY)], now, EVERY).kind == Kind.STOP
+    if judge(window, [replay(mixed, minimum, EVERY)], now, EVERY).kind == VerdictKind.STOP:
+        assert judge(window, [replay(samples, minimum, EVERY)], now, EVERY).kind == VerdictKind.STOP
 
 
 @given(STEPS, MINIMUMS)
@@ -148,7 +148,7 @@ def test_a_minimum_of_nothing_stops_nothing_and_of_all_spares_only_what_is_fully
     samples = in_order(steps)
     for at, used in samples:
         never = replay([sample for sample in samples if sample[0] <= at], 0, EVERY)
-        assert judge(window, [never], at, EVERY).kind != Kind.STOP
+        assert judge(window, [never], at, EVERY).kind != VerdictKind.STOP
         assert (fold(NOTHING, at, used, 100, EVERY).since_ms is None) == (used == 100)
 
 
@@ -160,15 +160,15 @@ def test_when_it_stops_is_told_before(steps: Samples, minimum: int, window: Wind
         return
     now = samples[-1][0]
     verdict = judge(window, [replay(samples, minimum, EVERY)], now, EVERY)
-    if verdict.stops_ms is None or verdict.kind == Kind.STOP or minimum == 0:
+    if verdict.stops_ms is None or verdict.kind == VerdictKind.STOP or minimum == 0:
         return
     stretch = replay(samples, minimum, EVERY)
     while now < verdict.stops_ms:
-        assert judge(window, [stretch], now, EVERY).kind == Kind.KEEP
+        assert judge(window, [stretch], now, EVERY).kind == VerdictKind.KEEP
         now = min(now + EVERY, verdict.stops_ms)
         stretch = fold(stretch, now, 0, minimum, EVERY)
         assert judge(window, [stretch], now, EVERY).stops_ms == verdict.stops_ms
-    assert judge(window, [stretch], now, EVERY).kind == Kind.STOP
+    assert judge(window, [stretch], now, EVERY).kind == VerdictKind.STOP
 
 
 def of(*used: int | None) -> Stretch:
@@ -182,44 +182,44 @@ MINUTE = Window(60, "any", -10)
 @pytest.mark.parametrize(
     ("gpus", "now", "kind"),
     [
-        ([of(*[0] * 6)], 50, Kind.STOP),
-        ([of(*[0] * 5)], 40, Kind.KEEP),
-        ([of(*[49] * 6)], 50, Kind.STOP),
-        ([of(*[50] * 6)], 50, Kind.KEEP),
-        ([of(0, 0, None, None, 0, 0)], 50, Kind.STOP),
-        ([of(0, 0, None, None, None, 0)], 50, Kind.KEEP),
-        ([of(*[0] * 6)], 80, Kind.STOP),
-        ([of(*[0] * 6)], 81, Kind.UNKNOWN),
-        ([of(*[0] * 6)], 19, Kind.UNKNOWN),
-        ([of(*[0] * 6), of(*[90] * 6)], 50, Kind.STOP),
-        ([of(*[0] * 6), NOTHING], 50, Kind.STOP),
-        ([of(*[90] * 6), NOTHING], 50, Kind.UNKNOWN),
-        ([], 50, Kind.UNKNOWN),
+        ([of(*[0] * 6)], 50, VerdictKind.STOP),
+        ([of(*[0] * 5)], 40, VerdictKind.KEEP),
+        ([of(*[49] * 6)], 50, VerdictKind.STOP),
+        ([of(*[50] * 6)], 50, VerdictKind.KEEP),
+        ([of(0, 0, None, None, 0, 0)], 50, VerdictKind.STOP),
+        ([of(0, 0, None, None, None, 0)], 50, VerdictKind.KEEP),
+        ([of(*[0] * 6)], 80, VerdictKind.STOP),
+        ([of(*[0] * 6)], 81, VerdictKind.UNKNOWN),
+        ([of(*[0] * 6)], 19, VerdictKind.UNKNOWN),
+        ([of(*[0] * 6), of(*[90] * 6)], 50, VerdictKind.STOP),
+        ([of(*[0] * 6), NOTHING], 50, VerdictKind.STOP),
+        ([of(*[90] * 6), NOTHING], 50, VerdictKind.UNKNOWN),
+        ([], 50, VerdictKind.UNKNOWN),
     ],
 )
-def test_some_gpu_of_a_job(gpus: list[Stretch], now: int, kind: Kind) -> None:
+def test_some_gpu_of_a_job(gpus: list[Stretch], now: int, kind: VerdictKind) -> None:
     assert judge(MINUTE, gpus, now, EVERY).kind == kind
 
 
 @pytest.mark.parametrize(
     ("gpus", "kind"),
     [
-        ([of(*[0] * 6), of(*[0] * 6)], Kind.STOP),
-        ([of(*[0] * 6), of(90, *[0] * 5)], Kind.KEEP),
-        ([of(*[0] * 6), of(*[0] * 5, 90)], Kind.KEEP),
-        ([of(*[0] * 6), NOTHING], Kind.UNKNOWN),
-        ([of(0, 0), of(*[0] * 6)], Kind.UNKNOWN),
-        ([], Kind.UNKNOWN),
+        ([of(*[0] * 6), of(*[0] * 6)], VerdictKind.STOP),
+        ([of(*[0] * 6), of(90, *[0] * 5)], VerdictKind.KEEP),
+        ([of(*[0] * 6), of(*[0] * 5, 90)], VerdictKind.KEEP),
+        ([of(*[0] * 6), NOTHING], VerdictKind.UNKNOWN),
+        ([of(0, 0), of(*[0] * 6)], VerdictKind.UNKNOWN),
+        ([], VerdictKind.UNKNOWN),
     ],
 )
-def test_all_gpus_of_a_job(gpus: list[Stretch], kind: Kind) -> None:
+def test_all_gpus_of_a_job(gpus: list[Stretch], kind: VerdictKind) -> None:
     assert judge(Window(60, "all", -10), gpus, 50, EVERY).kind == kind
 
 
 def test_a_warm_up_moves_the_window_behind_it() -> None:
     window = Window(60, "any", 200)
-    assert judge(window, [of(*[0] * 26)], 250, EVERY).kind == Kind.KEEP
-    assert judge(window, [of(*[0] * 27)], 260, EVERY).kind == Kind.STOP
+    assert judge(window, [of(*[0] * 26)], 250, EVERY).kind == VerdictKind.KEEP
+    assert judge(window, [of(*[0] * 27)], 260, EVERY).kind == VerdictKind.STOP
 
 
 @pytest.mark.parametrize("used", [(0, 90), (90, 0)])

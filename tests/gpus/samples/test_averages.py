@@ -14,7 +14,7 @@ from dstackweb.gpus.samples.averages import BUCKET_MS
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.processes import periodic, tasks
 from tests.factories import cloud_job, make_host, make_run
-from tests.gpus.snapshots import EVERY_MS, START_MS, look
+from tests.gpus.snapshots import EVERY_MS, START_MS, snapshot
 
 pytestmark = pytest.mark.django_db
 
@@ -73,10 +73,10 @@ def test_doing_it_twice_changes_nothing(job: Job) -> None:
 
 def test_what_comes_late_has_its_five_minutes_averaged_again(project: Project) -> None:
     host = make_host(gpus=1)
-    intake.of_host(host, look(g0=10), START_MS)
-    intake.of_host(host, look(g0=10), START_MS + BUCKET_MS)
+    intake.add_snapshot(host, snapshot(g0=10), START_MS)
+    intake.add_snapshot(host, snapshot(g0=10), START_MS + BUCKET_MS)
     averages.roll(at(2 * BUCKET_MS + 60_000))
-    intake.of_host(host, look(g0=90), START_MS + EVERY_MS)
+    intake.add_snapshot(host, snapshot(g0=90), START_MS + EVERY_MS)
     averages.roll(at(2 * BUCKET_MS + 61_000))
     assert list(GpuAverage.objects.order_by("at_ms").values_list("utilization", "samples")) == [(50, 2), (10, 1)]
 

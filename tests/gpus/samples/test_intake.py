@@ -5,7 +5,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, HostEvent
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy
@@ -14,7 +14,7 @@ from dstackweb.gpus.samples import intake
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus
 from tests.factories import cloud_job, make_host, make_run, place_all, placed_job, start
-from tests.gpus.snapshots import EVERY_MS, START_MS, look, reading
+from tests.gpus.snapshots import EVERY_MS, START_MS, sample, snapshot
 
 pytestmark = pytest.mark.django_db
 
@@ -39,8 +39,8 @@ def test_a_look_becomes_samples_and_the_newest_stands_on_the_series(project: Pro
     host = make_host(gpus=2)
     job = running(project, member)
     held = job.gpus[0]
-    intake.of_host(host, look(g0=30, g1=5), START_MS)
-    intake.of_host(host, look(g0=40, g1=6), START_MS + EVERY_MS)
+    intake.add_snapshot(host, snapshot(g0=30, g1=5), START_MS)
+    intake.add_snapshot(host, snapshot(g0=40, g1=6), START_MS + EVERY_MS)
     series = GpuSeries.objects.get(job=job)
     assert (series.uuid, series.gpu) == (held, Gpu.objects.get(uuid=held))
     assert (series.first_ms, series.last_ms, series.utilization) == (START_MS, START_MS + EVERY_MS, 40)
@@ -59,14 +59,14 @@ def test_a_look_costs_as_many_statements_for_eight_gpus_and_jobs_as_for_one(proj
     counts = []
     for at_ms in (START_MS, START_MS + EVERY_MS):
         with CaptureQueriesContext(connection) as queries:
-            intake.of_host(host, look(g0=0), at_ms)
+            intake.add_snapshot(host, snapshot(g0=0), at_ms)
         counts.append(len(queries))
     for _ in range(7):
         running(project, member, utilization_policy=LOW)
-    everything = look(**{f"g{n}": 0 for n in range(8)})
-    intake.of_host(host, everything, START_MS + 2 * EVERY_MS)
+    everything = snapshot(**{f"g{n}": 0 for n in range(8)})
+    intake.add_snapshot(host, everything, START_MS + 2 * EVERY_MS)
     with CaptureQueriesContext(connection) as queries:
-        intake.of_host(host, everything, START_MS + 3 * EVERY_MS)
+        intake.add_snapshot(host, everything, START_MS + 3 * EVERY_MS)
     assert GpuSample.objects.count() == 2 + 8 + 8
     assert len(queries) == counts[1], [query["sql"] for query in queries]
 
@@ -74,7 +74,7 @@ def test_a_look_costs_as_many_statements_for_eight_gpus_and_jobs_as_for_one(proj
 def test_a_job_low_for_its_window_is_worth_a_look_and_not_before(project: Project, member: User) -> None:
     host = make_host(gpus=2)
     job = running(project, member, utilization_policy=LOW)
-    worth = {at: intake.of_host(host, look(g0=10, g1=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)}
+    worth = {at: intake.add_snapshot(host, snapshot(g0=10, g1=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)}
     assert [at for at, jobs in worth.items() if jobs] == [60_000, 70_000, 80_000]
     assert worth[60_000] == [job.pk]
 
@@ -83,8 +83,14 @@ def test_what_is_missing_or_unreadable_is_no_sample_and_stops_nothing(project: P
     host = make_host(gpus=1)
     running(project, member, utilization_policy=LOW)
     for at in range(0, 120_000, EVERY_MS):
-        seen = look(g0=10) if at % 40_000 == 0 else look(g0=None) if at % 20_000 == 0 else Look(error="GPU 0: lost")
-        assert intake.of_host(host, seen, START_MS + at) == []
+        seen = (
+            snapshot(g0=10)
+            if at % 40_000 == 0
+            else snapshot(g0=None)
+            if at % 20_000 == 0
+            else Snapshot(error="GPU 0: lost")
+        )
+        assert intake.add_snapshot(host, seen, START_MS + at) == []
     assert GpuSample.objects.filter(utilization=None).count() == 3
     assert GpuSample.objects.filter(utilization=0).count() == 0
 
@@ -93,12 +99,12 @@ def test_a_gpu_is_its_own_before_its_job_begins_and_after_it_ends(project: Proje
     host = make_host(gpus=1)
     run = make_run(project, member, resources={"gpu": 1}, utilization_policy=LOW)
     place_all()
-    intake.of_host(host, look(g0=1), START_MS - 2 * EVERY_MS)
+    intake.add_snapshot(host, snapshot(g0=1), START_MS - 2 * EVERY_MS)
     job = begun(placed_job(run))
-    intake.of_host(host, look(g0=2), START_MS - EVERY_MS)
-    intake.of_host(host, look(g0=3), START_MS)
+    intake.add_snapshot(host, snapshot(g0=2), START_MS - EVERY_MS)
+    intake.add_snapshot(host, snapshot(g0=3), START_MS)
     job.allocations.all().delete()
-    intake.of_host(host, look(g0=4), START_MS + EVERY_MS)
+    intake.add_snapshot(host, snapshot(g0=4), START_MS + EVERY_MS)
     assert list(GpuSample.objects.filter(series__job=None).values_list("utilization", flat=True)) == [1, 2, 4]
     assert list(GpuSample.objects.filter(series__job=job).values_list("utilization", flat=True)) == [3]
 
@@ -107,7 +113,7 @@ def test_a_job_that_stops_is_seen_but_not_judged(project: Project, member: User)
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     Job.objects.filter(pk=job.pk).update(status=JobStatus.TERMINATING)
-    worth = [intake.of_host(host, look(g0=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)]
+    worth = [intake.add_snapshot(host, snapshot(g0=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)]
     assert not any(worth)
     assert GpuSample.objects.filter(series__job=job).count() == 9
 
@@ -116,7 +122,7 @@ def test_a_look_again_at_the_same_moment_is_kept_once(project: Project, member: 
     host = make_host(gpus=1)
     running(project, member, utilization_policy=LOW)
     for _ in range(2):
-        intake.of_host(host, look(g0=10), START_MS)
+        intake.add_snapshot(host, snapshot(g0=10), START_MS)
     assert GpuSample.objects.count() == 1
 
 
@@ -125,32 +131,32 @@ def test_a_clock_that_was_ahead_and_is_put_right_lets_no_idle_run_escape(project
     job = running(project, member, utilization_policy=LOW)
     a_year = 365 * 24 * 3_600_000
     for at in (START_MS, START_MS + a_year, START_MS + a_year + EVERY_MS):
-        assert intake.of_host(host, look(g0=10), at) == []
-    worth = {at: intake.of_host(host, look(g0=20), START_MS + at) for at in range(20_000, 90_000, EVERY_MS)}
+        assert intake.add_snapshot(host, snapshot(g0=10), at) == []
+    worth = {at: intake.add_snapshot(host, snapshot(g0=20), START_MS + at) for at in range(20_000, 90_000, EVERY_MS)}
     series = GpuSeries.objects.get()
     assert (series.utilization, series.low_since_ms, series.last_ms) == (20, START_MS + 20_000, START_MS + 80_000)
     assert [at for at, jobs in worth.items() if jobs] == [70_000, 80_000], "what was seen before is no cover"
-    assert confirmed_at(job, START_MS + 80_000) == window.Kind.STOP
+    assert confirmed_at(job, START_MS + 80_000) == window.VerdictKind.STOP
 
 
 def test_use_at_moments_that_come_again_since_a_clock_went_back_stops_nothing(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     for at in range(0, 130_000, EVERY_MS):
-        intake.of_host(host, look(g0=10 if at < 60_000 else 90), START_MS + at)
+        intake.add_snapshot(host, snapshot(g0=10 if at < 60_000 else 90), START_MS + at)
     for at in range(55_000, 115_000, EVERY_MS):
-        intake.of_host(host, look(g0=10), START_MS + at)
-    assert confirmed_at(job, START_MS + 105_000) != window.Kind.STOP
+        intake.add_snapshot(host, snapshot(g0=10), START_MS + at)
+    assert confirmed_at(job, START_MS + 105_000) != window.VerdictKind.STOP
 
 
-def confirmed_at(job: Job, now_ms: int) -> window.Kind:
+def confirmed_at(job: Job, now_ms: int) -> window.VerdictKind:
     bound = JobPolicy.objects.get(job=job)
     return binding.confirmed(bound, job.gpus, GpuSeries.objects.filter(job=job), now_ms).kind
 
 
 def test_a_gpu_that_is_not_registered_is_left_out(project: Project) -> None:
     host = make_host(gpus=1)
-    intake.of_host(host, Look(readings=(reading("GPU-box-1-0"), reading("GPU-new-7"))), START_MS)
+    intake.add_snapshot(host, Snapshot(samples=(sample("GPU-box-1-0"), sample("GPU-new-7"))), START_MS)
     assert list(GpuSeries.objects.values_list("uuid", flat=True)) == ["GPU-box-1-0"]
 
 
@@ -158,15 +164,15 @@ def test_a_changed_policy_judges_the_samples_that_are_kept(project: Project, mem
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     for at in range(0, 50_000, EVERY_MS):
-        intake.of_host(host, look(g0=60), START_MS + at)
+        intake.add_snapshot(host, snapshot(g0=60), START_MS + at)
     assert GpuSeries.objects.get().low_since_ms is None
     run = Run.objects.get(pk=job.run_id)
     run.spec["utilization_policy"]["min_gpu_utilization"] = 70
     run.save()
     binding.rebind(job)
-    assert intake.of_host(host, look(g0=60), START_MS + 50_000) == []
+    assert intake.add_snapshot(host, snapshot(g0=60), START_MS + 50_000) == []
     assert (GpuSeries.objects.get().low_since_ms, JobPolicy.objects.get().min_gpu_utilization) == (START_MS, 70)
-    assert intake.of_host(host, look(g0=60), START_MS + 60_000) == [job.pk]
+    assert intake.add_snapshot(host, snapshot(g0=60), START_MS + 60_000) == [job.pk]
 
 
 def test_people_are_told_once_when_little_time_remains(project: Project, member: User) -> None:
@@ -174,7 +180,7 @@ def test_people_are_told_once_when_little_time_remains(project: Project, member:
     job = running(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "8m"})
     told = []
     for at in range(0, 480_000, EVERY_MS):
-        if intake.of_host(host, look(g0=10), START_MS + at):
+        if intake.add_snapshot(host, snapshot(g0=10), START_MS + at):
             told.append(at)
             JobPolicy.objects.filter(job=job).update(noticed_ms=GpuSeries.objects.get().low_since_ms)
     assert told == [360_000]
@@ -182,25 +188,25 @@ def test_people_are_told_once_when_little_time_remains(project: Project, member:
 
 def test_a_runners_samples_come_late_in_a_heap_and_in_any_order(project: Project, member: User) -> None:
     job = cloud_of(project, member)
-    heap = [(START_MS + at, [reading("GPU-i-0", 10)]) for at in range(0, 70_000, EVERY_MS)]
-    assert intake.of_job(job, list(reversed(heap)), START_MS + 61_000) == [job.pk]
+    heap = [(START_MS + at, [sample("GPU-i-0", 10)]) for at in range(0, 70_000, EVERY_MS)]
+    assert intake.add_samples(job, list(reversed(heap)), START_MS + 61_000) == [job.pk]
     assert GpuSample.objects.count() == 7
-    assert intake.of_job(job, heap, START_MS + 62_000) == [job.pk]
+    assert intake.add_samples(job, heap, START_MS + 62_000) == [job.pk]
     assert GpuSample.objects.count() == 7
     # One that shows use, late, changes what is known.
-    assert intake.of_job(job, [(START_MS + 55_000, [reading("GPU-i-0", 90)])], START_MS + 63_000) == []
+    assert intake.add_samples(job, [(START_MS + 55_000, [sample("GPU-i-0", 90)])], START_MS + 63_000) == []
 
 
 def test_a_runners_samples_of_other_gpus_times_and_of_an_ended_job_are_left_out(project: Project, member: User) -> None:
     job = cloud_of(project, member)
-    mine, other = reading("GPU-i-0"), reading("GPU-i-9")
+    mine, other = sample("GPU-i-0"), sample("GPU-i-9")
     now_ms = START_MS + 2 * 24 * 3_600_000
-    assert not intake.of_job(job, [(START_MS - 1, [mine])], START_MS)
-    assert not intake.of_job(job, [(START_MS, [other])], START_MS)
-    assert not intake.of_job(job, [(START_MS, [mine])], now_ms)
+    assert not intake.add_samples(job, [(START_MS - 1, [mine])], START_MS)
+    assert not intake.add_samples(job, [(START_MS, [other])], START_MS)
+    assert not intake.add_samples(job, [(START_MS, [mine])], now_ms)
     Job.objects.filter(pk=job.pk).update(status=JobStatus.DONE)
     job.refresh_from_db()
-    assert not intake.of_job(job, [(START_MS, [mine])], START_MS)
+    assert not intake.add_samples(job, [(START_MS, [mine])], START_MS)
     assert not GpuSeries.objects.exists()
 
 
@@ -214,7 +220,7 @@ def cloud_of(project: Project, member: User) -> Job:
 def test_a_host_says_once_that_there_is_no_nvml(project: Project) -> None:
     host = make_host()
     for at in range(0, 50_000, EVERY_MS):
-        intake.of_host(host, Look(library=False), START_MS + at)
+        intake.add_snapshot(host, Snapshot(library=False), START_MS + at)
     assert list(HostEvent.objects.values_list("kind", flat=True)) == ["nvml_missing"]
     sampling = HostSampling.objects.get(host=host)
     assert (sampling.library, sampling.at) == (False, to_moment(START_MS + 40_000))
@@ -223,20 +229,20 @@ def test_a_host_says_once_that_there_is_no_nvml(project: Project) -> None:
 def test_errors_that_come_and_go_are_told_but_do_not_fill_the_list(project: Project) -> None:
     host = make_host(gpus=1)
     for number, error in enumerate(("", "GPU 0: lost", "GPU 0: lost", "")):
-        intake.of_host(host, Look(error=error), START_MS + number * EVERY_MS)
+        intake.add_snapshot(host, Snapshot(error=error), START_MS + number * EVERY_MS)
     assert list(HostEvent.objects.order_by("id").values_list("kind", "data")) == [
         ("sampling_fails", {"error": "GPU 0: lost"}),
         ("sampling_works", {}),
     ]
     for number in range(100):
-        intake.of_host(host, Look(error="GPU 0: lost" * (number % 2)), START_MS + (10 + number) * EVERY_MS)
+        intake.add_snapshot(host, Snapshot(error="GPU 0: lost" * (number % 2)), START_MS + (10 + number) * EVERY_MS)
     assert HostEvent.objects.count() == 12
     assert HostSampling.objects.get(host=host).error == "GPU 0: lost"
 
 
 def test_a_host_without_gpus_that_answer_costs_one_statement(project: Project) -> None:
     host = make_host()
-    intake.of_host(host, Look(), START_MS)
+    intake.add_snapshot(host, Snapshot(), START_MS)
     with CaptureQueriesContext(connection) as queries:
-        intake.of_host(host, Look(), START_MS + EVERY_MS)
+        intake.add_snapshot(host, Snapshot(), START_MS + EVERY_MS)
     assert len([query for query in queries if "POINT" not in query["sql"]]) == 1

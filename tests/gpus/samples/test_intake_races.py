@@ -15,7 +15,7 @@ from dstackweb.gpus.policy.window import Stretch, replay
 from dstackweb.gpus.samples import averages, intake
 from dstackweb.runs.models import Job, Run
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, start
-from tests.gpus.snapshots import EVERY_MS, START_MS, look, reading
+from tests.gpus.snapshots import EVERY_MS, START_MS, sample, snapshot
 
 LOOKS = 40
 
@@ -42,7 +42,7 @@ def test_everybody_at_once_loses_nothing_and_leaves_the_stretch_that_the_samples
                 place = next(number, None)
             if place is None:
                 return
-            intake.of_host(host, look(g0=60, g1=80 if place % 9 == 0 else 10), START_MS + place * EVERY_MS)
+            intake.add_snapshot(host, snapshot(g0=60, g1=80 if place % 9 == 0 else 10), START_MS + place * EVERY_MS)
 
     def changes() -> None:
         for minimum in (70, 30, 90, 70):
@@ -104,7 +104,7 @@ def test_first_samples_that_name_the_gpus_in_other_orders_do_not_wait_for_each_o
         def post(order: list[str], job: Job = job, both: threading.Barrier = both) -> None:
             try:
                 both.wait()
-                intake.of_job(job, [(START_MS, [reading(uuid) for uuid in order])], START_MS)
+                intake.add_samples(job, [(START_MS, [sample(uuid) for uuid in order])], START_MS)
             except BaseException as error:
                 errors.append(error)
             finally:

@@ -10,7 +10,7 @@ from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import nvml
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSample, HostSampling
 from dstackweb.runs.models import Job
@@ -18,7 +18,7 @@ from dstackweb.scheduler.hosts import gpu_poll
 from dstackweb.scheduler.monitoring import utilization
 from dstackweb.scheduler.processes import periodic
 from tests.factories import make_host, make_run, place_all, start
-from tests.gpus.snapshots import look
+from tests.gpus.snapshots import snapshot
 
 pytestmark = pytest.mark.django_db
 
@@ -28,13 +28,13 @@ def home(settings: Settings, tmp_path: Path) -> None:
     settings.DSTACKWEB_HOME = tmp_path
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, found: Look) -> None:
+def seen(monkeypatch: pytest.MonkeyPatch, found: Snapshot) -> None:
     monkeypatch.setattr(nvml, "read", lambda: found)
 
 
 def test_a_hosts_gpus_are_sampled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(gpus=2)
-    seen(monkeypatch, look(g0=10, g1=20))
+    seen(monkeypatch, snapshot(g0=10, g1=20))
     gpu_poll.sample_host("box-1")
     assert sorted(GpuSample.objects.values_list("utilization", flat=True)) == [10, 20]
 
@@ -47,9 +47,9 @@ def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
     assert place_all() == 1
     began = timezone.now()
 
-    def slow() -> Look:
+    def slow() -> Snapshot:
         start(Job.objects.get())
-        return look(g0=0)
+        return snapshot(g0=0)
 
     monkeypatch.setattr(nvml, "read", slow)
     gpu_poll.sample_host("box-1")
@@ -69,11 +69,11 @@ def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
     make_host(gpus=1)
     looks = 0
 
-    def hangs() -> Look:
+    def hangs() -> Snapshot:
         nonlocal looks
         looks += 1
         gpu_poll.sample_host("box-1")  # another worker's, meanwhile
-        return look(g0=10)
+        return snapshot(g0=10)
 
     monkeypatch.setattr(nvml, "read", hangs)
     gpu_poll.sample_host("box-1")
@@ -99,7 +99,7 @@ def test_what_fails_for_one_job_is_done_for_the_others(
             raise RuntimeError("no")
 
     monkeypatch.setattr(utilization, "apply_policy", act)
-    seen(monkeypatch, look(g0=0, g1=0))
+    seen(monkeypatch, snapshot(g0=0, g1=0))
     for step in range(8):
         moment = began + dt.timedelta(seconds=1 + 10 * step)
         monkeypatch.setattr(timezone, "now", lambda moment=moment: moment)

@@ -11,9 +11,9 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, Keep, PolicyStop, ProjectPolicies
+from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, PolicyExemption, PolicyStop, ProjectPolicies
 from dstackweb.gpus.policy import exemptions
-from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.policy.warnings import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts
@@ -23,7 +23,7 @@ from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.monitoring import utilization
 from dstackweb.wording.events import told
 from tests.factories import cloud_job, make_host, make_run, placed_job, start
-from tests.gpus.snapshots import EVERY_MS, START_MS, reading
+from tests.gpus.snapshots import EVERY_MS, START_MS, sample
 from tests.gpus.watching import IDLE, MINUTE, begin, look_at, stopped, watch
 
 pytestmark = pytest.mark.django_db
@@ -45,7 +45,7 @@ def test_the_default_profiles_policy_stops_a_run_that_does_not_use_its_gpu_after
     job = begin(project, member)
     assert watch(MINUTE - EVERY_MS) == []
     assert Run.objects.get(pk=job.run_id).status == "running"
-    assert watch(MINUTE, from_ms=MINUTE) == [(MINUTE, Act.STOP)]
+    assert watch(MINUTE, from_ms=MINUTE) == [(MINUTE, PolicyAction.STOP)]
     run = Run.objects.get(pk=job.run_id)
     job.refresh_from_db()
     assert (run.status, job.status, job.stop_reason) == (
@@ -79,7 +79,7 @@ def test_a_gap_of_samples_keeps_it_and_the_minute_counts_anew(project: Project, 
     begin(project, member, utilization_policy=IDLE)
     gap = range(30_000, 80_000)
     assert watch(2 * MINUTE, lambda uuid, ms: None if ms in gap else 0) == []
-    assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(80_000 + MINUTE - EVERY_MS, Act.STOP)]
+    assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(80_000 + MINUTE - EVERY_MS, PolicyAction.STOP)]
 
 
 def test_what_cannot_be_read_never_stops(project: Project, member: User) -> None:
@@ -95,12 +95,12 @@ def test_a_run_without_a_policy_is_left_alone(project: Project, member: User) ->
 
 def test_the_warm_up_does_not_count(project: Project, member: User) -> None:
     begin(project, member, utilization_policy={**IDLE, "warmup": "5m"})
-    assert watch(7 * MINUTE) == [(6 * MINUTE, Act.STOP)]
+    assert watch(7 * MINUTE) == [(6 * MINUTE, PolicyAction.STOP)]
 
 
 def test_one_idle_gpu_of_two_is_named(project: Project, member: User) -> None:
     job = begin(project, member, gpus=2, utilization_policy=IDLE)
-    assert watch(MINUTE, lambda uuid, ms: 0 if uuid == job.gpus[1] else 99) == [(MINUTE, Act.STOP)]
+    assert watch(MINUTE, lambda uuid, ms: 0 if uuid == job.gpus[1] else 99) == [(MINUTE, PolicyAction.STOP)]
     index = GpuSeries.objects.get(job=job, uuid=job.gpus[1]).index
     run = Run.objects.get(pk=job.run_id)
     assert run.status_message == f"GPU {index} was below 50 % for 1 min."
@@ -111,7 +111,7 @@ def test_one_idle_gpu_of_two_is_named(project: Project, member: User) -> None:
 def test_with_the_scope_all_one_busy_gpu_keeps_the_run(project: Project, member: User) -> None:
     job = begin(project, member, gpus=2, utilization_policy={**IDLE, "scope": "all"})
     assert watch(3 * MINUTE, lambda uuid, ms: 99 if uuid == job.gpus[0] else 0) == []
-    assert watch(5 * MINUTE, from_ms=3 * MINUTE + EVERY_MS) == [(4 * MINUTE, Act.STOP)]
+    assert watch(5 * MINUTE, from_ms=3 * MINUTE + EVERY_MS) == [(4 * MINUTE, PolicyAction.STOP)]
     assert Run.objects.get(pk=job.run_id).status_message == "All GPUs were below 50 % for 1 min."
 
 
@@ -120,7 +120,7 @@ def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project,
         make_host(name, gpus=1)
     job = begin(project, member, nodes=2, retry=True, utilization_policy=IDLE)
     idle = placed_job(job.run, node=1)
-    assert watch(MINUTE, lambda uuid, ms: 0 if uuid in idle.gpus else 99) == [(MINUTE, Act.STOP)]
+    assert watch(MINUTE, lambda uuid, ms: 0 if uuid in idle.gpus else 99) == [(MINUTE, PolicyAction.STOP)]
     assert {one.status for one in Job.objects.filter(run=job.run)} == {"terminating"}
     run = stopped(job.run)
     assert (run.status, run.attempt) == ("terminated", 1)
@@ -136,13 +136,13 @@ def test_a_job_on_a_clouds_machine_is_stopped_by_what_its_runner_saw(project: Pr
     Job.objects.filter(pk=job.pk).update(started_at=to_moment(START_MS))
     done = []
     for ms in range(EVERY_MS, MINUTE + 1, EVERY_MS):
-        samples = [(START_MS + ms, [reading("GPU-cloud-0", 3)])]
+        samples = [(START_MS + ms, [sample("GPU-cloud-0", 3)])]
         fresh = Job.objects.get(pk=job.pk)
         done += [
             (ms, utilization.apply_policy(job_id, to_moment(START_MS + ms)))
-            for job_id in intake.of_job(fresh, samples, START_MS + ms)
+            for job_id in intake.add_samples(fresh, samples, START_MS + ms)
         ]
-    assert done == [(MINUTE, Act.STOP)]
+    assert done == [(MINUTE, PolicyAction.STOP)]
     assert stopped(run).termination_reason == "terminated_due_to_utilization_policy"
 
 
@@ -162,7 +162,7 @@ def test_the_moment_is_that_of_a_plain_reading_of_the_samples(
         30 * EVERY_MS, lambda uuid, ms: used[job.gpus.index(uuid)][ms // EVERY_MS - 1] if uuid in job.gpus else None
     )
     seen = [[(ms, value) for ms, value in enumerate(values, start=1) if value is not None] for values in used.values()]
-    assert done[:1] == [(step * EVERY_MS, Act.STOP) for step in _first_stop(seen, scope)]
+    assert done[:1] == [(step * EVERY_MS, PolicyAction.STOP) for step in _first_stop(seen, scope)]
 
 
 def _first_stop(seen: list[list[tuple[int, int]]], scope: str) -> list[int]:
@@ -194,7 +194,7 @@ def _is_low(samples: list[tuple[int, int]], now: int) -> bool:
 def test_people_are_told_once_before_the_stop(project: Project, member: User) -> None:
     """A quarter of eight minutes is two."""
     job = begin(project, member, utilization_policy=SLOW)
-    assert watch(9 * MINUTE) == [(6 * MINUTE, Act.NOTICE), (8 * MINUTE, Act.STOP)]
+    assert watch(9 * MINUTE) == [(6 * MINUTE, PolicyAction.NOTICE), (8 * MINUTE, PolicyAction.STOP)]
     notice = job.run.events.get(kind="utilization_notice")
     assert notice.data["stops_at"] == to_moment(START_MS + 8 * MINUTE).isoformat()
     assert "has been below 50 % since" in told(notice, 1)
@@ -202,16 +202,16 @@ def test_people_are_told_once_before_the_stop(project: Project, member: User) ->
 
 def test_a_short_window_has_no_notice(project: Project, member: User) -> None:
     begin(project, member, utilization_policy={**IDLE, "time_window": "3m"})
-    assert watch(4 * MINUTE) == [(3 * MINUTE, Act.STOP)]
+    assert watch(4 * MINUTE) == [(3 * MINUTE, PolicyAction.STOP)]
 
 
 def test_a_new_low_stretch_is_told_anew(project: Project, member: User) -> None:
     begin(project, member, utilization_policy=SLOW)
-    assert watch(7 * MINUTE) == [(6 * MINUTE, Act.NOTICE)]
+    assert watch(7 * MINUTE) == [(6 * MINUTE, PolicyAction.NOTICE)]
     watch(7 * MINUTE + EVERY_MS, lambda uuid, ms: 80, from_ms=7 * MINUTE + EVERY_MS)
     low_from = 7 * MINUTE + EVERY_MS
     assert watch(16 * MINUTE, from_ms=low_from + EVERY_MS) == [
-        (low_from + 6 * MINUTE, Act.NOTICE), (low_from + 8 * MINUTE, Act.STOP),
+        (low_from + 6 * MINUTE, PolicyAction.NOTICE), (low_from + 8 * MINUTE, PolicyAction.STOP),
     ]  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_several_idle_nodes_are_told_of_once(project: Project, member: User) -> 
     for name in ("box-1", "box-2", "box-3"):
         make_host(name, gpus=1)
     job = begin(project, member, nodes=3, utilization_policy={**SLOW, "action": "notify"})
-    assert watch(20 * MINUTE) == [(8 * MINUTE, Act.WOULD_STOP)]
+    assert watch(20 * MINUTE) == [(8 * MINUTE, PolicyAction.WOULD_STOP)]
     assert events(job.run) == ["utilization_would_stop"]
     stop = PolicyStop.objects.get()
     assert (stop.observed, len(stop.gpus)) == (True, 3)
@@ -233,10 +233,10 @@ def test_what_only_tells_stops_nothing_and_enters_each_low_stretch_once(
         ProjectPolicies.objects.create(project=project, observe_only=True)
     action = "notify" if how == "notify" else "terminate"
     job = begin(project, member, utilization_policy={**IDLE, "action": action})
-    assert watch(5 * MINUTE) == [(MINUTE, Act.WOULD_STOP)]
+    assert watch(5 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
     assert (JobPolicy.objects.get().noticed_ms is not None) == (how == "notify")  # which all pages tell its owner
     watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 80, from_ms=5 * MINUTE + EVERY_MS)
-    assert watch(9 * MINUTE, from_ms=5 * MINUTE + 2 * EVERY_MS) == [(6 * MINUTE + EVERY_MS, Act.WOULD_STOP)]
+    assert watch(9 * MINUTE, from_ms=5 * MINUTE + 2 * EVERY_MS) == [(6 * MINUTE + EVERY_MS, PolicyAction.WOULD_STOP)]
     run = Run.objects.get(pk=job.run_id)
     assert run.status == "running"
     assert events(run) == ["utilization_would_stop"] * 2
@@ -247,10 +247,10 @@ def test_what_only_tells_stops_nothing_and_enters_each_low_stretch_once(
 def test_when_observing_ends_a_run_that_is_idle_still_is_stopped(project: Project, member: User) -> None:
     policies = ProjectPolicies.objects.create(project=project, observe_only=True)
     begin(project, member, utilization_policy=IDLE)
-    assert watch(2 * MINUTE) == [(MINUTE, Act.WOULD_STOP)]
+    assert watch(2 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
     policies.observe_only = False
     policies.save()
-    assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(2 * MINUTE + EVERY_MS, Act.STOP)]
+    assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(2 * MINUTE + EVERY_MS, PolicyAction.STOP)]
 
 
 def test_a_hold_is_told_and_never_stopped(project: Project, member: User) -> None:
@@ -260,23 +260,23 @@ def test_a_hold_is_told_and_never_stopped(project: Project, member: User) -> Non
             "action": "notify"
         }}
     )  # fmt: skip
-    assert watch(5 * MINUTE) == [(MINUTE, Act.WOULD_STOP)]
+    assert watch(5 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
 
 
 def test_while_it_is_kept_it_goes_on_and_is_stopped_afterwards(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
-    Keep.objects.create(
+    PolicyExemption.objects.create(
         run=job.run, by=member, at=to_moment(START_MS), until=to_moment(START_MS + 10 * MINUTE), reason="it loads data"
     )
     assert watch(10 * MINUTE - EVERY_MS) == []
-    assert watch(11 * MINUTE, from_ms=10 * MINUTE) == [(10 * MINUTE, Act.STOP)]
+    assert watch(11 * MINUTE, from_ms=10 * MINUTE) == [(10 * MINUTE, PolicyAction.STOP)]
 
 
 def test_a_kept_run_is_told_of_before_its_time_is_over_when_it_has_not_been(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     until = to_moment(START_MS + 20 * MINUTE)
-    Keep.objects.create(run=job.run, by=member, at=to_moment(START_MS), until=until, reason="it loads data")
-    assert watch(20 * MINUTE) == [(18 * MINUTE, Act.NOTICE), (20 * MINUTE, Act.STOP)]
+    PolicyExemption.objects.create(run=job.run, by=member, at=to_moment(START_MS), until=until, reason="it loads data")
+    assert watch(20 * MINUTE) == [(18 * MINUTE, PolicyAction.NOTICE), (20 * MINUTE, PolicyAction.STOP)]
 
 
 def test_the_stored_samples_have_the_last_word(project: Project, member: User) -> None:
@@ -297,7 +297,7 @@ def test_of_a_window_longer_than_samples_are_kept_the_kept_ones_confirm(project:
     kept_ms = START_MS + 5 * MINUTE
     GpuSample.objects.filter(series=series, at_ms__lt=kept_ms).delete()
     GpuSeries.objects.filter(pk=series.pk).update(first_ms=kept_ms)
-    assert watch(8 * MINUTE, from_ms=8 * MINUTE) == [(8 * MINUTE, Act.STOP)]
+    assert watch(8 * MINUTE, from_ms=8 * MINUTE) == [(8 * MINUTE, PolicyAction.STOP)]
 
 
 def test_a_policy_in_the_spec_that_the_job_is_not_held_to_yet_is_bound_before_anything_is_stopped(
@@ -308,7 +308,7 @@ def test_a_policy_in_the_spec_that_the_job_is_not_held_to_yet_is_bound_before_an
     spec = Run.objects.get(pk=job.run_id).spec
     spec["utilization_policy"]["time_window_s"] = 300
     Run.objects.filter(pk=job.run_id).update(spec=spec)
-    assert watch(5 * MINUTE, from_ms=MINUTE) == [(3 * MINUTE, Act.NOTICE), (5 * MINUTE, Act.STOP)]
+    assert watch(5 * MINUTE, from_ms=MINUTE) == [(3 * MINUTE, PolicyAction.NOTICE), (5 * MINUTE, PolicyAction.STOP)]
     assert JobPolicy.objects.get(pk=job.pk).time_window_s == 300
 
 
@@ -316,7 +316,7 @@ def test_acting_twice_is_acting_once(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE)
     now = to_moment(START_MS + MINUTE)
-    assert [utilization.apply_policy(job.pk, now) for _ in range(2)] == [Act.NOTHING] * 2
+    assert [utilization.apply_policy(job.pk, now) for _ in range(2)] == [PolicyAction.NOTHING] * 2
     assert PolicyStop.objects.count() == 1
     assert events(job.run) == ["utilization_stop"]
 
@@ -325,7 +325,7 @@ def test_a_job_of_an_earlier_attempt_or_one_that_has_ended_is_not_acted_on(proje
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     attempts.end_job(job.pk, "done_by_runner", exit_code=0)
-    assert utilization.apply_policy(job.pk, to_moment(START_MS + MINUTE)) == Act.NOTHING
+    assert utilization.apply_policy(job.pk, to_moment(START_MS + MINUTE)) == PolicyAction.NOTHING
     assert Run.objects.get(pk=job.run_id).status == "done"
 
 
@@ -358,7 +358,7 @@ def test_a_worker_killed_between_any_two_steps_leaves_all_or_nothing(
     run = Run.objects.get(pk=job.run_id)
     assert (run.status, PolicyStop.objects.count(), events(run)) == ("running", 0, [])
     assert Job.objects.get(pk=job.pk).status == JobStatus.RUNNING
-    assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, Act.STOP)]
+    assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, PolicyAction.STOP)]
     assert stopped(run).status == "terminated"
     assert (PolicyStop.objects.count(), list(differences())) == (1, [])
 
@@ -369,14 +369,14 @@ def test_a_look_whose_worker_died_before_acting_is_made_good_by_the_next(project
     host = placed_job(job.run).host
     assert host is not None
 
-    def dies(job_id: object, now: object) -> Act:
+    def dies(job_id: object, now: object) -> PolicyAction:
         raise Killed
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(utilization, "apply_policy", dies)
         with pytest.raises(Killed):
             look_at(host, lambda uuid, ms: 0, MINUTE)
-    assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, Act.STOP)]
+    assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, PolicyAction.STOP)]
 
 
 def test_the_ledger_has_what_the_run_held_and_until_when_it_could_have(project: Project, member: User) -> None:
@@ -395,6 +395,6 @@ def test_the_ledger_has_what_the_run_held_and_until_when_it_could_have(project: 
 def test_keeping_it_before_the_stop_wins(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
-    exemptions.keep(Run.objects.get(pk=job.run_id), member, "member", "it loads data")
-    Keep.objects.update(until=to_moment(START_MS + 30 * MINUTE))
+    exemptions.exempt(Run.objects.get(pk=job.run_id), member, "member", "it loads data")
+    PolicyExemption.objects.update(until=to_moment(START_MS + 30 * MINUTE))
     assert watch(2 * MINUTE, from_ms=MINUTE) == []

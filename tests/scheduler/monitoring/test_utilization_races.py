@@ -8,9 +8,9 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, JobPolicy, Keep, PolicyStop
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyExemption, PolicyStop
 from dstackweb.gpus.policy import exemptions, rollout
-from dstackweb.gpus.policy.warnings import Act
+from dstackweb.gpus.policy.warnings import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
@@ -19,7 +19,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.scheduler.monitoring import reclaimed, utilization
 from tests.accounts.races import at_once
 from tests.factories import make_run, place_all, placed_job
-from tests.gpus.snapshots import EVERY_MS, START_MS, look
+from tests.gpus.snapshots import EVERY_MS, START_MS, snapshot
 from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,9 +36,9 @@ def test_a_stop_that_several_workers_want_happens_once(project: Project, member:
     watch(MINUTE - EVERY_MS)
     host = placed_job(job.run).host
     assert host is not None
-    intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
+    intake.add_snapshot(host, snapshot(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
     act = functools.partial(utilization.apply_policy, job.pk, NOW)
-    assert sorted(at_once(act, act, act)) == [Act.NOTHING, Act.NOTHING, Act.STOP]
+    assert sorted(at_once(act, act, act)) == [PolicyAction.NOTHING, PolicyAction.NOTHING, PolicyAction.STOP]
     assert (PolicyStop.objects.count(), kinds(job.run)) == (1, ["utilization_stop"])
     assert stopped(job.run).status == "terminated"
     assert list(differences()) == []
@@ -53,21 +53,25 @@ def test_a_stop_and_who_keeps_or_stops_the_run_by_hand_agree(
         watch(MINUTE - EVERY_MS)
         host, run = placed_job(job.run).host, Run.objects.get(pk=job.run_id)
         assert host is not None
-        intake.of_host(host, look(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
+        intake.add_snapshot(host, snapshot(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
         act = functools.partial(utilization.apply_policy, job.pk, NOW)
-        keep = functools.partial(exemptions.keep, run, member, "member", "it loads data")
+        keep = functools.partial(exemptions.exempt, run, member, "member", "it loads data")
         stop = functools.partial(services.stop, run, member, "member")
         acted, did = at_once(act, keep if number % 2 else stop)
         run.refresh_from_db()
-        assert acted in (Act.STOP, Act.NOTHING)
-        assert (acted == Act.STOP) == PolicyStop.objects.exists()
+        assert acted in (PolicyAction.STOP, PolicyAction.NOTHING)
+        assert (acted == PolicyAction.STOP) == PolicyStop.objects.exists()
         if number % 2:
             # Who came first has won: it is kept and runs, or it is stopped and nothing is kept.
-            assert run.status == ("terminating" if acted == Act.STOP else "running")
-            assert Keep.objects.filter(run=run).exists() == isinstance(did, Keep) == (acted == Act.NOTHING)
+            assert run.status == ("terminating" if acted == PolicyAction.STOP else "running")
+            assert (
+                PolicyExemption.objects.filter(run=run).exists()
+                == isinstance(did, PolicyExemption)
+                == (acted == PolicyAction.NOTHING)
+            )
         else:
             by_policy = "terminated_due_to_utilization_policy"
-            assert run.stop_reason == (by_policy if acted == Act.STOP else "stopped_by_user")
+            assert run.stop_reason == (by_policy if acted == PolicyAction.STOP else "stopped_by_user")
         stopped(run)
         PolicyStop.objects.all().delete()
     assert list(differences()) == []
@@ -85,8 +89,8 @@ def test_samples_that_come_while_a_policy_is_applied_end_up_under_the_new_one(pr
         mark = rollout.mark(rollout.policy_set_by(profile))
         host = placed_job(job.run).host
         assert host is not None
-        seen = look(g0=85, g1=85, g2=85, g3=85)
-        sample = functools.partial(intake.of_host, host, seen, START_MS + 2 * EVERY_MS)
+        seen = snapshot(g0=85, g1=85, g2=85, g3=85)
+        sample = functools.partial(intake.add_snapshot, host, seen, START_MS + 2 * EVERY_MS)
         apply = functools.partial(rollout.apply, profile, [job.run_id], mark, member)
         _worth, changed = at_once(sample, apply)
         assert changed == 1

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Look
+from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
@@ -22,7 +22,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.web.gpus import views as gpu_map_views
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.gpus.past import add_samples
-from tests.gpus.snapshots import reading
+from tests.gpus.snapshots import sample
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -53,8 +53,8 @@ def seen(host: Host, ago_s: int = 0, **readings: Any) -> None:
     every = []
     for name, told in readings.items():
         more = told if isinstance(told, dict) else {"utilization": told}
-        every.append(reading(f"GPU-{host.name}-{name[1:]}", **more))
-    intake.of_host(host, Look(tuple(every), took_ms=2.5), to_ms(timezone.now()) - ago_s * 1000)
+        every.append(sample(f"GPU-{host.name}-{name[1:]}", **more))
+    intake.add_snapshot(host, Snapshot(tuple(every), took_ms=2.5), to_ms(timezone.now()) - ago_s * 1000)
 
 
 def order(text: str) -> list[str]:
@@ -90,7 +90,7 @@ def test_an_old_sample_says_nothing_of_now(project: Project, client: Client) -> 
     host = make_host("box-1", gpus=1)
     seen(host, ago_s=300, g0=93)
     assert "heat-none" in cell(page(client), "GPU-box-1-0")
-    assert "nothing newer is known" in page(client, "gpus/GPU-box-1-0/")
+    assert "no newer sample" in page(client, "gpus/GPU-box-1-0/")
 
 
 def test_gpus_are_found_sorted_and_coloured_as_asked(project: Project, ann: User, client: Client) -> None:
@@ -112,7 +112,7 @@ def test_what_slows_a_gpu_down_is_said(project: Project, client: Client) -> None
     seen(host, g0={"utilization": 90, "throttle": 0x40}, g1={"utilization": 0, "throttle": 1})
     assert "slowed down by heat" in cell(page(client), "GPU-box-1-0")
     assert "slowed down" not in cell(page(client), "GPU-box-1-1")
-    assert "not held down" in page(client, "gpus/GPU-box-1-1/")
+    assert "not throttled" in page(client, "gpus/GPU-box-1-1/")
 
 
 def test_a_run_of_another_project_stays_nameless(project: Project, client: Client) -> None:
@@ -148,7 +148,7 @@ def test_gpus_of_other_machines_are_shown_to_the_project_that_has_them(
         gpus=["GPU-l4-0"], instance_type="g6.xlarge", started_at=timezone.now() - dt.timedelta(minutes=1)
     )
     job.refresh_from_db()
-    intake.of_job(job, [(to_ms(timezone.now()), [reading("GPU-l4-0", 77, name="NVIDIA L4")])])
+    intake.add_samples(job, [(to_ms(timezone.now()), [sample("GPU-l4-0", 77, name="NVIDIA L4")])])
     assert "<b>77 %</b>" in cell(page(client), "GPU-l4-0")
     assert "g6.xlarge" in page(client)
     assert "on-aws" in page(client, "gpus/GPU-l4-0/")
@@ -233,11 +233,11 @@ def test_a_host_shows_its_gpus_its_jobs_and_what_happened(project: Project, ann:
 
 def test_a_host_says_why_its_gpus_can_not_be_read(project: Project, client: Client) -> None:
     host = make_host("box-1", gpus=1)
-    intake.of_host(host, Look((), error="GPU 0: GPU is lost"), to_ms(timezone.now()))
+    intake.add_snapshot(host, Snapshot((), error="GPU 0: GPU is lost"), to_ms(timezone.now()))
     assert "GPU 0: GPU is lost" in page(client, "hosts/box-1/")
     assert "GPU 0: GPU is lost" in page(client)
     plain = make_host("box-2")
-    intake.of_host(plain, Look((), library=False), to_ms(timezone.now()))
+    intake.add_snapshot(plain, Snapshot((), library=False), to_ms(timezone.now()))
     text = page(client, "hosts/box-2/")
     assert "no NVML library" in text
     assert "CPU runs only" in text
@@ -286,18 +286,18 @@ def test_a_gone_gpu_that_a_run_holds_is_told_as_both(project: Project, ann: User
     row = re.search(r'<tr id="gpu-row-GPU-box-1-1">(.*?)</tr>', page(client, f"hosts/{host.name}/"), re.S)
     assert row
     assert "train" in row[1]
-    assert "gone" in row[1]
+    assert "missing" in row[1]
     free = make_host("box-2", gpus=1)
     Gpu.objects.filter(host=free).update(present=False)
     cell = re.search(r'id="heat-GPU-box-2-0"(.*?)</a>', page(client), re.S)
     assert cell
-    assert cell[1].count("gone") == 1
+    assert cell[1].count("missing") == 1
 
 
 def test_gpus_of_hosts_that_take_no_runs_are_not_called_free(project: Project, client: Client) -> None:
     make_host("box-1", gpus=1), make_host("box-2", gpus=2, silent_s=3600), make_host("box-3", gpus=1, draining=True)
     told = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(client)))
-    assert "1 free · 3 not available" in told
+    assert "1 free · 3 unavailable" in told
     assert "host offline" in told
     assert "host draining" in told
     assert order(page(client, "gpus/?state=free")) == ["GPU-box-1-0"]

@@ -12,15 +12,15 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
-from dstackweb.gpus.models import HostSampling, JobPolicy, Keep, PolicyStop, ProjectPolicies
+from dstackweb.gpus.models import HostSampling, JobPolicy, PolicyExemption, PolicyStop, ProjectPolicies
 from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.monitoring.utilization import Act, apply_policy
+from dstackweb.scheduler.monitoring.utilization import PolicyAction, apply_policy
 from dstackweb.web.gpus import alerts
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
-from tests.gpus.snapshots import reading
+from tests.gpus.snapshots import sample
 from tests.web.conftest import HTMX
 from tests.web.watched import POLICY, watched
 
@@ -72,7 +72,7 @@ def test_a_policy_of_a_profile_is_linked_to_it(project: Project, ann: User, as_u
     run = watched(project, ann, "train", 5, busy, policy=None, profile="frugal")
     page = page_of(as_user(ann), run)
     assert f'href="/p/main/profiles/#profile-{profile.pk}">profile frugal</a>' in page
-    assert "Its GPUs are used." in page
+    assert "Meets the minimum utilization" in page
 
 
 def test_the_chart_has_each_gpu_the_minimum_and_the_low_stretch(project: Project, ann: User, as_user: SignIn) -> None:
@@ -127,7 +127,7 @@ def test_a_poll_gets_nothing_until_there_is_a_sample(project: Project, ann: User
     assert client.get(url, headers={**HTMX, "HX-PTag": version}).status_code == 204
     job = placed_job(run)
     newest = max(job.gpu_series.values_list("last_ms", flat=True))
-    intake.of_job(job, [(newest + 10_000, [reading(uuid, 88) for uuid in job.gpus])])
+    intake.add_samples(job, [(newest + 10_000, [sample(uuid, 88) for uuid in job.gpus])])
     answer = client.get(url, headers={**HTMX, "HX-PTag": version})
     assert answer.status_code == 200
     assert "88 %" in answer.content.decode()
@@ -149,7 +149,7 @@ def test_its_address_alone_leads_to_the_runs_page(project: Project, ann: User, a
 def test_silence_is_unknown_and_said_to_stop_nothing(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 70, second_idles, silent_s=120)
     page = page_of(as_user(ann), run)
-    assert "Nothing is stopped on that." in page
+    assert "Runs are not stopped for missing samples." in page
     assert "stops in" not in plain(page)
 
 
@@ -168,8 +168,8 @@ def test_a_waiting_run_gets_its_panel_once_it_is_placed(project: Project, ann: U
     place_all()
     page = page_of(client, run)
     assert "run-gpus-place" in page
-    assert "Judged from when its commands run." in page
-    assert "They are sampled as soon as its commands run." in page
+    assert "Checked once its commands run" in page
+    assert "Sampling starts with the run's commands" in page
 
 
 def test_the_owner_keeps_it_with_a_reason_that_everybody_reads(
@@ -178,9 +178,9 @@ def test_the_owner_keeps_it_with_a_reason_that_everybody_reads(
     run = watched(project, ann, "train", 50, second_idles)
     url = f"/p/main/runs/{run.uid}/keep/"
     answer = as_user(ann).post(url, {"reason": "it loads its data"}, headers=HTMX)
-    assert json.loads(answer["HX-Trigger"])["toast"]["text"] == "train is kept for 30 min"
+    assert json.loads(answer["HX-Trigger"])["toast"]["text"] == "train will not be stopped for 30 min"
     page = page_of(as_user(mia), run)
-    assert "Kept until" in page
+    assert "Kept running until" in page
     assert "by ann: “it loads its data”" in plain(page)
     assert 'action="/p/main/runs/' + str(run.uid) + '/keep/"' not in page  # it is kept already
     assert "exempt from its policy until" in plain(page)
@@ -191,27 +191,27 @@ def test_only_the_owner_and_managers_are_offered_to_keep_it(
 ) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     bo = join(project, make_user("bo"), "member")
-    assert "Keep 30 min" in page_of(as_user(ann), run)
+    assert "Keep for 30 min" in page_of(as_user(ann), run)
     assert "3 of 3 left" in page_of(as_user(mia), run)
-    assert "Keep 30 min" not in page_of(as_user(bo), run)
+    assert "Keep for 30 min" not in page_of(as_user(bo), run)
     assert as_user(bo).post(f"/p/main/runs/{run.uid}/keep/", {"reason": "why not"}, headers=HTMX).status_code == 403
-    assert not Keep.objects.exists()
+    assert not PolicyExemption.objects.exists()
 
 
 def test_without_a_reason_it_is_not_kept(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     answer = as_user(ann).post(f"/p/main/runs/{run.uid}/keep/", {"reason": " "}, headers=HTMX)
     assert answer.status_code == 422
-    assert not Keep.objects.exists()
+    assert not PolicyExemption.objects.exists()
 
 
 def test_a_project_that_only_observes_says_so_and_keeps_nothing(project: Project, ann: User, as_user: SignIn) -> None:
     ProjectPolicies.objects.create(project=project, observe_only=True)
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
-    assert "The project only observes its policies: nothing is stopped." in text
+    assert "Observe only: policies stop no runs in this project." in text
     assert "stops in" not in text
-    assert "Keep 30 min" not in text
+    assert "Keep for 30 min" not in text
 
 
 def test_a_host_without_nvml_says_that_nothing_is_watched(
@@ -220,7 +220,9 @@ def test_a_host_without_nvml_says_that_nothing_is_watched(
     HostSampling.objects.create(host=box, library=False)
     run = make_run(project, ann, resources={"gpu": 1}, utilization_policy=POLICY)
     place_all()
-    assert "box-1 has no NVML library: its GPUs are not watched, and nothing is stopped." in page_of(as_user(ann), run)
+    assert "box-1 has no NVML library: its GPUs are not sampled, and policies stop no runs there." in page_of(
+        as_user(ann), run
+    )
 
 
 def test_what_cant_be_read_is_told_to_those_whose_gpus_it_is(
@@ -228,7 +230,7 @@ def test_what_cant_be_read_is_told_to_those_whose_gpus_it_is(
 ) -> None:
     seen, missed = watched(project, ann, "train", 5, busy), watched(project, ann, "other", 5, busy, silent_s=120)
     HostSampling.objects.update_or_create(host=box, defaults={"error": "GPU 3: GPU is lost"})
-    said = "Not all GPUs of box-1 can be read: GPU 3: GPU is lost"
+    said = "Some GPUs of box-1 cannot be read: GPU 3: GPU is lost"
     assert said in plain(page_of(as_user(ann), missed))
     assert "can be read" not in plain(page_of(as_user(ann), seen))
 
@@ -279,14 +281,16 @@ def test_whoever_was_told_reads_it_on_every_page_and_others_do_not(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     run = watched(project, ann, "idler", 50, second_idles)
-    assert "On its page you can keep it" not in as_user(ann).get("/p/main/hosts/").content.decode()
+    assert "You can keep it running from its page" not in as_user(ann).get("/p/main/hosts/").content.decode()
     low = max(filter(None, placed_job(run).gpu_series.values_list("low_since_ms", flat=True)))
     JobPolicy.objects.filter(job__run=run).update(noticed_ms=low)
     page = as_user(ann).get("/p/main/hosts/").content.decode()
-    assert re.search(r"idler: GPU 1 below 50 % for \d+ min, stops in \d+ min ?On its page you can keep it", plain(page))
-    assert "On its page you can keep it" not in as_user(mia).get("/p/main/hosts/").content.decode()
+    assert re.search(
+        r"idler: GPU 1 below 50 % for \d+ min, stops in \d+ min ?You can keep it running from its page", plain(page)
+    )
+    assert "You can keep it running from its page" not in as_user(mia).get("/p/main/hosts/").content.decode()
     own = page_of(as_user(ann), run)
-    assert "On its page you can keep it" not in own
+    assert "You can keep it running from its page" not in own
     assert 'role="alert"' in own
 
 
@@ -296,7 +300,7 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     first = {path: client.get(f"/p/main/{path}") for path in ("runs/", "queue/")}
     event = re.search(r'data-event="(\d+)"', first["queue/"].content.decode())
     assert event
-    assert apply_policy(placed_job(run).pk, timezone.now()) == Act.NOTICE
+    assert apply_policy(placed_job(run).pk, timezone.now()) == PolicyAction.NOTICE
     for path, shown in first.items():
         headers = {**HTMX, "HX-PTag": shown["HX-PTag"], "DW-Announced": event[1]}
         poll = client.get(f"/p/main/{path}", headers=headers).content.decode()
@@ -308,11 +312,11 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
 
 def test_who_is_only_notified_reads_it_once_the_window_is_over(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "idler", 50, second_idles, policy={**POLICY, "time_window": "30m", "action": "notify"})
-    assert apply_policy(placed_job(run).pk, timezone.now()) == Act.WOULD_STOP
+    assert apply_policy(placed_job(run).pk, timezone.now()) == PolicyAction.WOULD_STOP
     page = plain(as_user(ann).get("/p/main/hosts/").content.decode())
     assert re.search(r"idler: GPU 1 below 50 % for \d+ min", page)
-    assert "On its page you can keep it" not in page
-    assert "Its policy tells of this run: it leaves GPUs unused." in plain(page_of(as_user(ann), run))
+    assert "You can keep it running from its page" not in page
+    assert "Policy alert: GPUs underutilized" in plain(page_of(as_user(ann), run))
 
 
 def test_a_gpu_says_what_holds_it_down_and_leads_to_its_own_page(project: Project, ann: User, as_user: SignIn) -> None:
@@ -328,8 +332,8 @@ def test_a_run_that_is_ending_is_not_judged(project: Project, ann: User, as_user
     run = watched(project, ann, "train", 50, second_idles)
     services.stop(run, ann, "member")
     text = plain(page_of(as_user(ann), run))
-    assert "The run is ending: it is not judged any more." in text
-    assert "Keep 30 min" not in text
+    assert "The run is ending and no longer checked" in text
+    assert "Keep for 30 min" not in text
 
 
 def test_eight_gpus_and_a_long_run_cost_a_page_of_bounded_size(

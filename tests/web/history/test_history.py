@@ -73,7 +73,7 @@ def test_today_stands_beside_the_last_seven_days(project: Project, ann: User, as
 
 def test_nothing_yet_says_what_will_be_here(project: Project, ann: User, as_user: SignIn) -> None:
     page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
-    assert "As soon as a run starts, its wait is counted here" in page
+    assert "Wait times are recorded when runs start" in page
     assert "history-data" not in page
 
 
@@ -82,7 +82,7 @@ def test_a_sampled_line_without_any_start_is_told(project: Project, ann: User, a
     QueueHour.objects.create(queue=queue, band=0, hour=NOON.replace(minute=0), length=3, length_max=5)
     page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
     assert kpi(page, "Median wait today") == ("–", "none in the last 7 days")
-    assert kpi(page, "Waiting now") == ("0", "at most 5 in the last 7 days")
+    assert kpi(page, "Waiting now") == ("0", "max 5 in the last 7 days")
 
 
 def test_days_are_those_of_the_readers_zone(project: Project, ann: User, as_user: SignIn) -> None:
@@ -107,7 +107,7 @@ def test_a_zone_that_is_none_is_utc(project: Project, ann: User, as_user: SignIn
 def test_the_table_says_the_same_for_those_who_see_no_chart(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, NOON, 100, 100, priority=80)
     page = as_user(ann).get("/p/main/queues/default/history/?days=30&as=table").content.decode()
-    assert "By the day (UTC)" in page
+    assert "By day (UTC)" in page
     rows = re.findall(r'<tr><th scope="row"[^>]*>2026-11-21</th>(.*?)</tr>', page, re.DOTALL)
     assert [re.sub(r"<.*?>", " ", row).split() for row in rows] == [
         ["75–100", "1", "min", "1", "min", "1", "min", "2", "–", "–"]
