@@ -42,7 +42,7 @@ def measure(sizes: list[int]) -> None:
     from dstackweb.runs.queue.reorder import MoveTarget
     from dstackweb.runs.states import JobStatus, Reason
     from dstackweb.scheduler.passes.placement_pass import run_passes
-    from dstackweb.scheduler.passes.queue_scan import Line
+    from dstackweb.scheduler.passes.queue_scan import QueueScan
 
     there = Filled(room=(100 * (REPEATS + 1) + 2 * MANY) * len(sizes))
     browser = Client(headers={"Host": "localhost"})
@@ -59,7 +59,7 @@ def measure(sizes: list[int]) -> None:
         return lambda: ask
 
     def pick() -> Callable[[], object]:
-        line = Line(there.queue)
+        line = QueueScan(there.queue)
 
         def take() -> None:
             for _ in range(50):

@@ -12,8 +12,8 @@ from ninja import Path, Router, Schema
 from dstackweb.api.app import project_of
 from dstackweb.api.schemas import ErrorOut
 from dstackweb.runs import selectors
-from dstackweb.scheduler.passes.decision import Decision, Tried, decide_now
-from dstackweb.scheduler.passes.reservations import Shown
+from dstackweb.scheduler.passes.decision import Candidate, Decision, decide_now
+from dstackweb.scheduler.passes.reservations import VisibleReservation
 from dstackweb.wording import waiting
 
 router = Router(tags=["runs"])
@@ -30,7 +30,7 @@ class TriedOut(Schema):
     price: float | None
 
     @classmethod
-    def of(cls, tried: Tried) -> TriedOut:
+    def of(cls, tried: Candidate) -> TriedOut:
         label, text, _tone = waiting.tried(tried.code, tried.data)
         price = None if tried.price is None else float(tried.price)
         return cls(backend=tried.backend, where=tried.where, code=tried.code, detail=text or label, price=price)
@@ -46,7 +46,7 @@ class ReservationOut(Schema):
     gpus: int
 
     @classmethod
-    def of(cls, shown: Shown) -> ReservationOut:
+    def of(cls, shown: VisibleReservation) -> ReservationOut:
         return cls(
             run=shown.run.name if shown.run else None,
             starts_at=shown.starts_at,
@@ -93,7 +93,7 @@ class DecisionOut(Schema):
             outcome=decision.outcome,
             detail=waiting.reason(decision.outcome, decision.data).text,
             data=dict(decision.data),
-            tried=[TriedOut.of(tried) for tried in decision.tried],
+            tried=[TriedOut.of(tried) for tried in decision.candidates],
             limits=[
                 LimitOut(reason=waits.reason, **{name: waits.data[name] for name in ("code", "limit", "used", "asked")})
                 for waits in decision.limits

@@ -14,7 +14,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters, listing, refreshing
 from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.placement.offers import matching
+from dstackweb.scheduler.placement.offers import matching_idle
 
 router = Router(tags=["offers"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
@@ -50,7 +50,7 @@ def offers(
     )  # fmt: skip
     now = timezone.now()
     found = listing.look(wanted, now)
-    kept = matching(idle.reader(now)(owner.pk), wanted.requirements)
+    kept = matching_idle(idle.reader(now)(owner.pk), wanted.requirements)
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
     items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)
     return OffersOut(

@@ -25,7 +25,7 @@ from dstackweb.runs.codes import (
 )
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.wording import events, hosts, offers, policy, progress, queue, statuses, waiting
 
 AT = "2031-05-04T09:30:00+00:00"
@@ -122,4 +122,4 @@ def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
 
 def test_a_wait_needs_a_reason_of_the_catalogue() -> None:
     with pytest.raises(ValueError, match="maintenance"):
-        Waits("maintenance")  # type: ignore[arg-type]
+        Wait("maintenance")  # type: ignore[arg-type]

@@ -15,15 +15,15 @@ from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.capacity import Budget
 from dstackweb.scheduler.placement.hosts import HOSTS
-from dstackweb.scheduler.placement.offers import Asked
+from dstackweb.scheduler.placement.offers import BackendOffers
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 
 log = logging.getLogger(__name__)
 
 
-class Market:
-    """Offers of the enabled backends, each asked once for the same needs. Call `ask` outside transactions."""
+class OfferReader:
+    """Offers of the enabled backends, each asked once for the same needs. Call `offers_for` outside transactions."""
 
     def __init__(self) -> None:
         others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
@@ -31,7 +31,7 @@ class Market:
         self._answers: dict[tuple[str, Requirements, str | None], Sequence[Offer]] = {}
         self._failed: dict[str, Unavailable] = {}
 
-    def ask(self, spec: EffectiveSpec) -> Asked:
+    def offers_for(self, spec: EffectiveSpec) -> BackendOffers:
         """Offers of the backends that the run names; without names, of all that cost nothing.
 
         A backend that fails is left out until the next pass, with the code of why.
@@ -48,7 +48,7 @@ class Market:
                 failed[name] = answer
             else:
                 offers += answer
-        return Asked(tuple(offers), failed)
+        return BackendOffers(tuple(offers), failed)
 
     def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | Unavailable:
         key = (name, spec.requirements, spec.image)

@@ -21,7 +21,7 @@ from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
 from dstackweb.scheduler.cloud import common as cloud
-from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
+from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.cloud.lifecycle import JobFollowUp, follow_up, job_end_reason, next_offer
 from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.placement import offers
@@ -161,10 +161,10 @@ def _other_offer(job: Job) -> Offer | None:
         return None
     place = (job.backend.name, job.region) if spec.nodes > 1 else None
     tried = _refused_offers(job) | {(job.backend.name, job.region, job.instance_type, job.is_spot, "")}
-    return next_offer(spec, Market().ask(spec), tried, place)
+    return next_offer(spec, OfferReader().offers_for(spec), tried, place)
 
 
-def _refused_offers(job: Job) -> set[offers.Key]:
+def _refused_offers(job: Job) -> set[offers.OfferKey]:
     """The offers that this attempt was refused."""
     events = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED)
     return {

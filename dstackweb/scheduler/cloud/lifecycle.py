@@ -14,7 +14,7 @@ from dstackweb.backends.contract import InstanceEnd, Machine, MachineState, Offe
 from dstackweb.backends.models import InstanceStatus
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.placement import offers
-from dstackweb.scheduler.placement.offers import Asked, Key
+from dstackweb.scheduler.placement.offers import BackendOffers, OfferKey
 from dstackweb.spec.effective import EffectiveSpec
 
 MAX_TRIES = 25
@@ -215,13 +215,13 @@ def find_instance(machines: Sequence[Machine], instance: str, cloud_id: str) -> 
 
 
 def next_offer(
-    spec: EffectiveSpec, asked: Asked, tried: Collection[Key], place: tuple[str, str] | None
+    spec: EffectiveSpec, asked: BackendOffers, tried: Collection[OfferKey], place: tuple[str, str] | None
 ) -> Offer | None:
     """The cheapest available offer not tried yet; `place`: the backend and region it must be in."""
     if len(tried) >= MAX_TRIES:
         return None
-    for offer in offers.wanted(spec, asked):
-        if offers.key(offer) in tried or not offers.room(offer, {}, 1):
+    for offer in offers.acceptable_offers(spec, asked):
+        if offers.offer_key(offer) in tried or not offers.nodes_available(offer, {}, 1):
             continue
         if place is None or (offer.backend, offer.region) == place:
             return offer

@@ -23,20 +23,20 @@ from dstackweb.runs.transitions import RunChanged, move_runs
 from dstackweb.scheduler.cloud import idle
 from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.passes import reservations
-from dstackweb.scheduler.passes.claim import keep
-from dstackweb.scheduler.passes.reservations import Change
-from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waits
-from dstackweb.scheduler.placement.offers import Bought
+from dstackweb.scheduler.passes.claim import renew
+from dstackweb.scheduler.passes.reservations import ReservationChange
+from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
+from dstackweb.scheduler.placement.offers import OfferPlacement
 
-READ = ("paused", *LIMITS)
+GUARDED_FIELDS = ("paused", *LIMITS)
 """What a decision read of its queue, and what must be so still when it is written."""
 
 
-class Changed(Exception):
+class InputsChanged(Exception):
     """A queue was paused or given other limits, or an idle machine was taken or ended, after the pass had read it."""
 
 
-STALE = (Changed, RunChanged, ClaimFailed)
+STALE = (InputsChanged, RunChanged, ClaimFailed)
 """What the pass read is no longer so; nothing was written."""
 
 
@@ -46,19 +46,19 @@ class Placement:
 
     run: Run
     queue: Queue
-    where: Placed | Bought
+    where: HostPlacement | OfferPlacement
 
 
-Verdicts = Mapping[tuple[Queue, str], Waits | None]
+WaitChanges = Mapping[tuple[Queue, str], Wait | None]
 """Why a queue's runs of a shape wait from now on; None: they don't any more."""
 
 
-def write(
+def write_decisions(
     generation: int,
     backends: Mapping[str, Backend],
     placements: Sequence[Placement],
-    verdicts: Verdicts,
-    change: Change | None = None,
+    verdicts: WaitChanges,
+    change: ReservationChange | None = None,
 ) -> None:
     """Write all of it, with what becomes of the reservation; `backends` by name.
 
@@ -67,12 +67,12 @@ def write(
     """
     now = timezone.now()
     with transaction.atomic():
-        keep(generation)
-        _hold({one.queue for one in placements} | {queue for queue, _ in verdicts})
-        seen = reservations.write(change, now) if change else set()
+        renew(generation)
+        _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
+        seen = reservations.write_reservation(change, now) if change else set()
         # Copies: the runs stay as they were read, for another try, should all of this roll back.
         runs = [copy(one.run) for one in placements]
-        _tell(verdicts, now)
+        _write_waits(verdicts, now)
         move_runs(
             runs,
             RunStatus.PROVISIONING,
@@ -83,12 +83,12 @@ def write(
         _make_jobs(zip(runs, placements, strict=True), backends, now)
 
 
-def _hold(queues: Iterable[Queue]) -> None:
+def _lock_queues(queues: Iterable[Queue]) -> None:
     """Lock the queues, in one order, as they were read."""
     for queue in sorted(queues, key=lambda queue: queue.pk):
-        as_read = {name: getattr(queue, name) for name in READ}
+        as_read = {name: getattr(queue, name) for name in GUARDED_FIELDS}
         if not Queue.objects.filter(pk=queue.pk, **_guard(as_read)).update(paused=queue.paused):
-            raise Changed(f"queue {queue} was changed")
+            raise InputsChanged(f"queue {queue} was changed")
 
 
 def _guard(values: Mapping[str, object]) -> dict[str, object]:
@@ -98,7 +98,7 @@ def _guard(values: Mapping[str, object]) -> dict[str, object]:
 
 def _nodes(one: Placement) -> list[dict[str, object]]:
     """Where the nodes went, for the event."""
-    if isinstance(one.where, Placed):
+    if isinstance(one.where, HostPlacement):
         return [
             {"node": node, "host": fit.host_name, "gpus": len(fit.gpu_uuids)} for node, fit in enumerate(one.where.fits)
         ]
@@ -126,7 +126,7 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
     for run, one in placed:
         made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
         jobs += made
-        if isinstance(one.where, Placed):
+        if isinstance(one.where, HostPlacement):
             claims += [
                 (_on_host(job, fit, backends), _claim(fit)) for job, fit in zip(made, one.where.fits, strict=True)
             ]
@@ -142,7 +142,7 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
     claim_all(claims)
     for instance_id, job in sorted(reused, key=lambda pair: pair[0]):
         if not idle.take(instance_id, job.pk, job.run.project_id, now):
-            raise Changed(f"machine {instance_id} is no longer idle")
+            raise InputsChanged(f"machine {instance_id} is no longer idle")
         Job.objects.filter(pk=job.pk).update(instance=instance_id)
         job.instance_id = instance_id
     hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
@@ -161,7 +161,7 @@ def _claim(fit: Fit) -> Claim:
     return Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)
 
 
-def _tell(verdicts: Verdicts, now: dt.datetime) -> None:
+def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
     """Keep new verdicts, end others."""
     ended: defaultdict[Queue, list[str]] = defaultdict(list)
     for (queue, shape), waits in verdicts.items():

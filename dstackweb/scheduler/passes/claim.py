@@ -14,7 +14,7 @@ EXPIRES_S = 10.0
 """A pass that was killed holds up the next one this long at most."""
 
 
-class Outdated(Exception):
+class ClaimLost(Exception):
     """A newer pass has begun: this one must not write any more."""
 
 
@@ -26,7 +26,7 @@ def request() -> bool:
     return not requested and bool(PassState.objects.filter(pk=1, requested=False).update(requested=True))
 
 
-def is_wanted() -> bool:
+def is_requested() -> bool:
     """Whether somebody has asked for a pass since the last one was claimed."""
     return PassState.objects.filter(pk=1, requested=True).exists()
 
@@ -51,14 +51,14 @@ def claim(now: dt.datetime) -> int | None:
         return PassState.objects.values_list("generation", flat=True).get(pk=1)
 
 
-def keep(generation: int) -> None:
+def renew(generation: int) -> None:
     """Renew a claim: first in each transaction in which its pass writes. Raises Outdated when the claim is lost."""
     until = timezone.now() + dt.timedelta(seconds=EXPIRES_S)
     if not PassState.objects.filter(pk=1, generation=generation).update(expires_at=until):
-        raise Outdated
+        raise ClaimLost
 
 
-def give_back(generation: int, duration_ms: float, placed: int) -> None:
+def release(generation: int, duration_ms: float, placed: int) -> None:
     """End a pass, unless a newer one has begun; `placed` is how many runs it placed."""
     PassState.objects.filter(pk=1, generation=generation).update(
         expires_at=None, ended_at=timezone.now(), duration_ms=duration_ms, placed=placed

@@ -19,19 +19,19 @@ from dstackweb.backends.hosts.fit import HostView, Miss, fit
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
+from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.reservations import Shown, shown, stored
+from dstackweb.scheduler.passes.reservations import VisibleReservation, load_reservation, visible_reservation
 from dstackweb.scheduler.placement import limits, offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import HOSTS, Waiting, Waits, gang
-from dstackweb.scheduler.placement.limits import gpus_asked
+from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, fit_nodes
+from dstackweb.scheduler.placement.limits import gpus_requested
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """One place and how it did: `fits`, or a code with its numbers (`wording.waiting.tried`).
 
     `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
@@ -54,10 +54,10 @@ class Decision:
 
     outcome: WaitReason
     data: Mapping[str, Any]
-    tried: list[Tried]
+    candidates: list[Candidate]
     at: dt.datetime
-    reservation: Shown | None = None
-    limits: list[Waits] = field(default_factory=list)
+    reservation: VisibleReservation | None = None
+    limits: list[Wait] = field(default_factory=list)
     budget: Budget | None = None
 
     @property
@@ -75,55 +75,57 @@ def decide_now(run: Run) -> Decision:
         spec = EffectiveSpec.model_validate(run.spec)
     except ValidationError:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
-    kept = stored()
-    capacity = loading.capacity([run.queue], Market(), now, kept.reserved if kept else None)
-    waiting = loading.waiting(run, run.queue, spec)
+    kept = load_reservation()
+    capacity = loading.load_capacity([run.queue], OfferReader(), now, kept.reserved if kept else None)
+    waiting = loading.waiting_run(run, run.queue, spec)
     outcome = capacity.decide(waiting)
-    found = [Waits(WaitReason.QUEUE_PAUSED)] if run.queue.paused else []
-    if isinstance(outcome, Waits):
+    found = [Wait(WaitReason.QUEUE_PAUSED)] if run.queue.paused else []
+    if isinstance(outcome, Wait):
         found.append(outcome)
-    final = most_permanent(found) if found else Waits(WaitReason.STARTING)
-    tries = list(tried(waiting, capacity))
+    final = most_permanent(found) if found else Wait(WaitReason.STARTING)
+    tries = list(list_candidates(waiting, capacity))
     matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in tries))
     return Decision(
         outcome=final.reason,
         data=final.data,
-        tried=tries,
+        candidates=tries,
         at=now,
-        reservation=shown([run.project_id]) if matters else None,
-        limits=limits.exceeded(
-            loading.limits_of(run.queue), capacity.tally, run.queue_id, run.user_id, gpus_asked(spec)
+        reservation=visible_reservation([run.project_id]) if matters else None,
+        limits=limits.exceeded_limits(
+            loading.limits_of(run.queue), capacity.queue_usage, run.queue_id, run.user_id, gpus_requested(spec)
         ),
         budget=project_budget(run.project_id, now) if any(one.price for one in tries) else None,
     )
 
 
-def tried(run: Waiting, capacity: Capacity) -> Iterator[Tried]:
+def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
     """Every host and every offer, in the order in which the run prefers them as far as they fit."""
     if may_use_hosts(run.spec):
-        beside = {host.id: host for host in capacity.beside_reserved()} if capacity.is_bound(run) else {}
+        beside = (
+            {host.id: host for host in capacity.unreserved_hosts()} if capacity.must_respect_reservation(run) else {}
+        )
         for host in capacity.hosts:
-            yield _tried_host(run.spec, host, beside.get(host.id, host))
-    asked = capacity.asked(run)
+            yield _host_candidate(run.spec, host, beside.get(host.id, host))
+    asked = capacity.offers_for(run)
     for name, code in sorted(asked.failed.items()):
-        yield Tried(name, "", PlaceCode(code))
+        yield Candidate(name, "", PlaceCode(code))
     for offer in sorted(asked.offers, key=lambda offer: (offers.refusal(run.spec, offer) is not None, offer.price)):
-        yield _tried_offer(run.spec, offer)
+        yield _offer_candidate(run.spec, offer)
 
 
-def _tried_host(spec: EffectiveSpec, host: HostView, beside: HostView) -> Tried:
+def _host_candidate(spec: EffectiveSpec, host: HostView, beside: HostView) -> Candidate:
     """`beside` is the host without what is reserved for another."""
-    if (why := _not_meant(spec, host)) is not None:
-        return Tried(HOSTS, host.name, *why)
+    if (why := _host_refusal(spec, host)) is not None:
+        return Candidate(HOSTS, host.name, *why)
     outcome = fit(host, spec.requirements)
     if isinstance(outcome, Miss):
-        return Tried(HOSTS, host.name, outcome.code, outcome.data)
-    nodes = len(gang(spec, [beside]))
+        return Candidate(HOSTS, host.name, outcome.code, outcome.data)
+    nodes = len(fit_nodes(spec, [beside]))
     code = PlaceCode.FITS if nodes else PlaceCode.RESERVED
-    return Tried(HOSTS, host.name, code, {"nodes": nodes, "of": spec.nodes}, Decimal(0))
+    return Candidate(HOSTS, host.name, code, {"nodes": nodes, "of": spec.nodes}, Decimal(0))
 
 
-def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str, Any]] | None:
+def _host_refusal(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str, Any]] | None:
     """Why the run doesn't go to this host, whatever is free there."""
     if spec.spot_policy == "spot":
         return PlaceCode.IS_ON_DEMAND, {}
@@ -138,12 +140,12 @@ def _not_meant(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str
     return None
 
 
-def _tried_offer(spec: EffectiveSpec, offer: Offer) -> Tried:
+def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
     where = " ".join(filter(None, (offer.region, offer.instance_type, "(spot)" if offer.spot else "")))
     refused = offers.refusal(spec, offer)
     if refused is not None:
         data = {"max_price": spec.max_price} if refused is PlaceCode.TOO_EXPENSIVE else {}
-        return Tried(offer.backend, where, refused, data, offer.price)
-    nodes = offers.room(offer, {}, spec.nodes)
+        return Candidate(offer.backend, where, refused, data, offer.price)
+    nodes = offers.nodes_available(offer, {}, spec.nodes)
     code = PlaceCode.FITS if nodes else offers.NOT_NOW.get(offer.availability, PlaceCode.BUSY)
-    return Tried(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)
+    return Candidate(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)

@@ -15,36 +15,38 @@ from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, PLACED
 from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.cloud.backend_offers import Market, project_budget
-from dstackweb.scheduler.placement.capacity import Capacity, Rules
-from dstackweb.scheduler.placement.hosts import Waiting
-from dstackweb.scheduler.placement.limits import Limits, Tally
-from dstackweb.scheduler.placement.reservation import Holder, Reserved, latest_end
+from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
+from dstackweb.scheduler.placement.capacity import Capacity, ReservationRules
+from dstackweb.scheduler.placement.hosts import WaitingRun
+from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, latest_end
 from dstackweb.spec.effective import EffectiveSpec
 
 
-def capacity(queues: Iterable[Queue], market: Market, now: dt.datetime, reserved: Reserved | None = None) -> Capacity:
+def load_capacity(
+    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, reserved: HostReservation | None = None
+) -> Capacity:
     """All there is to give to runs of these queues, with what is reserved of it."""
     # Holders before hosts: what ends between the two questions is then free, rather than held by nobody.
-    known = holders(now) if reserved else None
+    known = job_usage(now) if reserved else None
     limits = {queue.pk: limits_of(queue) for queue in queues}
     return Capacity(
         now=now,
-        rules=Rules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
+        rules=ReservationRules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
         hosts=tuple(host_views()),
         limits=limits,
-        tally=tally_of([queue_id for queue_id, each in limits.items() if each != Limits()]),
-        ask=market.ask,
-        idle=idle.reader(now),
-        budget=functools.cache(lambda project_id: project_budget(project_id, now)),
-        read_holders=lambda: holders(now) if known is None else known,
+        queue_usage=queue_usage([queue_id for queue_id, each in limits.items() if each != QueueLimits()]),
+        ask_backends=reader.offers_for,
+        idle_instances=idle.reader(now),
+        budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
+        read_job_usage=lambda: job_usage(now) if known is None else known,
         reserved=reserved,
     )
 
 
-def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
+def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:
     """A run of a queue (read with its project) as decisions see it."""
-    return Waiting(
+    return WaitingRun(
         id=run.pk,
         name=run.name,
         project_id=queue.project_id,
@@ -57,12 +59,12 @@ def waiting(run: Run, queue: Queue, spec: EffectiveSpec) -> Waiting:
     )
 
 
-def limits_of(queue: Queue) -> Limits:
+def limits_of(queue: Queue) -> QueueLimits:
     """The limits of a queue as it was read."""
-    return Limits(**{name: getattr(queue, name) for name in LIMITS})
+    return QueueLimits(**{name: getattr(queue, name) for name in LIMITS})
 
 
-def holders(now: dt.datetime) -> list[Holder]:
+def job_usage(now: dt.datetime) -> list[JobUsage]:
     """What each active job holds of its host, and by when it is gone at the latest."""
     columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
     rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
@@ -71,7 +73,7 @@ def holders(now: dt.datetime) -> list[Holder]:
     times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
     limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
     return [
-        Holder(
+        JobUsage(
             job=(run_id, node),
             host_id=host_id,
             cpus=cpus,
@@ -85,24 +87,24 @@ def holders(now: dt.datetime) -> list[Holder]:
     ]
 
 
-def tally_of(queue_ids: Sequence[int]) -> Tally:
+def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
     """The placed runs of these queues, and the GPUs that they hold.
 
     Of all queues what is placed is little: SQLite would look for these queues' among all that wait in them.
     """
     if not queue_ids:
-        return Tally()
+        return QueueUsage()
     placed = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
-    gpus = {run_id: gpus for run_id, (gpus, _cpus) in held_by_run().items() if gpus}
+    gpus = {run_id: gpus for run_id, (gpus, _cpus) in usage_by_run().items() if gpus}
     runs = Run.objects.filter(pk__in=gpus).values_list("pk", "queue_id", "user_id")
     counted = chain(
         ((queue_id, user_id, 0, number) for queue_id, user_id, number in placed),
         ((queue_id, user_id, gpus[run_id], 0) for run_id, queue_id, user_id in runs),
     )
-    return Tally.of(found for found in counted if found[0] in queue_ids)
+    return QueueUsage.of(found for found in counted if found[0] in queue_ids)
 
 
-def held_by_run() -> dict[int, tuple[int, int]]:
+def usage_by_run() -> dict[int, tuple[int, int]]:
     """GPUs and CPUs that each run's jobs hold now.
 
     In two steps and without the runs: of a join SQLite makes a walk through all jobs there ever were, and PostgreSQL,

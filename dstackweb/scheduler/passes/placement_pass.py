@@ -16,17 +16,17 @@ from django.utils import timezone
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
-from dstackweb.scheduler.cloud.backend_offers import Market
+from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.monitoring import reclaimed
 from dstackweb.scheduler.passes import apply, loading, reservations
 from dstackweb.scheduler.passes import claim as pass_claim
 from dstackweb.scheduler.passes.apply import STALE, Placement
-from dstackweb.scheduler.passes.claim import Outdated
-from dstackweb.scheduler.passes.queue_scan import Line
-from dstackweb.scheduler.passes.reservations import Change, Stored
-from dstackweb.scheduler.placement.fairness import Held, turn
-from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waits
-from dstackweb.scheduler.placement.reservation import Reserved
+from dstackweb.scheduler.passes.claim import ClaimLost
+from dstackweb.scheduler.passes.queue_scan import QueueScan
+from dstackweb.scheduler.passes.reservations import ReservationChange, StoredReservation
+from dstackweb.scheduler.placement.fairness import ProjectUsage, fair_share_key
+from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
+from dstackweb.scheduler.placement.reservation import HostReservation
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ ALL_SHAPES = ""
 RENEW_EVERY_S = 2.0
 WRITE_EVERY_S = 0.1
 """A placement waits this long at most for others to be written with."""
-AT_ONCE = 50
+MAX_WRITTEN = 50
 """Runs placed by one transaction."""
 WORK_S = 20.0
 """How long one task goes from pass to pass; far below django-q's timeout, which would kill it with its claim."""
@@ -52,7 +52,7 @@ def run_passes() -> int:
     while (generation := pass_claim.claim(timezone.now())) is not None:
         done = _run_one(generation)
         placed += done
-        wanted = done >= MAX_PLACED or pass_claim.is_wanted()
+        wanted = done >= MAX_PLACED or pass_claim.is_requested()
         if not wanted or time.monotonic() - began > WORK_S:
             break
     return placed
@@ -62,34 +62,34 @@ def _run_one(generation: int) -> int:
     """One pass, whose claim is given back however it ends."""
     began, done = time.monotonic(), 0
     try:
-        done = Pass(generation).run()
+        done = PlacementPass(generation).run()
     finally:
-        pass_claim.give_back(generation, (time.monotonic() - began) * 1000, done)
+        pass_claim.release(generation, (time.monotonic() - began) * 1000, done)
     if done:
         reclaimed.record_next_runs(timezone.now())
     return done
 
 
-class Pass:
+class PlacementPass:
     """One walk over all queues. `generation` is this pass's claim."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.before = reservations.stored()
+        self.before = reservations.load_reservation()
         self.why = self.before.lapsed if self.before else ""
-        self.lines = [Line(queue) for queue in _open_queues()]
-        market = Market()
-        self.backends = {HOSTS: ensure_embedded_backend(), **market.backends}
+        self.lines = [QueueScan(queue) for queue in _open_queues()]
+        reader = OfferReader()
+        self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
         reserved = self.before.reserved if self.before else None
-        self.capacity = loading.capacity([line.queue for line in self.lines], market, timezone.now(), reserved)
-        self.held = _held_by_project()
+        self.capacity = loading.load_capacity([line.queue for line in self.lines], reader, timezone.now(), reserved)
+        self.held = _usage_by_project()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)
             for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
         }
         self.written, self.written_at = 0, time.monotonic()
         self.placements: list[Placement] = []
-        self.verdicts: dict[tuple[Queue, str], Waits | None] = {}
+        self.verdicts: dict[tuple[Queue, str], Wait | None] = {}
 
     def run(self) -> int:
         """Place what fits; returns how many runs that were."""
@@ -103,7 +103,7 @@ class Pass:
                     break
             if self.placements or self.verdicts or self._change().is_needed:
                 self._write()
-        except Outdated:
+        except ClaimLost:
             log.warning("pass %s was overtaken by a newer one after placing %s runs", self.generation, self.written)
         except STALE as stale:
             # Going on would place the runs behind before this one: another pass looks again from the start.
@@ -111,7 +111,7 @@ class Pass:
             pass_claim.request()
         return self.written
 
-    def _next(self) -> Iterator[tuple[Line, Run]]:
+    def _next(self) -> Iterator[tuple[QueueScan, Run]]:
         """The next head of a queue, weighted fair between projects (ranks of queues are never compared)."""
         while True:
             heads = [(line, run) for line in self.lines if (run := self._head(line)) is not None]
@@ -119,12 +119,12 @@ class Pass:
                 return
             yield min(heads, key=lambda head: self._turn(*head))
 
-    def _head(self, line: Line) -> Run | None:
+    def _head(self, line: QueueScan) -> Run | None:
         """The next run of a queue, unless a limit holds up all of it."""
         run = line.head()
         if run is None:
             return None
-        waits = self.capacity.closed(line.queue.pk)
+        waits = self.capacity.queue_wait(line.queue.pk)
         if waits is None:
             self._tell_no_more(line.queue, ALL_SHAPES)
             return run
@@ -132,22 +132,22 @@ class Pass:
         line.close()
         return None
 
-    def _turn(self, line: Line, run: Run) -> tuple[float, int]:
+    def _turn(self, line: QueueScan, run: Run) -> tuple[float, int]:
         """Who goes first: the project that holds the least per weight, then the earlier submit."""
         spec = line.spec(run)
         asks_gpus = spec is not None and spec.requirements.gpu_count_min > 0
-        return turn(self.held[line.queue.project_id], line.queue.project.weight, asks_gpus, run.seniority_us)
+        return fair_share_key(self.held[line.queue.project_id], line.queue.project.weight, asks_gpus, run.seniority_us)
 
-    def _decide(self, line: Line, run: Run) -> None:
+    def _decide(self, line: QueueScan, run: Run) -> None:
         """Find a place for one run, or note why its shape waits."""
         spec = line.spec(run)
         if spec is None:
             # What an earlier version stored and this one can't read holds up nobody else.
-            self._skip(line, run, Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
+            self._skip(line, run, Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
             return
-        waiting = loading.waiting(run, line.queue, spec)
+        waiting = loading.waiting_run(run, line.queue, spec)
         outcome = self.capacity.decide(waiting)
-        if isinstance(outcome, Waits):
+        if isinstance(outcome, Wait):
             self._skip(line, run, outcome)
             if made := self.capacity.would_reserve(waiting, outcome):
                 self._keep(made, why=ReservationEnd.OUTRANKED)
@@ -159,16 +159,16 @@ class Pass:
         if self._holds_for(run.pk):
             self._keep(None, why=ReservationEnd.PLACED)
         self.capacity.take(waiting, outcome)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, HostPlacement):
             self.held[line.queue.project_id] = self.held[line.queue.project_id].plus(
                 gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
             )
 
-    def _skip(self, line: Line, run: Run, waits: Waits) -> None:
+    def _skip(self, line: QueueScan, run: Run, waits: Wait) -> None:
         line.block(run.shape)
         self._tell(line.queue, run.shape, waits)
 
-    def _tell(self, queue: Queue, shape: str, waits: Waits) -> None:
+    def _tell(self, queue: Queue, shape: str, waits: Wait) -> None:
         """Note a verdict, where it isn't known."""
         if self.known.get((queue.pk, shape)) != (waits.reason, waits.data):
             self.known[queue.pk, shape] = waits.reason, waits.data
@@ -181,27 +181,27 @@ class Pass:
     def _judge_reserved(self) -> None:
         """Go on with the reservation, or end it."""
         if self.capacity.reserved is not None:
-            judged = self.capacity.judged(self.capacity.reserved)
+            judged = self.capacity.review(self.capacity.reserved)
             if isinstance(judged, str):
                 self._keep(None, why=judged)
             else:
-                self.capacity.keep(judged)
+                self.capacity.set_reservation(judged)
 
     def _holds_for(self, run_id: int) -> bool:
         return self.capacity.reserved is not None and self.capacity.reserved.run.id == run_id
 
-    def _keep(self, reserved: Reserved | None, why: str) -> None:
+    def _keep(self, reserved: HostReservation | None, why: str) -> None:
         """Reserve this from now on; `why` the one before ends, if it is still that of the row."""
         if self.before is not None and self._holds_for(self.before.run_id):
             self.why = why
-        self.capacity.keep(reserved)
+        self.capacity.set_reservation(reserved)
 
-    def _change(self) -> Change:
-        return Change(self.before, self.capacity.reserved, self.why)
+    def _change(self) -> ReservationChange:
+        return ReservationChange(self.before, self.capacity.reserved, self.why)
 
     def _write_is_due(self) -> bool:
         waited = time.monotonic() - self.written_at
-        return len(self.placements) >= AT_ONCE or waited > (WRITE_EVERY_S if self.placements else RENEW_EVERY_S)
+        return len(self.placements) >= MAX_WRITTEN or waited > (WRITE_EVERY_S if self.placements else RENEW_EVERY_S)
 
     def _write(self) -> None:
         """Write what was decided since the last time, which renews this pass's claim too.
@@ -211,19 +211,21 @@ class Pass:
         placements, verdicts, change = self.placements, self.verdicts, self._change()
         self.placements, self.verdicts = [], {}
         try:
-            apply.write(self.generation, self.backends, placements, verdicts, change if change.is_needed else None)
+            apply.write_decisions(
+                self.generation, self.backends, placements, verdicts, change if change.is_needed else None
+            )
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
                 was_kept = self.before is not None and self.before.run_id == one.run.pk
-                ends = Change(self.before, None, "placed") if was_kept else None
-                apply.write(self.generation, self.backends, [one], ended, ends)
+                ends = ReservationChange(self.before, None, "placed") if was_kept else None
+                apply.write_decisions(self.generation, self.backends, [one], ended, ends)
                 self.written += 1
             raise
         self.written += len(placements)
         self.written_at = time.monotonic()
         after = change.after
-        self.before = Stored(after.run.id, after.run.queue_id, after) if after else None
+        self.before = StoredReservation(after.run.id, after.run.queue_id, after) if after else None
 
 
 def _open_queues() -> list[Queue]:
@@ -231,10 +233,10 @@ def _open_queues() -> list[Queue]:
     return list(Queue.objects.select_related("project").filter(paused=False, count__submitted__gt=0).order_by("pk"))
 
 
-def _held_by_project() -> defaultdict[int, Held]:
+def _usage_by_project() -> defaultdict[int, ProjectUsage]:
     """GPUs and CPUs that each project's jobs hold now."""
-    held: defaultdict[int, Held] = defaultdict(Held)
-    of_run = loading.held_by_run()
+    held: defaultdict[int, ProjectUsage] = defaultdict(ProjectUsage)
+    of_run = loading.usage_by_run()
     for run_id, project_id in Run.objects.filter(pk__in=of_run).values_list("pk", "project_id"):
         held[project_id] = held[project_id].plus(*of_run[run_id])
     return held

@@ -19,12 +19,12 @@ from dstackweb.runs.queue.queues import now_us
 from dstackweb.runs.schedule import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import PreparedSubmission, Submission, prepare
-from dstackweb.scheduler.cloud.backend_offers import Market
+from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.reservations import stored
+from dstackweb.scheduler.passes.reservations import load_reservation
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import Waiting, Waits, is_named
+from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, allows_host
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
     offers: Sequence[Offer]
     position: int | None
     next_at: dt.datetime | None
-    waits: Waits | None
+    waits: Wait | None
 
     @property
     def impossible(self) -> bool:
@@ -52,7 +52,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
     rank = ordering.rank(seniority, spec.priority, queue.step_us)
-    run = Waiting(
+    run = WaitingRun(
         id=sys.maxsize,
         name=spec.name or "",
         project_id=project.pk,
@@ -63,25 +63,25 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         queued_at=now,
         spec=spec,
     )
-    kept = stored()
-    capacity = loading.capacity([queue], Market(), now, kept.reserved if kept else None)
+    kept = load_reservation()
+    capacity = loading.load_capacity([queue], OfferReader(), now, kept.reserved if kept else None)
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at else position_at(queue, rank, None)
     return Plan(prepared, _offers(run, capacity), position, next_at, _waits(run, queue, capacity))
 
 
-def _waits(run: Waiting, queue: Queue, capacity: Capacity) -> Waits | None:
+def _waits(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
     """What would hold it up now, wherever it stands in the queue."""
     outcome = capacity.decide(run)
-    found = [Waits(WaitReason.QUEUE_PAUSED)] if queue.paused else []
-    if isinstance(outcome, Waits):
+    found = [Wait(WaitReason.QUEUE_PAUSED)] if queue.paused else []
+    if isinstance(outcome, Wait):
         found.append(outcome)
     return most_permanent(found) if found else None
 
 
-def _offers(run: Waiting, capacity: Capacity) -> list[Offer]:
+def _offers(run: WaitingRun, capacity: Capacity) -> list[Offer]:
     """The hosts that the run may go to as offers, then those of other backends, the cheapest first."""
     spec = run.spec
-    hosts = [host for host in capacity.hosts if is_named(spec, host)] if may_use_hosts(spec) else []
+    hosts = [host for host in capacity.hosts if allows_host(spec, host)] if may_use_hosts(spec) else []
     found = host_offers(hosts, spec.requirements, image=spec.image)
-    return found + offers.wanted(spec, capacity.asked(run))
+    return found + offers.acceptable_offers(spec, capacity.offers_for(run))

@@ -19,7 +19,7 @@ from dstackweb.spec.effective import EffectiveSpec
 
 BATCH = 50
 """Runs read at once."""
-READ = (
+COLUMNS = (
     "queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at",
 )  # fmt: skip
 """The columns of a run that a pass looks at: any other would be a query for each run. Specs are read once a shape."""
@@ -29,7 +29,7 @@ _specs: dict[str, EffectiveSpec] = {}
 """What shapes ask for, kept from pass to pass: a shape is a hash of all that decides, so this never goes stale."""
 
 
-class Line:
+class QueueScan:
     """The waiting runs of one queue. `head` is the next one; `pop` and `block` go on behind it."""
 
     def __init__(self, queue: Queue) -> None:
@@ -141,7 +141,7 @@ class _Shapes:
         keys = [pk for _, pk, _ in heapq.nsmallest(BATCH, unread)]
         # Asked as waiting again: a run may have been stopped or moved since the first question.
         self._read |= dict.fromkeys(keys)
-        self._read |= {run.pk: run for run in in_order(self._queue).filter(pk__in=keys).only(*READ)}
+        self._read |= {run.pk: run for run in in_order(self._queue).filter(pk__in=keys).only(*COLUMNS)}
 
 
 def _behind(waiting: QuerySet[Run], place: tuple[int, int] | None) -> QuerySet[Run]:
@@ -149,4 +149,4 @@ def _behind(waiting: QuerySet[Run], place: tuple[int, int] | None) -> QuerySet[R
     if place is not None:
         rank, pk = place
         waiting = waiting.filter(rank__gte=rank).exclude(rank=rank, pk__lte=pk)
-    return waiting.only(*READ)
+    return waiting.only(*COLUMNS)

@@ -14,27 +14,27 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import record
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.loading import waiting
-from dstackweb.scheduler.placement.reservation import Node, Reserved
+from dstackweb.scheduler.passes.loading import waiting_run
+from dstackweb.scheduler.placement.reservation import HostReservation, ReservedNode
 from dstackweb.spec.effective import EffectiveSpec
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredReservation:
     """The row as a pass found it. `reserved` is None, and `lapsed` says why, where its run can't start any more."""
 
     run_id: int
     queue_id: int
-    reserved: Reserved | None
+    reserved: HostReservation | None
     lapsed: str = ""
 
 
 @dataclass(frozen=True)
-class Change:
+class ReservationChange:
     """What a pass makes of the reservation. `why`: the code of why the one before ends, where it does."""
 
-    before: Stored | None
-    after: Reserved | None
+    before: StoredReservation | None
+    after: HostReservation | None
     why: str = ""
 
     @property
@@ -59,7 +59,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Shown:
+class VisibleReservation:
     """A reservation as somebody sees it: `run` is None for people who may not see that run."""
 
     run: Run | None
@@ -67,39 +67,41 @@ class Shown:
     made_at: dt.datetime
     starts_at: dt.datetime | None
     expires_at: dt.datetime | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[ReservedNode, ...]
 
 
-def shown(projects: Collection[int]) -> Shown | None:
+def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
     """The reservation, for somebody who sees these projects."""
     row = Reservation.objects.select_related("run__project").first()
     if row is None:
         return None
     run = row.run if row.run.project_id in projects else None
-    nodes = tuple(Node.from_row(node) for node in row.nodes)
-    return Shown(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
+    nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
+    return VisibleReservation(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
 
 
-def stored() -> Stored | None:
+def load_reservation() -> StoredReservation | None:
     """The reservation that there is."""
     row = Reservation.objects.select_related("run__queue__project").first()
     if row is None:
         return None
     run = row.run
     if run.status != RunStatus.SUBMITTED:
-        return Stored(run.pk, run.queue_id, None, ReservationEnd.LEFT)
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.LEFT)
     if run.queue.paused:
-        return Stored(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED)
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED)
     try:
         spec = EffectiveSpec.model_validate(run.spec)
-        nodes = tuple(Node.from_row(node) for node in row.nodes)
+        nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
     except (ValidationError, TypeError, KeyError):
-        return Stored(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE)
-    of = waiting(run, run.queue, spec)
-    return Stored(run.pk, run.queue_id, Reserved(of, nodes, row.made_at, row.starts_at, row.expires_at))
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE)
+    of = waiting_run(run, run.queue, spec)
+    return StoredReservation(
+        run.pk, run.queue_id, HostReservation(of, nodes, row.made_at, row.starts_at, row.expires_at)
+    )
 
 
-def write(change: Change, now: dt.datetime) -> set[int]:
+def write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
     """Make the row what it is to be, and tell the runs. Returns the queues whose lists show it.
 
     Locks rows of runs: call in the pass's transaction, before queue counters and hosts.
@@ -112,7 +114,7 @@ def write(change: Change, now: dt.datetime) -> set[int]:
     if change.after is not None:
         _store(change.after, now if change.is_made_anew else change.after.made_at)
         if change.is_of_another_run:
-            _record(change.after.run.id, RunEventKind.RESERVED, _told(change.after), now)
+            _record(change.after.run.id, RunEventKind.RESERVED, _event_data(change.after), now)
         queues.add(change.after.run.queue_id)
     return queues
 
@@ -124,7 +126,7 @@ def _record(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datet
         record(run, kind, data, at=now)
 
 
-def _store(reserved: Reserved, made_at: dt.datetime) -> None:
+def _store(reserved: HostReservation, made_at: dt.datetime) -> None:
     Reservation.objects.update_or_create(
         pk=1,
         defaults={
@@ -137,7 +139,7 @@ def _store(reserved: Reserved, made_at: dt.datetime) -> None:
     )
 
 
-def _told(reserved: Reserved) -> dict[str, Any]:
+def _event_data(reserved: HostReservation) -> dict[str, Any]:
     """The numbers of the event: where, how many GPUs, from when or until when."""
     return {
         "hosts": sorted({node.host for node in reserved.nodes}),

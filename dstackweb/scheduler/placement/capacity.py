@@ -17,10 +17,10 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
 from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
-from dstackweb.scheduler.placement.hosts import HOSTS, Placed, Waiting, Waits, place
-from dstackweb.scheduler.placement.limits import Limits, Tally, gpus_asked
-from dstackweb.scheduler.placement.offers import Asked, Bought
-from dstackweb.scheduler.placement.reservation import Holder, Reserved
+from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait, WaitingRun, place_on_hosts
+from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
+from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
 from dstackweb.spec.effective import EffectiveSpec
 
 UNTIL_STEP_S = 300
@@ -41,7 +41,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Rules:
+class ReservationRules:
     """Settings, seconds: after how long a wait capacity is reserved, and for how long where nobody knows its start."""
 
     reserve_after_s: float
@@ -53,170 +53,174 @@ class Capacity:
     """Hosts and offers, what is reserved of them for whom, and what limits the runs."""
 
     now: dt.datetime
-    rules: Rules
+    rules: ReservationRules
     hosts: Sequence[HostView]
-    limits: Mapping[int, Limits] = field(default_factory=dict)
+    limits: Mapping[int, QueueLimits] = field(default_factory=dict)
     """By queue; a queue that isn't there has none."""
-    tally: Tally = field(default_factory=Tally)
-    ask: Callable[[EffectiveSpec], Asked] = lambda spec: Asked()
-    idle: Callable[[int], Sequence[Offer]] = lambda project_id: ()
+    queue_usage: QueueUsage = field(default_factory=QueueUsage)
+    ask_backends: Callable[[EffectiveSpec], BackendOffers] = lambda spec: BackendOffers()
+    idle_instances: Callable[[int], Sequence[Offer]] = lambda project_id: ()
     """A project's own machines at clouds that wait for a run."""
-    budget: Callable[[int], Budget | None] = lambda project_id: None
-    read_holders: Callable[[], Sequence[Holder]] = tuple
-    reserved: Reserved | None = None
-    used: Counter[offers.Key] = field(default_factory=Counter)
+    budget_of: Callable[[int], Budget | None] = lambda project_id: None
+    read_job_usage: Callable[[], Sequence[JobUsage]] = tuple
+    reserved: HostReservation | None = None
+    used: Counter[offers.OfferKey] = field(default_factory=Counter)
     """Nodes given away by offer."""
 
     def __post_init__(self) -> None:
-        self._holders: dict[tuple[int, int], Holder] | None = None
-        self._added: list[Holder] = []
-        self._beside: Sequence[HostView] | None = None
+        self._job_usage: dict[tuple[int, int], JobUsage] | None = None
+        self._added: list[JobUsage] = []
+        self._unreserved: Sequence[HostView] | None = None
 
     @property
-    def holders(self) -> Sequence[Holder]:
+    def job_usage(self) -> Sequence[JobUsage]:
         """What jobs hold of the hosts, with what was placed since: that as it was taken, written or not."""
-        if self._holders is None:
-            self._holders = {holder.job: holder for holder in (*self.read_holders(), *self._added)}
-        return list(self._holders.values())
+        if self._job_usage is None:
+            self._job_usage = {holder.job: holder for holder in (*self.read_job_usage(), *self._added)}
+        return list(self._job_usage.values())
 
-    def decide(self, run: Waiting) -> Placed | Bought | Waits:
+    def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         """Where the run goes, own hosts first; or the most permanent reason of those that hold it up."""
-        over = limits.exceeded(
-            self.limits.get(run.queue_id, Limits()), self.tally, run.queue_id, run.user_id, gpus_asked(run.spec)
+        over = limits.exceeded_limits(
+            self.limits.get(run.queue_id, QueueLimits()),
+            self.queue_usage,
+            run.queue_id,
+            run.user_id,
+            gpus_requested(run.spec),
         )
         outcome = self._anywhere(run)
-        if not isinstance(outcome, Waits):
+        if not isinstance(outcome, Wait):
             return over[0] if over else outcome
         return most_permanent([outcome, *over])
 
-    def asked(self, run: Waiting) -> Asked:
+    def offers_for(self, run: WaitingRun) -> BackendOffers:
         """What other backends offer this run: its project's own idle machines too."""
-        asked = self.ask(run.spec)
-        kept = offers.matching(self.idle(run.project_id), run.spec.requirements, image=run.spec.image)
+        asked = self.ask_backends(run.spec)
+        kept = offers.matching_idle(self.idle_instances(run.project_id), run.spec.requirements, image=run.spec.image)
         return replace(asked, offers=(*kept, *asked.offers))
 
-    def closed(self, queue_id: int) -> Waits | None:
+    def queue_wait(self, queue_id: int) -> Wait | None:
         """What holds up all of a queue alike, apart from a pause."""
-        return limits.whole_queue(self.limits.get(queue_id, Limits()), self.tally, queue_id)
+        return limits.queue_wide_limit(self.limits.get(queue_id, QueueLimits()), self.queue_usage, queue_id)
 
-    def take(self, run: Waiting, placed: Placed | Bought) -> None:
+    def take(self, run: WaitingRun, placed: HostPlacement | OfferPlacement) -> None:
         """Count the run's place as given away."""
-        self.tally.add(run.queue_id, run.user_id, gpus_asked(run.spec))
-        if isinstance(placed, Bought):
-            self.used.update(offers.key(offer) for offer in placed.offers)
+        self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
+        if isinstance(placed, OfferPlacement):
+            self.used.update(offers.offer_key(offer) for offer in placed.offers)
         else:
             self.hosts = placed.hosts
             end = reservation.latest_end(self.now, run.spec.max_duration_s, run.spec.stop_duration_s, self.now)
             self._add(
-                Holder((run.id, node), made.host_id, made.cpus, made.memory_mib, frozenset(made.gpu_uuids),
+                JobUsage((run.id, node), made.host_id, made.cpus, made.memory_mib, frozenset(made.gpu_uuids),
                        since=self.now, ends_at=end)
                 for node, made in enumerate(placed.fits)
             )  # fmt: skip
         if self.reserved is not None and run.id == self.reserved.run.id:
-            self.keep(None)
-        self._beside = None
+            self.set_reservation(None)
+        self._unreserved = None
 
-    def _add(self, holders: Iterable[Holder]) -> None:
+    def _add(self, holders: Iterable[JobUsage]) -> None:
         for holder in holders:
             self._added.append(holder)
-            if self._holders is not None:
-                self._holders[holder.job] = holder
+            if self._job_usage is not None:
+                self._job_usage[holder.job] = holder
 
-    def keep(self, reserved: Reserved | None) -> None:
+    def set_reservation(self, reserved: HostReservation | None) -> None:
         """From now on this is what is reserved."""
-        self.reserved, self._beside = reserved, None
+        self.reserved, self._unreserved = reserved, None
 
-    def would_reserve(self, run: Waiting, waits: Waits) -> Reserved | None:
+    def would_reserve(self, run: WaitingRun, waits: Wait) -> HostReservation | None:
         """What is to be reserved for a run that was just found to wait; None when it isn't its turn."""
         waited_s = (self.now - run.queued_at).total_seconds()
         if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.rules.reserve_after_s:
             return None
-        if self.reserved is not None and not (run.id != self.reserved.run.id and self._stands_before(run)):
+        if self.reserved is not None and not (run.id != self.reserved.run.id and self._is_ahead_of_reserved(run)):
             return None
         if not may_use_hosts(run.spec):
             return None
-        return reservation.plan(run, self.hosts, self.holders, self.now, self.rules.reserve_for_s)
+        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
 
-    def judged(self, reserved: Reserved) -> Reserved | ReservationEnd | WaitReason:
+    def review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
         """What becomes of a reservation in another pass: as it is kept, or the code of why it ends."""
         if reserved.expires_at is not None and reserved.expires_at <= self.now:
             return ReservationEnd.EXPIRED
-        self.keep(reserved)
+        self.set_reservation(reserved)
         outcome = self.decide(reserved.run)
-        if isinstance(outcome, Waits) and outcome.reason != WaitReason.WAITING_FOR_CAPACITY:
+        if isinstance(outcome, Wait) and outcome.reason != WaitReason.WAITING_FOR_CAPACITY:
             return outcome.reason
-        args = (self.hosts, self.holders, self.now, self.rules.reserve_for_s)
-        kept = reservation.renewed(reserved, *args)
+        args = (self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
+        kept = reservation.renew_reservation(reserved, *args)
         # What was kept has gone: the run's turn hasn't, so that other nodes take its place.
-        return kept or reservation.plan(reserved.run, *args) or ReservationEnd.VANISHED
+        return kept or reservation.plan_reservation(reserved.run, *args) or ReservationEnd.VANISHED
 
-    def beside_reserved(self) -> Sequence[HostView]:
+    def unreserved_hosts(self) -> Sequence[HostView]:
         """The hosts as those see them that the reservation binds."""
         if self.reserved is None:
             return self.hosts
-        if self._beside is None:
-            self._beside = reservation.beside(self.reserved, self.hosts, self.holders)
-        return self._beside
+        if self._unreserved is None:
+            self._unreserved = reservation.hosts_without(self.reserved, self.hosts, self.job_usage)
+        return self._unreserved
 
-    def is_bound(self, run: Waiting) -> bool:
+    def must_respect_reservation(self, run: WaitingRun) -> bool:
         """Whether the run must leave alone what is reserved: it could still run when the reservation starts."""
         return (
             self.reserved is not None
             and run.id != self.reserved.run.id
-            and not self._stands_before(run)
+            and not self._is_ahead_of_reserved(run)
             and not reservation.may_finish_before(run.spec, self.reserved, self.now)
         )
 
-    def _stands_before(self, run: Waiting) -> bool:
+    def _is_ahead_of_reserved(self, run: WaitingRun) -> bool:
         """Whether it stands before the reserved run in the same queue."""
         if self.reserved is None:
             return False
         other = self.reserved.run
         return run.queue_id == other.queue_id and run.place < other.place
 
-    def _anywhere(self, run: Waiting) -> Placed | Bought | Waits:
+    def _anywhere(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         here = self._on_hosts(run) if may_use_hosts(run.spec) else None
-        if isinstance(here, Placed):
+        if isinstance(here, HostPlacement):
             return here
         there = self._on_offers(run)
-        if isinstance(there, Bought):
+        if isinstance(there, OfferPlacement):
             return there
         found = [waits for waits in (here, there) if waits is not None]
         if not found:
-            return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_BACKEND})
+            return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_BACKEND})
         return least_permanent(found)
 
-    def _on_hosts(self, run: Waiting) -> Placed | Waits:
-        outcome = place(run.spec, self.hosts)
-        if isinstance(outcome, Waits):
+    def _on_hosts(self, run: WaitingRun) -> HostPlacement | Wait:
+        outcome = place_on_hosts(run.spec, self.hosts)
+        if isinstance(outcome, Wait):
             if outcome.reason == WaitReason.WAITING_FOR_CAPACITY:
-                return Waits(outcome.reason, {**outcome.data, **self._until(run.spec, outcome.data)})
+                return Wait(outcome.reason, {**outcome.data, **self._until(run.spec, outcome.data)})
             return outcome
-        if not self.is_bound(run):
+        if not self.must_respect_reservation(run):
             return outcome
-        beside = place(run.spec, self.beside_reserved())
-        if isinstance(beside, Waits):
-            return Waits(WaitReason.RESERVED_FOR_OTHER, self._reserved_data(run))
+        beside = place_on_hosts(run.spec, self.unreserved_hosts())
+        if isinstance(beside, Wait):
+            return Wait(WaitReason.RESERVED_FOR_OTHER, self._reserved_data(run))
         left = {host.id: host for host in self.hosts}
         for made in beside.fits:
             left[made.host_id] = taken(left[made.host_id], made)
-        return Placed(beside.fits, tuple(left.values()))
+        return HostPlacement(beside.fits, tuple(left.values()))
 
-    def _on_offers(self, run: Waiting) -> Bought | Waits | None:
-        asked = self.asked(run)
+    def _on_offers(self, run: WaitingRun) -> OfferPlacement | Wait | None:
+        asked = self.offers_for(run)
         if asked.is_empty and may_use_hosts(run.spec):
             return None
-        outcome = offers.choose(run.spec, asked, self.used)
-        if isinstance(outcome, Waits) or not outcome.price:
+        outcome = offers.choose_offers(run.spec, asked, self.used)
+        if isinstance(outcome, Wait) or not outcome.price:
             return outcome
-        budget = self.budget(run.project_id)
+        budget = self.budget_of(run.project_id)
         if budget is None or not budget.is_spent:
             return outcome
         free = replace(asked, offers=tuple(offer for offer in asked.offers if not offer.price))
-        without = offers.choose(run.spec, free, self.used)
-        return without if isinstance(without, Bought) else Waits(WaitReason.BUDGET_LIMIT, budget_data(budget))
+        without = offers.choose_offers(run.spec, free, self.used)
+        return without if isinstance(without, OfferPlacement) else Wait(WaitReason.BUDGET_LIMIT, budget_data(budget))
 
-    def _reserved_data(self, run: Waiting) -> ReservedData:
+    def _reserved_data(self, run: WaitingRun) -> ReservedData:
         """For whom and from when, and what lets a run in before. People of other projects learn no names."""
         assert self.reserved is not None
         starts, expires, other = self.reserved.starts_at, self.reserved.expires_at, self.reserved.run
@@ -237,7 +241,7 @@ class Capacity:
         wanted = {gpu.uuid for gpu in gpus_matching(host, spec.requirements) if gpu.held and gpu.stranger is None}
         missing = data["gpus"] - data["gpus_free"]
         ends = sorted(
-            holder.ends_at for holder in self.holders if holder.ends_at is not None for _ in holder.gpus & wanted
+            holder.ends_at for holder in self.job_usage if holder.ends_at is not None for _ in holder.gpus & wanted
         )
         if len(ends) < missing:
             return {}
@@ -249,12 +253,12 @@ def may_use_hosts(spec: EffectiveSpec) -> bool:
     return spec.backends is None or HOSTS in spec.backends
 
 
-def most_permanent(found: Iterable[Waits]) -> Waits:
+def most_permanent(found: Iterable[Wait]) -> Wait:
     """The first of what must all be cured."""
     return min(found, key=lambda waits: waits.reason.place)
 
 
-def least_permanent(found: Iterable[Waits]) -> Waits:
+def least_permanent(found: Iterable[Wait]) -> Wait:
     """The one of several ways to start that is cured first; the first of equals."""
     return max(found, key=lambda waits: waits.reason.place)
 

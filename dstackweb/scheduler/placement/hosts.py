@@ -20,7 +20,7 @@ HOSTS = "hosts"
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingRun:
     """A waiting run as decisions see it. In its queue it stands at (`rank`, `id`)."""
 
     id: int
@@ -40,7 +40,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Placed:
+class HostPlacement:
     """A place for every node, in node order. `hosts` is the capacity that is left."""
 
     fits: tuple[Fit, ...]
@@ -51,7 +51,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Waits:
+class Wait:
     """Why a run can't be placed now, with the numbers of that reason (`runs.codes`)."""
 
     reason: WaitReason
@@ -61,31 +61,31 @@ class Waits:
         WaitReason(self.reason)
 
 
-def place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Placed | Waits:
+def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacement | Wait:
     """A place for all nodes of a run at once, or the most permanent reason why there is none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
-    allowed = [host for host in hosts if may_use(spec, host)]
+    allowed = [host for host in hosts if may_use_host(spec, host)]
     if hosts and not allowed:
-        return Waits(WaitReason.IMPOSSIBLE, _no_such_place(spec, hosts))
+        return Wait(WaitReason.IMPOSSIBLE, _no_such_place(spec, hosts))
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
-    fits, left = _gang(spec, [host for host in capable if host.online and not host.draining])
+    fits, left = _fit_nodes(spec, [host for host in capable if host.online and not host.draining])
     if len(fits) < spec.nodes:
-        return _waits(spec, capable, allowed, placed=len(fits))
-    return Placed(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
+        return _reason_to_wait(spec, capable, allowed, placed=len(fits))
+    return HostPlacement(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
 
 
-def gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
+def fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
     """A place for each node for as long as there is one; fewer than `spec.nodes` when they don't all fit at once."""
-    return _gang(spec, hosts)[0]
+    return _fit_nodes(spec, hosts)[0]
 
 
-def may_use(spec: EffectiveSpec, host: HostView) -> bool:
+def may_use_host(spec: EffectiveSpec, host: HostView) -> bool:
     """Whether the run may go to this host at all, once there is room."""
-    return is_named(spec, host) and (not spec.image or host.isolation == "container")
+    return allows_host(spec, host) and (not spec.image or host.isolation == "container")
 
 
-def is_named(spec: EffectiveSpec, host: HostView) -> bool:
+def allows_host(spec: EffectiveSpec, host: HostView) -> bool:
     """Whether the run's `labels`, `regions` (a host's label) and `instance_types` (its name) allow this host."""
     return (
         (spec.regions is None or host.labels.get("region") in spec.regions)
@@ -108,7 +108,7 @@ def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, 
     }
 
 
-def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
+def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
     """A place for each node for as long as there is one, and what is left of the hosts.
 
     Each goes to the tightest place: the host that has the fewest GPUs, then CPUs, to spare afterwards. All nodes need
@@ -129,34 +129,34 @@ def _gang(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], di
     return fits, left
 
 
-def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Waits | None:
+def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Wait | None:
     """What no amount of waiting on the team's own machines would cure."""
     if spec.spot_policy == "spot":
-        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
+        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
     if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
-        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
+        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
     return None
 
 
-def _waits(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Waits:
+def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Wait:
     """The reason and the numbers when node `placed` found no place."""
     needs = spec.requirements
     numbers: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "gpus": needs.gpu_count_min,
                                "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}  # fmt: skip
     if not hosts:
-        return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_HOSTS, **numbers})
-    if not _would_do(spec, capable):
-        return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.TOO_LARGE, **numbers, **shortfall(hosts, needs)})
+        return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_HOSTS, **numbers})
+    if not _hold_all_nodes(spec, capable):
+        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.TOO_LARGE, **numbers, **shortfall(hosts, needs)})
     here = [host for host in capable if host.online and not host.draining]
     ready = [host for host in here if host.isolation != "none"]
-    if not _would_do(spec, ready):
+    if not _hold_all_nodes(spec, ready):
         offline = len(here) < len(capable)
         code, useless = (Unavailable.HOSTS_OFFLINE, here) if offline else (Unavailable.NO_ISOLATION, ready)
         names = [host.name for host in capable if host not in useless]
-        return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "hosts": names, **numbers})
-    return Waits(WaitReason.WAITING_FOR_CAPACITY, {**numbers, **shortfall(ready, needs)})
+        return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "hosts": names, **numbers})
+    return Wait(WaitReason.WAITING_FOR_CAPACITY, {**numbers, **shortfall(ready, needs)})
 
 
-def _would_do(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
+def _hold_all_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
     """Whether these hosts could hold all nodes with nothing else on them."""
-    return len(gang(spec, [host.emptied() for host in hosts])) == spec.nodes
+    return len(fit_nodes(spec, [host.emptied() for host in hosts])) == spec.nodes

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dstackweb.runs.codes import LimitCode, LimitData, WaitReason
-from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """Of one queue; None is no limit, 0 lets nothing start."""
 
     max_running: int | None = None
@@ -25,14 +25,14 @@ class Limits:
 
 
 @dataclass
-class Tally:
+class QueueUsage:
     """Runs placed and GPUs that they hold, by queue and by (queue, user), as a pass counts on."""
 
     runs: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> Tally:
+    def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> QueueUsage:
         """From (queue, user, GPUs, runs) of what is placed, in any portions."""
         tally = cls()
         for counted in placed:
@@ -46,12 +46,12 @@ class Tally:
             self.gpus[key] += gpus
 
 
-def gpus_asked(spec: EffectiveSpec) -> int:
+def gpus_requested(spec: EffectiveSpec) -> int:
     """The GPUs of all nodes of a run."""
     return spec.nodes * spec.requirements.gpu_count_min
 
 
-def whole_queue(limits: Limits, tally: Tally, queue_id: int) -> Waits | None:
+def queue_wide_limit(limits: QueueLimits, tally: QueueUsage, queue_id: int) -> Wait | None:
     """Why nothing of the queue may start now; None when something may."""
     used = tally.runs[queue_id, None]
     if limits.max_running is None or used < limits.max_running:
@@ -59,7 +59,7 @@ def whole_queue(limits: Limits, tally: Tally, queue_id: int) -> Waits | None:
     return _over(WaitReason.QUEUE_LIMIT, LimitCode.MAX_RUNNING, limits.max_running, used, 1)
 
 
-def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: int) -> list[Waits]:
+def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_id: int, gpus: int) -> list[Wait]:
     """Every limit that one more run of this member with so many GPUs would exceed, the most permanent first.
 
     `never` in the data: the run alone asks for more than the limit.
@@ -80,6 +80,6 @@ def exceeded(limits: Limits, tally: Tally, queue_id: int, user_id: int, gpus: in
     return sorted(over, key=lambda waits: not waits.data["never"])
 
 
-def _over(reason: WaitReason, code: LimitCode, limit: int, used: int, asked: int) -> Waits:
+def _over(reason: WaitReason, code: LimitCode, limit: int, used: int, asked: int) -> Wait:
     data: LimitData = {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit}
-    return Waits(reason, data)
+    return Wait(reason, data)

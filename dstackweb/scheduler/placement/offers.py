@@ -15,14 +15,14 @@ from typing import Any
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.whole import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
-from dstackweb.scheduler.placement.hosts import Waits
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 
-Key = tuple[str, str, str, bool, str]
+OfferKey = tuple[str, str, str, bool, str]
 """What an offer is, whoever asked for it: backend, region, instance type, spot, and the machine where it is there."""
 
-IDLE_SHARE = Decimal("0.5")
+IDLE_PRICE_FACTOR = Decimal("0.5")
 """So much of its price is an idle machine weighed by."""
 
 NOT_NOW = {
@@ -33,7 +33,7 @@ NOT_NOW = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class BackendOffers:
     """What the backends that a run may use have answered; `failed`: those without an answer, and why."""
 
     offers: tuple[Offer, ...] = ()
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Bought:
+class OfferPlacement:
     """An offer for every node, in node order."""
 
     offers: tuple[Offer, ...]
@@ -62,10 +62,10 @@ class Bought:
     @property
     def weight(self) -> Decimal:
         """What the price counts where several are compared."""
-        return sum(map(weight, self.offers), Decimal(0))
+        return sum(map(effective_price, self.offers), Decimal(0))
 
 
-def key(offer: Offer) -> Key:
+def offer_key(offer: Offer) -> OfferKey:
     """What tells one offer from another."""
     return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
 
@@ -90,69 +90,69 @@ def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
     return None
 
 
-def matching(idle: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
+def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
     """The idle instances that have what each node of a run needs. None of them runs containers."""
     return () if image is not None else tuple(offer for offer in idle if meets(offer, needs))
 
 
-def room(offer: Offer, used: Mapping[Key, int], most: int) -> int:
+def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> int:
     """How many nodes it can take now, up to `most`. Unknown is not zero."""
     if offer.availability in NOT_NOW:
         return 0
     fits = offer.detail.get("fits")
-    return most if fits is None else max(0, min(most, int(fits) - used.get(key(offer), 0)))
+    return most if fits is None else max(0, min(most, int(fits) - used.get(offer_key(offer), 0)))
 
 
-def wanted(spec: EffectiveSpec, asked: Asked) -> list[Offer]:
+def acceptable_offers(spec: EffectiveSpec, asked: BackendOffers) -> list[Offer]:
     """Those that the run may take, the cheapest first, also where they are not to be had now."""
-    return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_cheapest)
+    return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_price_order)
 
 
-def choose(spec: EffectiveSpec, asked: Asked, used: Mapping[Key, int]) -> Bought | Waits:
+def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[OfferKey, int]) -> OfferPlacement | Wait:
     """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes given away before."""
-    found = wanted(spec, asked)
+    found = acceptable_offers(spec, asked)
     places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
     for offer in found:
         nodes = places[offer.backend, offer.region]
-        nodes += [offer] * room(offer, used, spec.nodes - len(nodes))
-    whole = [Bought(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
+        nodes += [offer] * nodes_available(offer, used, spec.nodes - len(nodes))
+    whole = [OfferPlacement(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
     if whole:
-        return min(whole, key=lambda bought: (bought.weight, [_cheapest(offer) for offer in bought.offers]))
-    return _waits(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
+        return min(whole, key=lambda bought: (bought.weight, [_price_order(offer) for offer in bought.offers]))
+    return _reason_to_wait(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
 
 
-def weight(offer: Offer) -> Decimal:
+def effective_price(offer: Offer) -> Decimal:
     """What its price counts where offers are compared."""
-    return offer.price * IDLE_SHARE if _is_idle(offer) else offer.price
+    return offer.price * IDLE_PRICE_FACTOR if _is_idle(offer) else offer.price
 
 
 def _is_idle(offer: Offer) -> bool:
     return "instance" in offer.detail
 
 
-def _cheapest(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
+def _price_order(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
     """At the same weight what is there goes first: it starts at once."""
-    return weight(offer), not _is_idle(offer), offer.backend, offer.region, offer.instance_type, offer.spot
+    return effective_price(offer), not _is_idle(offer), offer.backend, offer.region, offer.instance_type, offer.spot
 
 
-def _waits(spec: EffectiveSpec, asked: Asked, found: Sequence[Offer], placed: int) -> Waits:
+def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[Offer], placed: int) -> Wait:
     """The reason that is cured first: any backend that answers, or any offer that comes free, would do."""
     data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
     if any(offer.availability != Availability.NO_QUOTA for offer in found):
-        return Waits(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
+        return Wait(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
     if asked.failed:
-        return _failed(asked.failed)
+        return _unavailable(asked.failed)
     if found:
-        return Waits(WaitReason.NO_QUOTA, {**data, "backends": _names(found)})
+        return Wait(WaitReason.NO_QUOTA, {**data, "backends": _names(found)})
     refused = Counter(why for offer in asked.offers if (why := refusal(spec, offer)))
-    return Waits(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_OFFER, "refused": dict(sorted(refused.items()))})
+    return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_OFFER, "refused": dict(sorted(refused.items()))})
 
 
-def _failed(failed: Mapping[str, Unavailable]) -> Waits:
+def _unavailable(failed: Mapping[str, Unavailable]) -> Wait:
     """One code for all: what may come back by itself is named before what an admin must set up."""
     code = min(failed.values(), key=list(Unavailable).index)
     names = sorted(name for name, why in failed.items() if why == code)
-    return Waits(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "backends": names})
+    return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "backends": names})
 
 
 def _names(offers: Iterable[Offer]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dstackweb.backends.hosts.fit import Fit, HostView
-from dstackweb.scheduler.placement.hosts import Waiting, gang, may_use
+from dstackweb.scheduler.placement.hosts import WaitingRun, fit_nodes, may_use_host
 from dstackweb.spec.effective import EffectiveSpec
 
 MARGIN_S = 60
@@ -21,7 +21,7 @@ MARGIN_S = 60
 
 
 @dataclass(frozen=True)
-class Holder:
+class JobUsage:
     """What one active job holds of a host, since when, and by when it is given back: None when nobody knows."""
 
     job: tuple[int, int]
@@ -35,7 +35,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Node:
+class ReservedNode:
     """What is kept for one node of the run. `gpus` are UUIDs."""
 
     host_id: int
@@ -45,11 +45,11 @@ class Node:
     gpus: tuple[str, ...]
 
     @classmethod
-    def of(cls, fit: Fit) -> Node:
+    def of(cls, fit: Fit) -> ReservedNode:
         return cls(fit.host_id, fit.host_name, fit.cpus, fit.memory_mib, fit.gpu_uuids)
 
     @classmethod
-    def from_row(cls, stored: dict[str, Any]) -> Node:
+    def from_row(cls, stored: dict[str, Any]) -> ReservedNode:
         return cls(**{**stored, "gpus": tuple(stored["gpus"])})
 
     def as_row(self) -> dict[str, Any]:
@@ -57,11 +57,11 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Reserved:
+class HostReservation:
     """What is kept for which run. By `starts_at` all of it is free; None: nobody knows, and `expires_at` is set."""
 
-    run: Waiting
-    nodes: tuple[Node, ...]
+    run: WaitingRun
+    nodes: tuple[ReservedNode, ...]
     made_at: dt.datetime
     starts_at: dt.datetime | None
     expires_at: dt.datetime | None
@@ -75,65 +75,65 @@ def latest_end(began: dt.datetime, limit_s: int | None, stop_s: int, now: dt.dat
     return end if end > now else now + dt.timedelta(seconds=MARGIN_S)
 
 
-def plan(
-    run: Waiting,
+def plan_reservation(
+    run: WaitingRun,
     hosts: Sequence[HostView],
-    holders: Sequence[Holder],
+    holders: Sequence[JobUsage],
     now: dt.datetime,
     hold_s: float,
-) -> Reserved | None:
+) -> HostReservation | None:
     """Where all nodes of the run fit first, when holders end as late as they may; None when not even without them."""
-    usable = [host for host in hosts if may_use(run.spec, host)]
+    usable = [host for host in hosts if may_use_host(run.spec, host)]
 
-    def found(gone: Sequence[Holder]) -> list[Fit]:
-        return gang(run.spec, freed(usable, holders, gone))
+    def found(gone: Sequence[JobUsage]) -> list[Fit]:
+        return fit_nodes(run.spec, hosts_after(usable, holders, gone))
 
     ended = _first_enough(holders, lambda gone: len(found(gone)) == run.spec.nodes)
     if ended is None:
         return None
-    nodes = tuple(Node.of(fit) for fit in found(ended))
-    return _dated(Reserved(run, nodes, now, None, None), ended, now, hold_s)
+    nodes = tuple(ReservedNode.of(fit) for fit in found(ended))
+    return _with_start(HostReservation(run, nodes, now, None, None), ended, now, hold_s)
 
 
-def renewed(
-    reserved: Reserved, hosts: Sequence[HostView], holders: Sequence[Holder], now: dt.datetime, hold_s: float
-) -> Reserved | None:
+def renew_reservation(
+    reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage], now: dt.datetime, hold_s: float
+) -> HostReservation | None:
     """The same nodes with their start computed anew; None when they can't be had any more."""
     kept = {node.host_id for node in reserved.nodes}
     there = [host for host in hosts if host.id in kept]
     holding = [holder for holder in holders if holder.host_id in kept]
-    ended = _first_enough(holding, lambda gone: _are_free(reserved.nodes, freed(there, holding, gone)))
-    return None if ended is None else _dated(reserved, ended, now, hold_s)
+    ended = _first_enough(holding, lambda gone: _are_free(reserved.nodes, hosts_after(there, holding, gone)))
+    return None if ended is None else _with_start(reserved, ended, now, hold_s)
 
 
-def may_finish_before(spec: EffectiveSpec, reserved: Reserved, now: dt.datetime) -> bool:
+def may_finish_before(spec: EffectiveSpec, reserved: HostReservation, now: dt.datetime) -> bool:
     """Whether a run that starts now is gone when the reservation starts, however late it ends."""
     end = latest_end(now, spec.max_duration_s, spec.stop_duration_s, now)
     return end is not None and reserved.starts_at is not None and end <= reserved.starts_at
 
 
-def beside(reserved: Reserved, hosts: Sequence[HostView], holders: Sequence[Holder]) -> list[HostView]:
+def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> list[HostView]:
     """What a run that may outlast the reservation's start sees of the hosts: what it can take without delaying it."""
     nodes = _nodes_by_host(reserved.nodes)
     gone = [holder for holder in holders if holder.host_id in nodes and _gone_by_start(holder, reserved)]
-    at_start = {host.id: host for host in freed([h for h in hosts if h.id in nodes], holders, gone)}
-    return [_less(host, at_start[host.id], nodes[host.id]) if host.id in nodes else host for host in hosts]
+    at_start = {host.id: host for host in hosts_after([h for h in hosts if h.id in nodes], holders, gone)}
+    return [_host_without(host, at_start[host.id], nodes[host.id]) if host.id in nodes else host for host in hosts]
 
 
-def freed(hosts: Sequence[HostView], holders: Iterable[Holder], gone: Sequence[Holder]) -> list[HostView]:
+def hosts_after(hosts: Sequence[HostView], holders: Iterable[JobUsage], gone: Sequence[JobUsage]) -> list[HostView]:
     """The hosts once the holders in `gone` have ended and the others have not."""
     left, given = _by_host(set(holders) - set(gone)), _by_host(gone)
-    return [_freed(host, left[host.id], given[host.id]) if host.id in given else host for host in hosts]
+    return [_host_after(host, left[host.id], given[host.id]) if host.id in given else host for host in hosts]
 
 
-def _by_host(holders: Iterable[Holder]) -> defaultdict[int, list[Holder]]:
-    found: defaultdict[int, list[Holder]] = defaultdict(list)
+def _by_host(holders: Iterable[JobUsage]) -> defaultdict[int, list[JobUsage]]:
+    found: defaultdict[int, list[JobUsage]] = defaultdict(list)
     for holder in holders:
         found[holder.host_id].append(holder)
     return found
 
 
-def _freed(host: HostView, left: Sequence[Holder], gone: Sequence[Holder]) -> HostView:
+def _host_after(host: HostView, left: Sequence[JobUsage], gone: Sequence[JobUsage]) -> HostView:
     given = frozenset().union(*(holder.gpus for holder in gone))
     # A host that came back smaller may be held beyond what it has: then what is given back isn't all free.
     cpus = min(host.cpus_free + sum(h.cpus for h in gone), host.cpus - sum(h.cpus for h in left))
@@ -148,7 +148,7 @@ def _freed(host: HostView, left: Sequence[Holder], gone: Sequence[Holder]) -> Ho
     )
 
 
-def _less(now: HostView, at_start: HostView, nodes: Sequence[Node]) -> HostView:
+def _host_without(now: HostView, at_start: HostView, nodes: Sequence[ReservedNode]) -> HostView:
     """A host without what is kept there."""
     kept = {uuid for node in nodes for uuid in node.gpus}
     cpus = at_start.cpus_free - sum(node.cpus for node in nodes)
@@ -161,14 +161,16 @@ def _less(now: HostView, at_start: HostView, nodes: Sequence[Node]) -> HostView:
     )
 
 
-def _gone_by_start(holder: Holder, reserved: Reserved) -> bool:
+def _gone_by_start(holder: JobUsage, reserved: HostReservation) -> bool:
     """Where nobody knows the start, those that were there when it was made are taken to end, and no others."""
     if reserved.starts_at is None:
         return holder.since <= reserved.made_at
     return holder.ends_at is not None and holder.ends_at <= reserved.starts_at
 
 
-def _first_enough(holders: Sequence[Holder], enough: Callable[[Sequence[Holder]], bool]) -> Sequence[Holder] | None:
+def _first_enough(
+    holders: Sequence[JobUsage], enough: Callable[[Sequence[JobUsage]], bool]
+) -> Sequence[JobUsage] | None:
     """The fewest holders, in the order in which they end, without which it is enough; None when it never is.
 
     Those whose end nobody knows come last, the oldest first. `enough` can only become true as more are gone.
@@ -186,7 +188,7 @@ def _first_enough(holders: Sequence[Holder], enough: Callable[[Sequence[Holder]]
     return order[:least]
 
 
-def _are_free(nodes: Sequence[Node], hosts: Sequence[HostView]) -> bool:
+def _are_free(nodes: Sequence[ReservedNode], hosts: Sequence[HostView]) -> bool:
     """Whether all that is kept is there and free."""
     by_id = {host.id: host for host in hosts if host.online and not host.draining and host.isolation != "none"}
     for host_id, kept in _nodes_by_host(nodes).items():
@@ -200,23 +202,25 @@ def _are_free(nodes: Sequence[Node], hosts: Sequence[HostView]) -> bool:
     return True
 
 
-def _nodes_by_host(nodes: Sequence[Node]) -> defaultdict[int, list[Node]]:
-    found: defaultdict[int, list[Node]] = defaultdict(list)
+def _nodes_by_host(nodes: Sequence[ReservedNode]) -> defaultdict[int, list[ReservedNode]]:
+    found: defaultdict[int, list[ReservedNode]] = defaultdict(list)
     for node in nodes:
         found[node.host_id].append(node)
     return found
 
 
-def _dated(reserved: Reserved, ended: Sequence[Holder], now: dt.datetime, hold_s: float) -> Reserved:
+def _with_start(
+    reserved: HostReservation, ended: Sequence[JobUsage], now: dt.datetime, hold_s: float
+) -> HostReservation:
     """With the time by which all of `ended` are gone; where nobody knows it, until when it is held."""
     starts_at = ended[-1].ends_at if ended else now
     if starts_at is None:
         expires_at = reserved.expires_at or now + dt.timedelta(seconds=hold_s)
         return replace(reserved, starts_at=None, expires_at=expires_at)
-    return replace(reserved, starts_at=_steady(reserved.starts_at, starts_at, now), expires_at=None)
+    return replace(reserved, starts_at=_stable_start(reserved.starts_at, starts_at, now), expires_at=None)
 
 
-def _steady(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
+def _stable_start(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
     """The start that was promised, unless it has passed, moved by more than the margin, or came nearer.
 
     A job that is just starting moves its end on with each look: were the start to follow, runs that end just before

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.runs.models import Queue
-from dstackweb.scheduler.placement.limits import Tally
+from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.wording.queue import setting
 
 
@@ -31,7 +31,7 @@ class Limit(NamedTuple):
         return self.most is not None and self.used >= self.most
 
 
-def usage(queue: Queue, user: User, placed: Tally) -> list[Limit]:
+def usage(queue: Queue, user: User, placed: QueueUsage) -> list[Limit]:
     """All four, whether they are set or not; those per member with what the reader uses."""
     everybody, own = (queue.pk, None), (queue.pk, user.pk)
     return [

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
-from dstackweb.scheduler.passes.loading import tally_of
+from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page
 from dstackweb.web.queue.limits import usage
@@ -99,7 +99,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
         "ageing": queue_words.ageing(queue.ageing_minutes),
-        "usage": usage(queue, request.user, tally_of([queue.pk])),
+        "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
         "new_queue": NewQueueForm() if allows(request.role, "manager") else None,
     }

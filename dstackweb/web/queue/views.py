@@ -18,7 +18,7 @@ from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.loading import tally_of
+from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.announcements import announcements
 from dstackweb.web.common.pages import PageRequest, polled, project_page, shown, whole_number
@@ -80,7 +80,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
     head = rows if page == 1 else run_rows.queue_rows(queue, limit=PER_PAGE)
     reserved = Reservation.objects.first()
     cells = lists.queue_cells(rows, request, reserved, moved)
-    placed = tally_of([queue.pk])
+    placed = queue_usage([queue.pk])
     now = timezone.now()
     return {
         "queue": queue,

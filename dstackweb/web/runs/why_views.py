@@ -16,7 +16,7 @@ from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.decision import Tried, decide_now
+from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import waiting
@@ -85,7 +85,7 @@ def place_in_queue(run: Run) -> PlaceInQueue | None:
 class TriedLine:
     """One host or offer in words, with what is free there where it is a host."""
 
-    tried: Tried
+    tried: Candidate
     label: Label
     host: HostView | None
 
@@ -117,7 +117,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "limits": [waiting.reason(waits.reason, waits.data) for waits in decision.limits],
         "tried": [
             TriedLine(one, waiting.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None)
-            for one in decision.tried
+            for one in decision.candidates
         ],
         "waiting": selectors.counts(request.project)["submitted"],
     }

@@ -123,13 +123,13 @@ def test_an_idle_machine_that_was_ended_meanwhile_is_not_given_away(
     again = paid(project, member)
     from dstackweb.scheduler.passes import apply
 
-    write = apply.write
+    write = apply.write_decisions
 
     def too_late(*args: Any) -> None:
         Instance.objects.filter(holder=None).update(status="stopping")
         write(*args)
 
-    monkeypatch.setattr(apply, "write", too_late)
+    monkeypatch.setattr(apply, "write_decisions", too_late)
     assert place_all() == 1
     assert job_of(again).instance.cloud_id == ""
     assert list(differences()) == []

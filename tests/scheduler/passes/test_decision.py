@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def codes(run: Run) -> dict[str, str]:
-    return {tried.where or tried.backend: tried.code for tried in decide_now(run).tried}
+    return {tried.where or tried.backend: tried.code for tried in decide_now(run).candidates}
 
 
 def fresh(project: Project, run: Run) -> Run:
@@ -54,9 +54,9 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
         "nowhere": "no_such_backend", "cellar out": "no_quota", "cellar dear": "too_expensive",
         "cellar dear (spot)": "is_spot",
     }  # fmt: skip
-    for tried in decide_now(fresh(project, run)).tried:
+    for tried in decide_now(fresh(project, run)).candidates:
         assert waiting.tried(tried.code, tried.data).label
-    priced = [tried.price for tried in decide_now(fresh(project, run)).tried if tried.backend == "cloud"]
+    priced = [tried.price for tried in decide_now(fresh(project, run)).candidates if tried.backend == "cloud"]
     assert priced == [Decimal("0.5"), Decimal("9.0"), Decimal("9.5")]
 
 
@@ -105,7 +105,7 @@ def test_what_is_reserved_for_another_is_told_place_by_place(project: Project, m
     run = make_run(project, member, resources={"gpu": 1}, max_duration="2h")
     decided = decide_now(fresh(project, run))
     assert decided.outcome == "reserved_for_other"
-    assert [tried.code for tried in decided.tried] == ["reserved"]
+    assert [tried.code for tried in decided.candidates] == ["reserved"]
     assert decided.reservation is not None
     assert decided.reservation.run == big
     own = decide_now(fresh(project, big))

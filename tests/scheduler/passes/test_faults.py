@@ -26,11 +26,11 @@ from tests.factories import make_host, make_run, place_all
 pytestmark = pytest.mark.django_db
 
 
-def begun(generation: int = 1) -> placement_pass.Pass:
+def begun(generation: int = 1) -> placement_pass.PlacementPass:
     """A pass that has claimed and read, and decided nothing yet."""
     until = timezone.now() + dt.timedelta(seconds=5)
     PassState.objects.update_or_create(pk=1, defaults={"generation": generation, "expires_at": until})
-    return placement_pass.Pass(generation)
+    return placement_pass.PlacementPass(generation)
 
 
 def fresh(run: Run) -> Run:
@@ -104,12 +104,12 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
     """django-q kills a task after a minute, and its claim with it."""
     counted: list[int] = []
 
-    def run(self: placement_pass.Pass) -> int:
+    def run(self: placement_pass.PlacementPass) -> int:
         counted.append(self.generation)
         pass_claim.request()
         return 0
 
-    monkeypatch.setattr(placement_pass.Pass, "run", run)
+    monkeypatch.setattr(placement_pass.PlacementPass, "run", run)
     monkeypatch.setattr(placement_pass, "WORK_S", 0.05)
     placement_pass.run_passes()
     assert counted
@@ -131,7 +131,7 @@ def test_a_run_stopped_meanwhile_costs_none_ahead_its_place_and_those_behind_are
 ) -> None:
     make_host(cpus=2)
     first, second, third = (make_run(project, member) for _ in range(3))
-    real, begun_with = apply.write, []
+    real, begun_with = apply.write_decisions, []
 
     def write(generation: int, backends: Any, placements: Sequence[apply.Placement], *more: Any) -> None:
         begun_with.append(len(placements))
@@ -139,7 +139,7 @@ def test_a_run_stopped_meanwhile_costs_none_ahead_its_place_and_those_behind_are
             services.stop(Run.objects.select_related("user").get(pk=second.pk), member, "member")
         real(generation, backends, placements, *more)
 
-    monkeypatch.setattr(apply, "write", write)
+    monkeypatch.setattr(apply, "write_decisions", write)
     assert place_all() == 2
     assert [fresh(run).status for run in (first, second, third)] == ["provisioning", "terminated", "provisioning"]
     assert begun_with == [2, 1, 1, 1]

@@ -13,12 +13,12 @@ from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, Reason, RunStatus
-from dstackweb.scheduler.cloud.backend_offers import Market
+from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading, placement_pass, queue_scan
-from dstackweb.scheduler.passes.reservations import stored
-from dstackweb.scheduler.placement.fairness import turn
-from dstackweb.scheduler.placement.hosts import Placed
+from dstackweb.scheduler.passes.reservations import load_reservation
+from dstackweb.scheduler.placement.fairness import fair_share_key
+from dstackweb.scheduler.placement.hosts import HostPlacement
 from dstackweb.spec.effective import EffectiveSpec
 from tests.factories import join, make_host, make_project, make_run, make_user
 
@@ -29,33 +29,33 @@ Places = dict[int, list[tuple[int | None, tuple[str, ...]]]]
 def one_by_one() -> tuple[Places, int | None]:
     """What a pass has to place now, and for which run capacity is reserved afterwards."""
     queues = {queue.pk: queue for queue in Queue.objects.select_related("project").order_by("pk")}
-    kept = stored()
-    capacity = loading.capacity(queues.values(), Market(), timezone.now(), kept.reserved if kept else None)
+    kept = load_reservation()
+    capacity = loading.load_capacity(queues.values(), OfferReader(), timezone.now(), kept.reserved if kept else None)
     if capacity.reserved is not None:
-        judged = capacity.judged(capacity.reserved)
-        capacity.keep(None if isinstance(judged, str) else judged)
-    held, placed = placement_pass._held_by_project(), Places()
+        judged = capacity.review(capacity.reserved)
+        capacity.set_reservation(None if isinstance(judged, str) else judged)
+    held, placed = placement_pass._usage_by_project(), Places()
     waiting = {pk: list(Run.objects.filter(queue=pk, status="submitted").order_by("-rank", "-id")) for pk in queues}
     specs = {run.pk: EffectiveSpec.model_validate(run.spec) for runs in waiting.values() for run in runs}
 
     def whose_turn(queue_id: int) -> tuple[float, int]:
         head, project = waiting[queue_id][-1], queues[queue_id].project
         asks_gpus = specs[head.pk].requirements.gpu_count_min > 0
-        return turn(held[project.pk], project.weight, asks_gpus, head.seniority_us)
+        return fair_share_key(held[project.pk], project.weight, asks_gpus, head.seniority_us)
 
     while open_ := [pk for pk, runs in waiting.items() if runs]:
         queue = queues[min(open_, key=whose_turn)]
         run = waiting[queue.pk].pop()
-        view = loading.waiting(run, queue, specs[run.pk])
+        view = loading.waiting_run(run, queue, specs[run.pk])
         outcome = capacity.decide(view)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, HostPlacement):
             placed[run.pk] = [(fit.host_id, fit.gpu_uuids) for fit in outcome.fits]
             capacity.take(view, outcome)
             held[queue.project_id] = held[queue.project_id].plus(
                 gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
             )
         elif made := capacity.would_reserve(view, outcome):
-            capacity.keep(made)
+            capacity.set_reservation(made)
     return placed, capacity.reserved.run.id if capacity.reserved else None
 
 
@@ -101,7 +101,7 @@ def test_a_pass_places_and_reserves_what_deciding_one_run_after_the_other_does(
 ) -> None:
     rnd = random.Random(seed)
     monkeypatch.setattr(queue_scan, "BATCH", rnd.choice([1, 2, 50]))
-    monkeypatch.setattr(placement_pass, "AT_ONCE", rnd.choice([1, 2, 50]))
+    monkeypatch.setattr(placement_pass, "MAX_WRITTEN", rnd.choice([1, 2, 50]))
     deployment(rnd)
     for _ in range(4):
         for _ in range(rnd.randint(2, 10)):

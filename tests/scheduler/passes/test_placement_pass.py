@@ -129,8 +129,8 @@ def test_ten_runs_of_one_shape_are_decided_once(
     for _ in range(10):
         make_run(project, member, resources={"cpu": 9})
     decided: list[object] = []
-    real = capacity.place
-    monkeypatch.setattr(capacity, "place", lambda spec, hosts: decided.append(spec) or real(spec, hosts))
+    real = capacity.place_on_hosts
+    monkeypatch.setattr(capacity, "place_on_hosts", lambda spec, hosts: decided.append(spec) or real(spec, hosts))
     place_all()
     assert len(decided) == 1
 
@@ -150,7 +150,7 @@ def test_projects_take_turns_by_what_they_hold_per_weight(project: Project, memb
 def test_a_pass_that_was_overtaken_writes_nothing_more(project: Project, member: User) -> None:
     make_host()
     make_run(project, member)
-    overtaken = placement_pass.Pass(generation=7)
+    overtaken = placement_pass.PlacementPass(generation=7)
     PassState.objects.update_or_create(pk=1, defaults={"generation": 8})
     assert overtaken.run() == 0
     assert not Job.objects.exists()
@@ -181,9 +181,9 @@ def test_a_claim_from_the_future_is_void_after_the_clock_was_put_back(project: P
 def test_capacity_taken_by_another_between_look_and_claim_is_not_given_twice(project: Project, member: User) -> None:
     host = make_host(cpus=1)
     first, second = make_run(project, member), make_run(project, member)
-    stale = placement_pass.Pass(generation=0)
+    stale = placement_pass.PlacementPass(generation=0)
     PassState.objects.get_or_create(pk=1)
-    stale_again = placement_pass.Pass(generation=0)
+    stale_again = placement_pass.PlacementPass(generation=0)
     assert stale.run() == 1
     assert stale_again.run() == 0
     host.refresh_from_db()

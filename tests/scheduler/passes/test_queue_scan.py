@@ -11,7 +11,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes import queue_scan
-from dstackweb.scheduler.passes.queue_scan import Line
+from dstackweb.scheduler.passes.queue_scan import QueueScan
 from tests.factories import make_run
 
 pytestmark = pytest.mark.django_db
@@ -47,7 +47,7 @@ def test_each_run_comes_in_its_order_until_its_shape_is_blocked(
         if run.shape not in blocked:
             expected.append(run.pk)
             blocked |= {run.shape} if run.pk in blocks else set()
-    line, seen = Line(ensure_queue(project)), []
+    line, seen = QueueScan(ensure_queue(project)), []
     while (head := line.head()) is not None:
         assert line.head() is head
         assert line.spec(head) is not None
@@ -64,7 +64,7 @@ def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
 ) -> None:
     monkeypatch.setattr(queue_scan, "BATCH", 1)
     blocked, stopped, behind, other = waiting(project, member, [(1, "a"), (2, "b"), (3, "b"), (4, "c")])
-    line = Line(ensure_queue(project))
+    line = QueueScan(ensure_queue(project))
     assert line.head() == blocked
     line.block("a")
     real = queue_scan.heads_of_shapes
@@ -85,7 +85,7 @@ def test_a_run_behind_many_that_fit_nowhere_costs_the_same_however_many_they_are
     project: Project, member: User, django_assert_num_queries: object, size: int
 ) -> None:
     runs = waiting(project, member, [*((index, "ab"[index % 2]) for index in range(size)), (size, "c")])
-    line = Line(ensure_queue(project))
+    line = QueueScan(ensure_queue(project))
     with django_assert_num_queries(3 if size > queue_scan.BATCH else 1):  # type: ignore[operator]
         for shape in "ab":
             assert line.head().shape == shape

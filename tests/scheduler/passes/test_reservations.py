@@ -16,7 +16,7 @@ from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.reservations import shown
+from dstackweb.scheduler.passes.reservations import visible_reservation
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_project, make_run, place_all, placed_job, start
 
@@ -62,7 +62,7 @@ def test_the_first_run_that_has_waited_long_gets_named_gpus_and_a_start(project:
     expected = timezone.now() + dt.timedelta(seconds=30 * 60 + 20 + 60)
     assert abs((row.starts_at - expected).total_seconds()) < 30
     assert events(reserved) == ["reserved"]
-    seen = shown([project.pk])
+    seen = visible_reservation([project.pk])
     assert seen is not None
     assert seen.run == reserved
 
@@ -99,7 +99,7 @@ def test_people_of_another_project_do_not_learn_for_whom_it_is_reserved(member: 
     assert "run" not in data
     assert "project" not in data
     assert "a run of another project" in waiting.reason(code, data).text
-    seen = shown([other.pk])
+    seen = visible_reservation([other.pk])
     assert seen is not None
     assert seen.run is None
 

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.scheduler.placement.fairness import Held, turn
+from dstackweb.scheduler.placement.fairness import ProjectUsage, fair_share_key
 from tests.support import examples
 
 
@@ -23,9 +23,14 @@ def simulate(weights: list[int], total: int, seed: int, steps: int) -> Counter[i
         active = [job for job in active if rnd.random() > 0.2]
         free, blocked = total - sum(gpus for _, gpus in active), set()
         while len(blocked) < len(weights):
-            held = [Held(gpus=sum(gpus for who, gpus in active if who == project)) for project in range(len(weights))]
+            held = [
+                ProjectUsage(gpus=sum(gpus for who, gpus in active if who == project))
+                for project in range(len(weights))
+            ]
             open_ = [project for project in range(len(weights)) if project not in blocked]
-            first = min(open_, key=lambda project: turn(held[project], weights[project], True, seniority[project]))
+            first = min(
+                open_, key=lambda project: fair_share_key(held[project], weights[project], True, seniority[project])
+            )
             if wants[first] > free:
                 blocked.add(first)
                 continue
@@ -54,7 +59,7 @@ def test_shares_converge_to_the_weights(seed: int) -> None:
 def test_nobody_goes_before_one_who_holds_less_per_weight(
     projects: list[tuple[int, int, int, int]], asks_gpus: bool
 ) -> None:
-    first = min(projects, key=lambda p: turn(Held(p[0], p[1]), p[2], asks_gpus, p[3]))
+    first = min(projects, key=lambda p: fair_share_key(ProjectUsage(p[0], p[1]), p[2], asks_gpus, p[3]))
     share = [(p[0] if asks_gpus else p[1]) / p[2] for p in projects]
     mine = (first[0] if asks_gpus else first[1]) / first[2]
     assert mine == min(share)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
-from dstackweb.scheduler.placement.hosts import Placed, Waits, place
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, place_on_hosts
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 from tests.support import examples
@@ -97,15 +97,15 @@ def some_way(spec: EffectiveSpec, hosts: list[HostView]) -> bool:
 def test_a_run_is_placed_whole_whenever_there_is_any_way_and_only_then(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
-    outcome = place(spec, hosts)
+    outcome = place_on_hosts(spec, hosts)
     there_is = some_way(spec, [host for host in hosts if allowed(spec, host) and ready(host)])
-    assert isinstance(outcome, Placed) == there_is
-    if isinstance(outcome, Placed):
+    assert isinstance(outcome, HostPlacement) == there_is
+    if isinstance(outcome, HostPlacement):
         assert len(outcome.fits) == spec.nodes
         check(spec, hosts, outcome)
 
 
-def check(spec: EffectiveSpec, hosts: tuple[HostView, ...], outcome: Placed) -> None:
+def check(spec: EffectiveSpec, hosts: tuple[HostView, ...], outcome: HostPlacement) -> None:
     """Nothing is given twice, nobody else's is touched, and what is left is what wasn't taken."""
     needs, by_id = spec.requirements, {host.id: host for host in hosts}
     nodes = Counter(fit.host_id for fit in outcome.fits)
@@ -131,9 +131,9 @@ def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
     """Offline, drained and busy hosts count as they could be; without any host there is nothing to judge by."""
-    outcome = place(spec, hosts)
+    outcome = place_on_hosts(spec, hosts)
     at_best = some_way(spec, [host.emptied() for host in hosts if allowed(spec, host)])
-    says = isinstance(outcome, Waits) and outcome.reason == "impossible"
+    says = isinstance(outcome, Wait) and outcome.reason == "impossible"
     assert says == (bool(hosts) and not at_best)
 
 
@@ -142,7 +142,7 @@ def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
 def test_waiting_for_capacity_is_said_only_where_the_hosts_that_are_there_could_do(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
-    outcome = place(spec, hosts)
+    outcome = place_on_hosts(spec, hosts)
     present = [host.emptied() for host in hosts if allowed(spec, host) and ready(host)]
-    if isinstance(outcome, Waits):
+    if isinstance(outcome, Wait):
         assert (outcome.reason == "waiting_for_capacity") == some_way(spec, present)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.scheduler.placement.hosts import Placed, Waits, place
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, place_on_hosts
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.wording.waiting import reason
 
@@ -25,13 +25,13 @@ def host(name: str, **labels: str) -> HostView:
     )
 
 
-def outcome(hosts: list[HostView], nodes: int = 1, **labels: tuple[str, ...]) -> Placed | Waits:
-    return place(EffectiveSpec(commands=("true",), nodes=nodes, labels=labels), hosts)
+def outcome(hosts: list[HostView], nodes: int = 1, **labels: tuple[str, ...]) -> HostPlacement | Wait:
+    return place_on_hosts(EffectiveSpec(commands=("true",), nodes=nodes, labels=labels), hosts)
 
 
 def why(hosts: list[HostView], **labels: tuple[str, ...]) -> str:
     made = outcome(hosts, **labels)
-    assert isinstance(made, Waits)
+    assert isinstance(made, Wait)
     assert made.reason == "impossible"
     return reason(made.reason, made.data).text
 
@@ -39,13 +39,13 @@ def why(hosts: list[HostView], **labels: tuple[str, ...]) -> str:
 def test_a_run_goes_where_all_its_labels_are() -> None:
     hosts = [host("a", disk="nvme"), host("b", disk="nvme", region="eu"), host("c", region="eu")]
     made = outcome(hosts, disk=("nvme", "ssd"), region=("eu",))
-    assert isinstance(made, Placed)
+    assert isinstance(made, HostPlacement)
     assert [fit.host_name for fit in made.fits] == ["b"]
 
 
 def test_every_node_needs_them() -> None:
     made = outcome([host("a", disk="nvme"), host("b")], nodes=12, disk=("nvme",))
-    assert isinstance(made, Waits)
+    assert isinstance(made, Wait)
     assert made.data["nodes_placed"] == 8
 
 

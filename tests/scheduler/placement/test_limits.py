@@ -12,7 +12,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import PLACED, RunStatus
-from dstackweb.scheduler.placement.limits import Limits, Tally, exceeded, whole_queue
+from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, exceeded_limits, queue_wide_limit
 from dstackweb.scheduler.processes.housekeeping import keep_house
 from dstackweb.wording import waiting
 from tests.factories import join, make_host, make_run, make_user, place_all
@@ -21,16 +21,16 @@ limit = st.none() | st.integers(0, 6)
 
 
 @given(
-    st.builds(Limits, limit, limit, limit, limit),
+    st.builds(QueueLimits, limit, limit, limit, limit),
     st.lists(st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(0, 3)), max_size=30),
 )
 def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
-    limits: Limits, arrivals: list[tuple[int, int, int]]
+    limits: QueueLimits, arrivals: list[tuple[int, int, int]]
 ) -> None:
     placed: list[tuple[int, int, int]] = []
     for queue, user, gpus in arrivals:
-        tally = Tally.of((*run, 1) for run in placed)
-        fits = not exceeded(limits, tally, queue, user, gpus)
+        tally = QueueUsage.of((*run, 1) for run in placed)
+        fits = not exceeded_limits(limits, tally, queue, user, gpus)
         then = [*placed, (queue, user, gpus)]
         mine = [run for run in then if run[0] == queue]
         own = [run for run in mine if run[1] == user]
@@ -44,7 +44,7 @@ def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
             ]
         )
         assert fits == within
-        if whole_queue(limits, tally, queue):
+        if queue_wide_limit(limits, tally, queue):
             assert not fits
         if fits:
             placed = then

@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
-from dstackweb.scheduler.placement.capacity import Capacity, Rules
-from dstackweb.scheduler.placement.hosts import Placed, Waiting, Waits, place
-from dstackweb.scheduler.placement.reservation import MARGIN_S, Holder, Reserved, beside, latest_end, plan, renewed
+from dstackweb.scheduler.placement.capacity import Capacity, ReservationRules
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, place_on_hosts
+from dstackweb.scheduler.placement.reservation import (
+    MARGIN_S,
+    HostReservation,
+    JobUsage,
+    hosts_without,
+    latest_end,
+    plan_reservation,
+    renew_reservation,
+)
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 from tests.support import examples
@@ -40,11 +48,11 @@ def spec(nodes: int = 1, gpus: int = 0, cpus: int = 1, limit: int | None = 600, 
     )
 
 
-def waiting(asked: EffectiveSpec, number: int = 1, queue: int = 1, rank: int = 0, since: float = 0) -> Waiting:
-    return Waiting(number, f"run-{number}", queue, f"project-{queue}", queue, 1, rank, after(since), asked)
+def waiting(asked: EffectiveSpec, number: int = 1, queue: int = 1, rank: int = 0, since: float = 0) -> WaitingRun:
+    return WaitingRun(number, f"run-{number}", queue, f"project-{queue}", queue, 1, rank, after(since), asked)
 
 
-def with_held(hosts: list[HostView], holders: list[Holder]) -> list[HostView]:
+def with_held(hosts: list[HostView], holders: list[JobUsage]) -> list[HostView]:
     """The hosts as they are while these hold them."""
     held = {uuid for holder in holders for uuid in holder.gpus}
     return [
@@ -59,7 +67,7 @@ def with_held(hosts: list[HostView], holders: list[Holder]) -> list[HostView]:
 
 
 @st.composite
-def occupied(draw: st.DrawFn) -> tuple[list[HostView], list[Holder]]:
+def occupied(draw: st.DrawFn) -> tuple[list[HostView], list[JobUsage]]:
     """Hosts, and jobs that hold disjoint parts of them."""
     hosts = [
         host(n, cpus=draw(st.integers(1, 5)), gpus=draw(st.integers(0, 3)), online=draw(st.integers(0, 5)) > 0)
@@ -73,7 +81,7 @@ def occupied(draw: st.DrawFn) -> tuple[list[HostView], list[Holder]]:
             cpus, gpus = cpus - takes, gpus[len(uuids) :]
             ends = draw(st.none() | st.integers(1, 50).map(lambda n: after(60 * n)))
             since = after(-60 * draw(st.integers(0, 50)))
-            holders.append(Holder((100 + len(holders), 0), box.id, takes, 256, frozenset(uuids), since, ends))
+            holders.append(JobUsage((100 + len(holders), 0), box.id, takes, 256, frozenset(uuids), since, ends))
     return hosts, holders
 
 
@@ -83,23 +91,24 @@ some_specs = st.builds(spec, st.integers(1, 3), st.integers(0, 2), st.integers(1
 @examples(300)
 @given(some_specs, occupied())
 def test_the_start_is_the_first_end_after_which_all_nodes_fit(
-    asked: EffectiveSpec, world: tuple[list[HostView], list[Holder]]
+    asked: EffectiveSpec, world: tuple[list[HostView], list[JobUsage]]
 ) -> None:
     hosts, holders = world
-    made = plan(waiting(asked), with_held(hosts, holders), holders, T0, HOLD_S)
+    made = plan_reservation(waiting(asked), with_held(hosts, holders), holders, T0, HOLD_S)
     ends = sorted({holder.ends_at for holder in holders if holder.ends_at})
     fits_at = (
         at
         for at in [T0, *ends]
         if isinstance(
-            place(asked, with_held(hosts, [h for h in holders if not (h.ends_at and h.ends_at <= at)])), Placed
+            place_on_hosts(asked, with_held(hosts, [h for h in holders if not (h.ends_at and h.ends_at <= at)])),
+            HostPlacement,
         )
     )
     first = next(fits_at, None)
     if first is not None:
         assert made is not None
         assert (made.starts_at, made.expires_at) == (first, None)
-    elif isinstance(place(asked, hosts), Placed):
+    elif isinstance(place_on_hosts(asked, hosts), HostPlacement):
         assert made is not None
         assert (made.starts_at, made.expires_at) == (None, after(HOLD_S))
     else:
@@ -111,25 +120,25 @@ def test_the_start_is_the_first_end_after_which_all_nodes_fit(
     some_specs, occupied(), st.lists(st.builds(spec, st.integers(1, 2), st.integers(0, 1), limit=st.none()), max_size=4)
 )
 def test_what_is_left_beside_a_reservation_never_keeps_it_from_starting(
-    asked: EffectiveSpec, world: tuple[list[HostView], list[Holder]], others: list[EffectiveSpec]
+    asked: EffectiveSpec, world: tuple[list[HostView], list[JobUsage]], others: list[EffectiveSpec]
 ) -> None:
     """Runs without an end fill what they are shown; the reserved nodes are still free when the holders end."""
     hosts, holders = world
-    made = plan(waiting(asked), with_held(hosts, holders), holders, T0, HOLD_S)
+    made = plan_reservation(waiting(asked), with_held(hosts, holders), holders, T0, HOLD_S)
     if made is None:
         return
     gone = [h for h in holders if made.starts_at is None or (h.ends_at and h.ends_at <= made.starts_at)]
-    added: list[Holder] = []
+    added: list[JobUsage] = []
     for other in others:
-        outcome = place(other, beside(made, with_held(hosts, holders + added), holders + added))
-        if isinstance(outcome, Placed):
+        outcome = place_on_hosts(other, hosts_without(made, with_held(hosts, holders + added), holders + added))
+        if isinstance(outcome, HostPlacement):
             since = after(1)
             added += [
-                Holder((len(added), n), f.host_id, f.cpus, f.memory_mib, frozenset(f.gpu_uuids), since, None)
+                JobUsage((len(added), n), f.host_id, f.cpus, f.memory_mib, frozenset(f.gpu_uuids), since, None)
                 for n, f in enumerate(outcome.fits)
             ]
     left = [h for h in holders if h not in gone] + added
-    assert renewed(made, with_held(hosts, left), (), after(2), HOLD_S) is not None
+    assert renew_reservation(made, with_held(hosts, left), (), after(2), HOLD_S) is not None
 
 
 @pytest.mark.parametrize(
@@ -143,13 +152,13 @@ def test_an_end_counts_everything_that_a_job_may_take(began: float, limit: int |
 
 def test_a_start_that_wavers_within_the_margin_is_kept() -> None:
     """Else runs that end just before it would be let in again and again, each a little later."""
-    holder = Holder((1, 0), 1, 4, 256, frozenset(), T0, after(600))
+    holder = JobUsage((1, 0), 1, 4, 256, frozenset(), T0, after(600))
     boxes = with_held([host(1)], [holder])
-    made = plan(waiting(spec(cpus=4)), boxes, [holder], T0, HOLD_S)
+    made = plan_reservation(waiting(spec(cpus=4)), boxes, [holder], T0, HOLD_S)
     assert made is not None
     assert made.starts_at == after(600)
     for moved, start in [(650, 600), (700, 700), (500, 500)]:
-        later = renewed(made, boxes, [replace(holder, ends_at=after(moved))], T0, HOLD_S)
+        later = renew_reservation(made, boxes, [replace(holder, ends_at=after(moved))], T0, HOLD_S)
         assert later is not None
         assert later.starts_at == after(start)
 
@@ -165,11 +174,11 @@ def test_a_start_that_wavers_within_the_margin_is_kept() -> None:
     ids=["offline", "draining", "a GPU gone", "strangers"],
 )
 def test_a_reservation_ends_where_what_it_keeps_vanishes(change: Callable[[HostView], HostView]) -> None:
-    holder = Holder((1, 0), 1, 1, 256, frozenset({"1-0"}), T0, after(600))
+    holder = JobUsage((1, 0), 1, 1, 256, frozenset({"1-0"}), T0, after(600))
     boxes = with_held([host(1)], [holder])
-    made = plan(waiting(spec(gpus=4)), boxes, [holder], T0, HOLD_S)
+    made = plan_reservation(waiting(spec(gpus=4)), boxes, [holder], T0, HOLD_S)
     assert made is not None
-    assert renewed(made, [change(boxes[0])], [holder], T0, HOLD_S) is None
+    assert renew_reservation(made, [change(boxes[0])], [holder], T0, HOLD_S) is None
 
 
 # A deployment over some hours: runs arrive, passes place them, jobs end within their limits.
@@ -179,18 +188,18 @@ def test_a_reservation_ends_where_what_it_keeps_vanishes(change: Callable[[HostV
 class Active:
     """A placed run; `ends` is when it really does."""
 
-    run: Waiting
-    placed: Placed
+    run: WaitingRun
+    placed: HostPlacement
     at: float
     starts: float
     ends: float
 
-    def holders(self, now: dt.datetime) -> list[Holder]:
+    def holders(self, now: dt.datetime) -> list[JobUsage]:
         limit, stop = self.run.spec.max_duration_s, self.run.spec.stop_duration_s
         began = after(self.starts) if after(self.starts) <= now else now
         end = latest_end(began, limit, stop, now)
         return [
-            Holder((self.run.id, n), f.host_id, f.cpus, f.memory_mib, frozenset(f.gpu_uuids), after(self.at), end)
+            JobUsage((self.run.id, n), f.host_id, f.cpus, f.memory_mib, frozenset(f.gpu_uuids), after(self.at), end)
             for n, f in enumerate(self.placed.fits)
         ]
 
@@ -201,9 +210,9 @@ class World:
 
     hosts: list[HostView]
     rnd: random.Random
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[WaitingRun] = field(default_factory=list)
     active: list[Active] = field(default_factory=list)
-    reserved: Reserved | None = None
+    reserved: HostReservation | None = None
     promises: dict[int, dt.datetime] = field(default_factory=dict)
     kept_promises: int = 0
     backfilled: int = 0
@@ -215,33 +224,36 @@ class World:
         holders = [holder for active in self.active for holder in active.holders(now)]
         self._check_disjoint(holders)
         capacity = Capacity(
-            now=now, rules=Rules(300, HOLD_S), hosts=with_held(self.hosts, holders), read_holders=lambda: holders
+            now=now,
+            rules=ReservationRules(300, HOLD_S),
+            hosts=with_held(self.hosts, holders),
+            read_job_usage=lambda: holders,
         )
         if self.reserved is not None:
-            judged = capacity.judged(self.reserved)
+            judged = capacity.review(self.reserved)
             if isinstance(judged, str):
                 self.promises.pop(self.reserved.run.id, None)
             else:
                 self._promise(judged)
-            capacity.keep(None if isinstance(judged, str) else judged)
+            capacity.set_reservation(None if isinstance(judged, str) else judged)
         ends = []
         for run in sorted(self.waiting, key=lambda run: (run.queue_id, run.place)):
             outcome = capacity.decide(run)
-            if isinstance(outcome, Waits):
+            if isinstance(outcome, Wait):
                 if made := capacity.would_reserve(run, outcome):
                     if capacity.reserved:
                         self.promises.pop(capacity.reserved.run.id, None)
-                    capacity.keep(made)
+                    capacity.set_reservation(made)
                     self._promise(made)
                 continue
-            assert isinstance(outcome, Placed)
+            assert isinstance(outcome, HostPlacement)
             assert len(outcome.fits) == run.spec.nodes, "a gang is never placed by half"
             ends.append(self._start(run, outcome, second, capacity))
             capacity.take(run, outcome)
         self.reserved = capacity.reserved
         return ends
 
-    def _start(self, run: Waiting, outcome: Placed, second: float, capacity: Capacity) -> float:
+    def _start(self, run: WaitingRun, outcome: HostPlacement, second: float, capacity: Capacity) -> float:
         reserved, limit = capacity.reserved, run.spec.max_duration_s
         if reserved and run.id == reserved.run.id:
             if promised := self.promises.pop(run.id, None):
@@ -258,12 +270,12 @@ class World:
         self.waiting.remove(run)
         return ends
 
-    def _promise(self, reserved: Reserved) -> None:
+    def _promise(self, reserved: HostReservation) -> None:
         """The first start that was told is what counts."""
         if reserved.starts_at is not None:
             self.promises.setdefault(reserved.run.id, reserved.starts_at)
 
-    def _check_disjoint(self, holders: list[Holder]) -> None:
+    def _check_disjoint(self, holders: list[JobUsage]) -> None:
         uuids = [uuid for holder in holders for uuid in holder.gpus]
         assert len(uuids) == len(set(uuids)), "no GPU is given twice"
         for box in self.hosts:
