@@ -1,4 +1,4 @@
-"""Writing what a pass has decided: many placements and verdicts in one transaction, or none of them."""
+"""Writes the decisions of a pass: many placements and wait reasons in one transaction, or none."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
 
 GUARDED_FIELDS = ("paused", *LIMITS)
-"""What a decision read of its queue, and what must be so still when it is written."""
+"""Queue fields that a decision was based on: they must be unchanged when it is written."""
 
 
 class InputsChanged(Exception):
-    """A queue was paused or given other limits, or an idle machine was taken or ended, after the pass had read it."""
+    """A queue's settings or an idle instance changed after the pass had read them."""
 
 
 STALE = (InputsChanged, RunChanged, ClaimFailed)
-"""What the pass read is no longer so; nothing was written."""
+"""What the pass read has changed; nothing was written."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A run of a queue (as the pass read it), and a place for each of its nodes: on hosts, or on offers."""
+    """A run and its queue as the pass read them, and where its nodes go."""
 
     run: Run
     queue: Queue
@@ -50,7 +50,7 @@ class Placement:
 
 
 WaitChanges = Mapping[tuple[Queue, str], Wait | None]
-"""Why a queue's runs of a shape wait from now on; None: they don't any more."""
+"""By queue and shape: why its runs wait from now on; None: they no longer do."""
 
 
 def write_decisions(
@@ -60,17 +60,17 @@ def write_decisions(
     verdicts: WaitChanges,
     change: ReservationChange | None = None,
 ) -> None:
-    """Write all of it, with what becomes of the reservation; `backends` by name.
+    """Write all of it, with the change of the reservation; `backends` by name.
 
-    Raises one of STALE, or Outdated when a newer pass has begun, having written nothing.
-    Rows are locked in the order in which everybody does: pass, queues, runs, queue counters, progress, hosts.
+    Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
+    Rows are locked in the common order: pass, queues, runs, queue counters, progress, hosts.
     """
     now = timezone.now()
     with transaction.atomic():
         renew(generation)
         _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
         seen = reservations.write_reservation(change, now) if change else set()
-        # Copies: the runs stay as they were read, for another try, should all of this roll back.
+        # Copies: the runs stay as they were read for a retry after a rollback.
         runs = [copy(one.run) for one in placements]
         _write_waits(verdicts, now)
         move_runs(
@@ -84,7 +84,7 @@ def write_decisions(
 
 
 def _lock_queues(queues: Iterable[Queue]) -> None:
-    """Lock the queues, in one order, as they were read."""
+    """Lock the queues in one order, unless they have changed. Raises InputsChanged."""
     for queue in sorted(queues, key=lambda queue: queue.pk):
         as_read = {name: getattr(queue, name) for name in GUARDED_FIELDS}
         if not Queue.objects.filter(pk=queue.pk, **_guard(as_read)).update(paused=queue.paused):
@@ -97,7 +97,7 @@ def _guard(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _nodes(one: Placement) -> list[dict[str, object]]:
-    """Where the nodes went, for the event."""
+    """Where the nodes went, as event data."""
     if isinstance(one.where, HostPlacement):
         return [
             {"node": node, "host": fit.host_name, "gpus": len(fit.gpu_uuids)} for node, fit in enumerate(one.where.fits)
@@ -118,10 +118,10 @@ def _nodes(one: Placement) -> list[dict[str, object]]:
 
 
 def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
-    """The nodes' jobs; on hosts they claim what they take, on clouds a machine: an idle one, or a new row."""
+    """Create the nodes' jobs: on hosts with their claims, on clouds with an idle or a new instance."""
     jobs: list[Job] = []
     claims: list[tuple[Job, Claim]] = []
-    machines: list[Instance] = []
+    instances: list[Instance] = []
     reused: list[tuple[UUID, Job]] = []
     for run, one in placed:
         made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
@@ -133,16 +133,16 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
         else:
             for job, offer in zip(made, one.where.offers, strict=True):
                 assign_offer(job, offer, backends[offer.backend])
-                if (machine := new_instance(job, offer)) is not None:
-                    machines.append(machine)
+                if (instance := new_instance(job, offer)) is not None:
+                    instances.append(instance)
                 elif "instance" in offer.detail:
                     reused.append((UUID(offer.detail["instance"]), job))
-    Instance.objects.bulk_create(machines)
+    Instance.objects.bulk_create(instances)
     Job.objects.bulk_create(jobs)
     claim_all(claims)
     for instance_id, job in sorted(reused, key=lambda pair: pair[0]):
         if not idle.take(instance_id, job.pk, job.run.project_id, now):
-            raise InputsChanged(f"machine {instance_id} is no longer idle")
+            raise InputsChanged(f"instance {instance_id} is no longer idle")
         Job.objects.filter(pk=job.pk).update(instance=instance_id)
         job.instance_id = instance_id
     hosts = Host.objects.in_bulk({claim.host_id for _, claim in claims})
@@ -162,7 +162,7 @@ def _claim(fit: Fit) -> Claim:
 
 
 def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
-    """Keep new verdicts, end others."""
+    """Store new wait reasons, delete ended ones."""
     ended: defaultdict[Queue, list[str]] = defaultdict(list)
     for (queue, shape), waits in verdicts.items():
         if waits is None:

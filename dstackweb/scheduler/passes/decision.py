@@ -1,6 +1,6 @@
-"""Why not me: what a pass would decide on one run now, and each place that it would try, with why it is none.
+"""Explains a run's wait: what a pass would decide now, and each candidate place with the reason against it.
 
-The same pure functions as the pass uses, on the rows as they are. Nothing is stored.
+Uses the same pure functions as the pass. Stores nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dstackweb.spec.effective import EffectiveSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place and how it did: `fits`, or a code with its numbers (`wording.waiting.tried`).
+    """A place that was considered: `fits`, or a code with its numbers (`wording.waiting.tried`).
 
     `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
     """
@@ -62,12 +62,12 @@ class Decision:
 
     @property
     def fits(self) -> bool:
-        """Whether the next pass that comes to it places it."""
+        """Whether the next pass that reaches the run places it."""
         return self.outcome == WaitReason.STARTING
 
 
 def decide_now(run: Run) -> Decision:
-    """What a pass would decide on this run (read with its queue and project), were it its turn."""
+    """What a pass would decide on this run (read with its queue and project) if it were its turn."""
     now = timezone.now()
     if run.status != RunStatus.SUBMITTED:
         return Decision(WaitReason.NOT_WAITING, {}, [], now)
@@ -83,23 +83,23 @@ def decide_now(run: Run) -> Decision:
     if isinstance(outcome, Wait):
         found.append(outcome)
     final = most_permanent(found) if found else Wait(WaitReason.STARTING)
-    tries = list(list_candidates(waiting, capacity))
-    matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in tries))
+    candidates = list(list_candidates(waiting, capacity))
+    matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in candidates))
     return Decision(
         outcome=final.reason,
         data=final.data,
-        candidates=tries,
+        candidates=candidates,
         at=now,
         reservation=visible_reservation([run.project_id]) if matters else None,
         limits=limits.exceeded_limits(
             loading.limits_of(run.queue), capacity.queue_usage, run.queue_id, run.user_id, gpus_requested(spec)
         ),
-        budget=project_budget(run.project_id, now) if any(one.price for one in tries) else None,
+        budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
     )
 
 
 def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
-    """Every host and every offer, in the order in which the run prefers them as far as they fit."""
+    """Every host, then every offer, in the order of preference."""
     if may_use_hosts(run.spec):
         beside = (
             {host.id: host for host in capacity.unreserved_hosts()} if capacity.must_respect_reservation(run) else {}
@@ -114,7 +114,7 @@ def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
 
 
 def _host_candidate(spec: EffectiveSpec, host: HostView, beside: HostView) -> Candidate:
-    """`beside` is the host without what is reserved for another."""
+    """`beside` is the host without what is reserved for another run."""
     if (why := _host_refusal(spec, host)) is not None:
         return Candidate(HOSTS, host.name, *why)
     outcome = fit(host, spec.requirements)
@@ -126,7 +126,7 @@ def _host_candidate(spec: EffectiveSpec, host: HostView, beside: HostView) -> Ca
 
 
 def _host_refusal(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str, Any]] | None:
-    """Why the run doesn't go to this host, whatever is free there."""
+    """Why the run may not use this host, however much is free; None when it may."""
     if spec.spot_policy == "spot":
         return PlaceCode.IS_ON_DEMAND, {}
     if spec.regions is not None and host.labels.get("region") not in spec.regions:

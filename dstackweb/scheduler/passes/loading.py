@@ -1,4 +1,4 @@
-"""Reading what decisions look at from rows, in a few queries however many runs wait."""
+"""Reads the input of decisions from rows, in a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dstackweb.spec.effective import EffectiveSpec
 def load_capacity(
     queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, reserved: HostReservation | None = None
 ) -> Capacity:
-    """All there is to give to runs of these queues, with what is reserved of it."""
-    # Holders before hosts: what ends between the two questions is then free, rather than held by nobody.
+    """The capacity for runs of these queues, with the reservation."""
+    # Jobs before hosts: what ends between the two queries then counts as free.
     known = job_usage(now) if reserved else None
     limits = {queue.pk: limits_of(queue) for queue in queues}
     return Capacity(
@@ -60,15 +60,15 @@ def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:
 
 
 def limits_of(queue: Queue) -> QueueLimits:
-    """The limits of a queue as it was read."""
+    """A queue's limits."""
     return QueueLimits(**{name: getattr(queue, name) for name in LIMITS})
 
 
 def job_usage(now: dt.datetime) -> list[JobUsage]:
-    """What each active job holds of its host, and by when it is gone at the latest."""
+    """What each active job holds of its host, and when it is gone at the latest."""
     columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
     rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
-    # Not joined: see `held_by_run`.
+    # Not joined: see `usage_by_run`.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
     times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
     limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
@@ -88,9 +88,9 @@ def job_usage(now: dt.datetime) -> list[JobUsage]:
 
 
 def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
-    """The placed runs of these queues, and the GPUs that they hold.
+    """Placed runs of these queues and their GPUs.
 
-    Of all queues what is placed is little: SQLite would look for these queues' among all that wait in them.
+    Reads placed runs of all queues, which are few: SQLite would search these queues' waiting runs otherwise.
     """
     if not queue_ids:
         return QueueUsage()
@@ -107,8 +107,7 @@ def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
 def usage_by_run() -> dict[int, tuple[int, int]]:
     """GPUs and CPUs that each run's jobs hold now.
 
-    In two steps and without the runs: of a join SQLite makes a walk through all jobs there ever were, and PostgreSQL,
-    when its statistics are old, one through all runs.
+    Two queries instead of a join: SQLite would scan all jobs, and PostgreSQL with old statistics all runs.
     """
     sums = Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))
     of_job = {job_id: (gpus, cpus) for job_id, gpus, cpus in sums}

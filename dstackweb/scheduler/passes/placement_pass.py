@@ -1,7 +1,7 @@
 """The placement pass: takes waiting runs in order and places each where it fits (docs/design.md#scheduling).
 
-One at a time, by generation; best effort; decided once per shape. Reads rows only, never a cloud. Decisions are made
-one by one in memory, and written many at a time.
+Only one pass runs at a time. A run that does not fit is skipped, and its shape is decided once. A pass reads rows only,
+never a cloud. Decisions are made one by one in memory, and written in batches.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from dstackweb.scheduler.placement.reservation import HostReservation
 log = logging.getLogger(__name__)
 
 ALL_SHAPES = ""
-"""The shape of a verdict that holds for a whole queue."""
+"""The shape of a wait reason that applies to a whole queue."""
 RENEW_EVERY_S = 2.0
 WRITE_EVERY_S = 0.1
-"""A placement waits this long at most for others to be written with."""
+"""A placement waits this long at most for its batch."""
 MAX_WRITTEN = 50
 """Runs placed by one transaction."""
 WORK_S = 20.0
-"""How long one task goes from pass to pass; far below django-q's timeout, which would kill it with its claim."""
+"""How long one task runs passes, far below django-q's timeout."""
 MAX_PLACED = 500
-"""Runs placed by one pass; the next one is asked for at once when there may be more."""
+"""Runs placed by one pass; the next one follows at once when there may be more."""
 
 
 def run_passes() -> int:
-    """Pass until nobody asks for another, or for WORK_S; returns how many runs were placed.
+    """Run passes while they are requested, for WORK_S at most; returns how many runs were placed.
 
-    Leaves at once when a pass is at work elsewhere: its holder sees the request when it ends.
+    Returns at once while another process runs a pass: that one sees the request when it ends.
     """
     placed, began = 0, time.monotonic()
     while (generation := pass_claim.claim(timezone.now())) is not None:
@@ -59,7 +59,7 @@ def run_passes() -> int:
 
 
 def _run_one(generation: int) -> int:
-    """One pass, whose claim is given back however it ends."""
+    """Run one pass, and release its claim however it ends."""
     began, done = time.monotonic(), 0
     try:
         done = PlacementPass(generation).run()
@@ -71,7 +71,7 @@ def _run_one(generation: int) -> int:
 
 
 class PlacementPass:
-    """One walk over all queues. `generation` is this pass's claim."""
+    """One pass over all queues. `generation` is its claim."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
@@ -92,9 +92,9 @@ class PlacementPass:
         self.verdicts: dict[tuple[Queue, str], Wait | None] = {}
 
     def run(self) -> int:
-        """Place what fits; returns how many runs that were."""
+        """Place what fits; returns how many runs were placed."""
         try:
-            self._judge_reserved()
+            self._review_reservation()
             for line, run in self._next():
                 self._decide(line, run)
                 if self._write_is_due():
@@ -104,15 +104,15 @@ class PlacementPass:
             if self.placements or self.verdicts or self._change().is_needed:
                 self._write()
         except ClaimLost:
-            log.warning("pass %s was overtaken by a newer one after placing %s runs", self.generation, self.written)
+            log.warning("pass %s lost its claim to a newer one after placing %s runs", self.generation, self.written)
         except STALE as stale:
-            # Going on would place the runs behind before this one: another pass looks again from the start.
-            log.info("pass %s: %s; looking again", self.generation, stale)
+            # Continuing would place later runs before this one: another pass starts over.
+            log.info("pass %s: %s, starting over", self.generation, stale)
             pass_claim.request()
         return self.written
 
     def _next(self) -> Iterator[tuple[QueueScan, Run]]:
-        """The next head of a queue, weighted fair between projects (ranks of queues are never compared)."""
+        """The queues' first runs in fair-share order between projects. Ranks of queues are never compared."""
         while True:
             heads = [(line, run) for line in self.lines if (run := self._head(line)) is not None]
             if not heads:
@@ -120,29 +120,29 @@ class PlacementPass:
             yield min(heads, key=lambda head: self._turn(*head))
 
     def _head(self, line: QueueScan) -> Run | None:
-        """The next run of a queue, unless a limit holds up all of it."""
+        """The next run of a queue, unless a limit blocks all of it."""
         run = line.head()
         if run is None:
             return None
         waits = self.capacity.queue_wait(line.queue.pk)
         if waits is None:
-            self._tell_no_more(line.queue, ALL_SHAPES)
+            self._clear_wait(line.queue, ALL_SHAPES)
             return run
-        self._tell(line.queue, ALL_SHAPES, waits)
+        self._note_wait(line.queue, ALL_SHAPES, waits)
         line.close()
         return None
 
     def _turn(self, line: QueueScan, run: Run) -> tuple[float, int]:
-        """Who goes first: the project that holds the least per weight, then the earlier submit."""
+        """The fair-share key of a queue's first run."""
         spec = line.spec(run)
         asks_gpus = spec is not None and spec.requirements.gpu_count_min > 0
         return fair_share_key(self.held[line.queue.project_id], line.queue.project.weight, asks_gpus, run.seniority_us)
 
     def _decide(self, line: QueueScan, run: Run) -> None:
-        """Find a place for one run, or note why its shape waits."""
+        """Place one run, or note why its shape waits."""
         spec = line.spec(run)
         if spec is None:
-            # What an earlier version stored and this one can't read holds up nobody else.
+            # A spec that this version cannot read blocks no other run.
             self._skip(line, run, Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
             return
         waiting = loading.waiting_run(run, line.queue, spec)
@@ -150,14 +150,14 @@ class PlacementPass:
         if isinstance(outcome, Wait):
             self._skip(line, run, outcome)
             if made := self.capacity.would_reserve(waiting, outcome):
-                self._keep(made, why=ReservationEnd.OUTRANKED)
+                self._set_reservation(made, why=ReservationEnd.OUTRANKED)
             return
         line.pop()
         self.placements.append(Placement(run, line.queue, outcome))
-        # A verdict ends with its reason, in the transaction that places its shape. The next run is decided anew.
-        self._tell_no_more(line.queue, run.shape)
-        if self._holds_for(run.pk):
-            self._keep(None, why=ReservationEnd.PLACED)
+        # Deleted in the transaction that places the run; the next run of the shape is decided anew.
+        self._clear_wait(line.queue, run.shape)
+        if self._is_reserved_for(run.pk):
+            self._set_reservation(None, why=ReservationEnd.PLACED)
         self.capacity.take(waiting, outcome)
         if isinstance(outcome, HostPlacement):
             self.held[line.queue.project_id] = self.held[line.queue.project_id].plus(
@@ -166,33 +166,33 @@ class PlacementPass:
 
     def _skip(self, line: QueueScan, run: Run, waits: Wait) -> None:
         line.block(run.shape)
-        self._tell(line.queue, run.shape, waits)
+        self._note_wait(line.queue, run.shape, waits)
 
-    def _tell(self, queue: Queue, shape: str, waits: Wait) -> None:
-        """Note a verdict, where it isn't known."""
+    def _note_wait(self, queue: Queue, shape: str, waits: Wait) -> None:
+        """Note a wait reason, unless it is known."""
         if self.known.get((queue.pk, shape)) != (waits.reason, waits.data):
             self.known[queue.pk, shape] = waits.reason, waits.data
             self.verdicts[queue, shape] = waits
 
-    def _tell_no_more(self, queue: Queue, shape: str) -> None:
+    def _clear_wait(self, queue: Queue, shape: str) -> None:
         if self.known.pop((queue.pk, shape), None) is not None:
             self.verdicts[queue, shape] = None
 
-    def _judge_reserved(self) -> None:
-        """Go on with the reservation, or end it."""
+    def _review_reservation(self) -> None:
+        """Renew the reservation, or end it."""
         if self.capacity.reserved is not None:
             judged = self.capacity.review(self.capacity.reserved)
             if isinstance(judged, str):
-                self._keep(None, why=judged)
+                self._set_reservation(None, why=judged)
             else:
                 self.capacity.set_reservation(judged)
 
-    def _holds_for(self, run_id: int) -> bool:
+    def _is_reserved_for(self, run_id: int) -> bool:
         return self.capacity.reserved is not None and self.capacity.reserved.run.id == run_id
 
-    def _keep(self, reserved: HostReservation | None, why: str) -> None:
-        """Reserve this from now on; `why` the one before ends, if it is still that of the row."""
-        if self.before is not None and self._holds_for(self.before.run_id):
+    def _set_reservation(self, reserved: HostReservation | None, why: str) -> None:
+        """Replace the reservation; `why` the stored one ends, if it does."""
+        if self.before is not None and self._is_reserved_for(self.before.run_id):
             self.why = why
         self.capacity.set_reservation(reserved)
 
@@ -204,9 +204,9 @@ class PlacementPass:
         return len(self.placements) >= MAX_WRITTEN or waited > (WRITE_EVERY_S if self.placements else RENEW_EVERY_S)
 
     def _write(self) -> None:
-        """Write what was decided since the last time, which renews this pass's claim too.
+        """Write what was decided since the last write; this also renews the claim.
 
-        When something is no longer as it was read, all up to that placement is written, and one of STALE raised.
+        If something has changed since it was read, all placements before it are written, and one of STALE raised.
         """
         placements, verdicts, change = self.placements, self.verdicts, self._change()
         self.placements, self.verdicts = [], {}
@@ -229,7 +229,7 @@ class PlacementPass:
 
 
 def _open_queues() -> list[Queue]:
-    """Queues that have somebody waiting and aren't paused."""
+    """Queues with waiting runs that are not paused."""
     return list(Queue.objects.select_related("project").filter(paused=False, count__submitted__gt=0).order_by("pk"))
 
 

@@ -1,4 +1,4 @@
-"""What would happen to a submission, without storing anything: settings, offers, place in the queue, warnings."""
+"""Plans a submission without storing it: settings, offers, position in the queue, why it would wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, allows_host
 
 @dataclass(frozen=True)
 class Plan:
-    """`waits` is None when the run could start at once, were it first in line.
+    """`waits` is None when the run could start at once if it were first in its queue.
 
     A run with a schedule enters its queue `next_at`, and has no `position` until then.
     """
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def impossible(self) -> bool:
-        """Nothing that is set up could ever give it."""
+        """Whether nothing that is set up could ever provide it."""
         return self.waits is not None and self.waits.reason == WaitReason.IMPOSSIBLE
 
 
@@ -71,7 +71,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
 
 
 def _waits(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
-    """What would hold it up now, wherever it stands in the queue."""
+    """Why it would wait now, whatever its position."""
     outcome = capacity.decide(run)
     found = [Wait(WaitReason.QUEUE_PAUSED)] if queue.paused else []
     if isinstance(outcome, Wait):
@@ -80,7 +80,7 @@ def _waits(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
 
 
 def _offers(run: WaitingRun, capacity: Capacity) -> list[Offer]:
-    """The hosts that the run may go to as offers, then those of other backends, the cheapest first."""
+    """Allowed hosts as offers, then offers of other backends, cheapest first."""
     spec = run.spec
     hosts = [host for host in capacity.hosts if allows_host(spec, host)] if may_use_hosts(spec) else []
     found = host_offers(hosts, spec.requirements, image=spec.image)

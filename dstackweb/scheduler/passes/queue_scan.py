@@ -1,7 +1,7 @@
-"""A queue as a pass walks it: its next runs in order, less those whose shape is known to fit nowhere.
+"""Scans a queue for a pass: its next runs in order, without those whose shape fits nowhere.
 
-The walk starts in the order of ranks. Once a shape is blocked, what is left is merged from the lines of the single
-shapes, so that a run behind a hundred thousand that don't fit is found as fast as the first.
+It starts in the order of ranks. Once a shape is blocked, the rest is merged from one ordered list per shape, so that a
+run behind a hundred thousand that do not fit is found as fast as the first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dstackweb.runs.selectors import heads_of_shapes, in_order
 from dstackweb.spec.effective import EffectiveSpec
 
 BATCH = 50
-"""Runs read at once."""
+"""Runs per query."""
 COLUMNS = (
     "queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at",
 )  # fmt: skip
-"""The columns of a run that a pass looks at: any other would be a query for each run. Specs are read once a shape."""
+"""Columns that a pass reads: any other would cost a query per run. Specs are read once per shape."""
 MAX_KEPT = 2000
 
 _specs: dict[str, EffectiveSpec] = {}
-"""What shapes ask for, kept from pass to pass: a shape is a hash of all that decides, so this never goes stale."""
+"""Specs by shape, cached across passes. A shape hashes everything that decisions depend on: never stale."""
 
 
 class QueueScan:
-    """The waiting runs of one queue. `head` is the next one; `pop` and `block` go on behind it."""
+    """The waiting runs of one queue. `head` is the next one; `pop` and `block` move past it."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -56,22 +56,22 @@ class QueueScan:
             self._fetch()
 
     def pop(self) -> None:
-        """Go on behind the head, which was placed."""
+        """Move past the head, which was placed."""
         if self._batch:
             self._batch.popleft()
         elif self._shapes is not None:
             self._shapes.pop()
 
     def block(self, shape: str) -> None:
-        """Nothing more of this shape."""
+        """Skip further runs of this shape."""
         self.blocked.add(shape)
 
     def close(self) -> None:
-        """Nothing more of this queue."""
+        """Skip the rest of the queue."""
         self._batch, self._over = deque(), True
 
     def spec(self, run: Run) -> EffectiveSpec | None:
-        """What runs of this run's shape ask for; None where an earlier version stored what this one can't read."""
+        """The spec of the run's shape; None if this version cannot read it."""
         if run.shape not in _specs and run.shape not in self._unreadable:
             self._read_specs([run, *self._batch, *(self._shapes.upcoming() if self._shapes else ())])
         return _specs.get(run.shape)
@@ -97,7 +97,7 @@ class QueueScan:
 
 
 class _Shapes:
-    """What waits behind a place, merged from the lines of the single shapes, each read only as far as it is placed."""
+    """The runs behind a position, merged from one ordered list per shape, each read only as needed."""
 
     def __init__(self, queue: Queue, after: tuple[int, int]) -> None:
         self._queue = queue
@@ -107,7 +107,7 @@ class _Shapes:
         self._following: defaultdict[str, deque[Run]] = defaultdict(deque)
 
     def head(self, blocked: Set[str]) -> Run | None:
-        """The next run of a shape that isn't blocked."""
+        """The next run of a shape that is not blocked."""
         while self._heads:
             _, pk, shape = self._heads[0]
             if shape in blocked:
@@ -121,7 +121,7 @@ class _Shapes:
         return None
 
     def pop(self) -> None:
-        """Go on to the next run of the head's shape."""
+        """Move to the next run of the head's shape."""
         rank, pk, shape = heapq.heappop(self._heads)
         self._read.pop(pk, None)
         following = self._following[shape]
@@ -139,13 +139,13 @@ class _Shapes:
     def _read_heads(self, blocked: Set[str]) -> None:
         unread = (head for head in self._heads if head[2] not in blocked and head[1] not in self._read)
         keys = [pk for _, pk, _ in heapq.nsmallest(BATCH, unread)]
-        # Asked as waiting again: a run may have been stopped or moved since the first question.
+        # Filtered as waiting again: a run may have been stopped or moved since the first query.
         self._read |= dict.fromkeys(keys)
         self._read |= {run.pk: run for run in in_order(self._queue).filter(pk__in=keys).only(*COLUMNS)}
 
 
 def _behind(waiting: QuerySet[Run], place: tuple[int, int] | None) -> QuerySet[Run]:
-    """Those behind a place (rank, id), with what a pass looks at."""
+    """The runs behind a position (rank, id), with COLUMNS."""
     if place is not None:
         rank, pk = place
         waiting = waiting.filter(rank__gte=rank).exclude(rank=rank, pk__lte=pk)

@@ -1,4 +1,4 @@
-"""The reservation as its row keeps it between passes, and as pages show it. Only passes write it."""
+"""The stored reservation: read and written by passes, shown by pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dstackweb.spec.effective import EffectiveSpec
 
 @dataclass(frozen=True)
 class StoredReservation:
-    """The row as a pass found it. `reserved` is None, and `lapsed` says why, where its run can't start any more."""
+    """The row as a pass found it. If its run can no longer start, `reserved` is None and `lapsed` says why."""
 
     run_id: int
     queue_id: int
@@ -31,7 +31,7 @@ class StoredReservation:
 
 @dataclass(frozen=True)
 class ReservationChange:
-    """What a pass makes of the reservation. `why`: the code of why the one before ends, where it does."""
+    """A pass's change of the reservation. `why`: the code of why the previous one ends, if it does."""
 
     before: StoredReservation | None
     after: HostReservation | None
@@ -39,12 +39,12 @@ class ReservationChange:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the row isn't as it is to be."""
+        """Whether the row must be written."""
         return self.after != self.before.reserved if self.before and self.after else bool(self.before or self.after)
 
     @property
     def is_of_another_run(self) -> bool:
-        """Whether one reservation ends, or another begins."""
+        """Whether a reservation ends or another begins."""
         after = self.after.run.id if self.after else None
         return after != (self.before.run_id if self.before else None)
 
@@ -60,7 +60,7 @@ class ReservationChange:
 
 @dataclass(frozen=True)
 class VisibleReservation:
-    """A reservation as somebody sees it: `run` is None for people who may not see that run."""
+    """A reservation for a reader: `run` is None if they may not see it."""
 
     run: Run | None
     project_id: int
@@ -71,7 +71,7 @@ class VisibleReservation:
 
 
 def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
-    """The reservation, for somebody who sees these projects."""
+    """The reservation for a reader of these projects."""
     row = Reservation.objects.select_related("run__project").first()
     if row is None:
         return None
@@ -81,7 +81,7 @@ def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
 
 
 def load_reservation() -> StoredReservation | None:
-    """The reservation that there is."""
+    """The stored reservation; None without one."""
     row = Reservation.objects.select_related("run__queue__project").first()
     if row is None:
         return None
@@ -102,7 +102,7 @@ def load_reservation() -> StoredReservation | None:
 
 
 def write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
-    """Make the row what it is to be, and tell the runs. Returns the queues whose lists show it.
+    """Write the row and the runs' events. Returns the queues whose lists show it.
 
     Locks rows of runs: call in the pass's transaction, before queue counters and hosts.
     """
@@ -120,7 +120,7 @@ def write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
 
 
 def _record(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:
-    """Nothing, where the run was deleted meanwhile."""
+    """Record an event, unless the run was deleted meanwhile."""
     run = Run.objects.filter(pk=run_id).first()
     if run is not None:
         record(run, kind, data, at=now)
@@ -140,7 +140,7 @@ def _store(reserved: HostReservation, made_at: dt.datetime) -> None:
 
 
 def _event_data(reserved: HostReservation) -> dict[str, Any]:
-    """The numbers of the event: where, how many GPUs, from when or until when."""
+    """Event data: hosts, number of GPUs, start or expiry."""
     return {
         "hosts": sorted({node.host for node in reserved.nodes}),
         "gpus": sum(len(node.gpus) for node in reserved.nodes),

@@ -1,7 +1,7 @@
-"""What there is to give away, and the decision on one run after the other while it shrinks (docs/design.md#scheduling).
+"""Free capacity, and the decision on one run after another while it shrinks (docs/design.md#scheduling).
 
-Pure: rows are read by `scheduler.loading`, decisions applied by the pass. What is costly to know (what jobs hold, what
-a backend offers, what a project has spent) comes through functions that are asked only when it matters.
+Pure: `passes.loading` reads the rows, the pass writes the decisions. What is costly to read (usage of jobs, offers,
+budgets) comes through functions that are called only when needed.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
 from dstackweb.spec.effective import EffectiveSpec
 
 UNTIL_STEP_S = 300
-"""Ends are told to the next five minutes, so that what is told changes seldom."""
+"""End times are rounded up to five minutes, so that reasons change rarely."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Of a project for this month and what it has spent of it, USD."""
+    """A project's budget for this month and what it has spent, USD."""
 
     limit: Decimal
     spent: Decimal
 
     @property
     def is_spent(self) -> bool:
-        """Whether it holds further paid placements."""
+        """Whether it blocks further paid placements."""
         return self.spent >= self.limit
 
 
 @dataclass(frozen=True)
 class ReservationRules:
-    """Settings, seconds: after how long a wait capacity is reserved, and for how long where nobody knows its start."""
+    """Settings, seconds: the wait after which capacity is reserved, and how long for if the start is unknown."""
 
     reserve_after_s: float
     reserve_for_s: float
@@ -50,22 +50,22 @@ class ReservationRules:
 
 @dataclass
 class Capacity:
-    """Hosts and offers, what is reserved of them for whom, and what limits the runs."""
+    """Hosts, offers, the reservation and the limits that decisions are made with."""
 
     now: dt.datetime
     rules: ReservationRules
     hosts: Sequence[HostView]
     limits: Mapping[int, QueueLimits] = field(default_factory=dict)
-    """By queue; a queue that isn't there has none."""
+    """By queue id; a missing queue has no limits."""
     queue_usage: QueueUsage = field(default_factory=QueueUsage)
     ask_backends: Callable[[EffectiveSpec], BackendOffers] = lambda spec: BackendOffers()
     idle_instances: Callable[[int], Sequence[Offer]] = lambda project_id: ()
-    """A project's own machines at clouds that wait for a run."""
+    """A project's idle cloud instances, by project id."""
     budget_of: Callable[[int], Budget | None] = lambda project_id: None
     read_job_usage: Callable[[], Sequence[JobUsage]] = tuple
     reserved: HostReservation | None = None
     used: Counter[offers.OfferKey] = field(default_factory=Counter)
-    """Nodes given away by offer."""
+    """Nodes placed per offer."""
 
     def __post_init__(self) -> None:
         self._job_usage: dict[tuple[int, int], JobUsage] | None = None
@@ -74,13 +74,13 @@ class Capacity:
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
-        """What jobs hold of the hosts, with what was placed since: that as it was taken, written or not."""
+        """What jobs hold of the hosts, including runs placed by this pass."""
         if self._job_usage is None:
-            self._job_usage = {holder.job: holder for holder in (*self.read_job_usage(), *self._added)}
+            self._job_usage = {used.job: used for used in (*self.read_job_usage(), *self._added)}
         return list(self._job_usage.values())
 
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
-        """Where the run goes, own hosts first; or the most permanent reason of those that hold it up."""
+        """Where the run goes, own hosts first, or the most permanent reason why it waits."""
         over = limits.exceeded_limits(
             self.limits.get(run.queue_id, QueueLimits()),
             self.queue_usage,
@@ -94,17 +94,17 @@ class Capacity:
         return most_permanent([outcome, *over])
 
     def offers_for(self, run: WaitingRun) -> BackendOffers:
-        """What other backends offer this run: its project's own idle machines too."""
+        """Offers of other backends for this run, its project's idle instances first."""
         asked = self.ask_backends(run.spec)
         kept = offers.matching_idle(self.idle_instances(run.project_id), run.spec.requirements, image=run.spec.image)
         return replace(asked, offers=(*kept, *asked.offers))
 
     def queue_wait(self, queue_id: int) -> Wait | None:
-        """What holds up all of a queue alike, apart from a pause."""
+        """Why a whole queue waits, other than a pause; None if it does not."""
         return limits.queue_wide_limit(self.limits.get(queue_id, QueueLimits()), self.queue_usage, queue_id)
 
     def take(self, run: WaitingRun, placed: HostPlacement | OfferPlacement) -> None:
-        """Count the run's place as given away."""
+        """Subtract a run's placement from the free capacity."""
         self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
         if isinstance(placed, OfferPlacement):
             self.used.update(offers.offer_key(offer) for offer in placed.offers)
@@ -127,11 +127,11 @@ class Capacity:
                 self._job_usage[holder.job] = holder
 
     def set_reservation(self, reserved: HostReservation | None) -> None:
-        """From now on this is what is reserved."""
+        """Replace the reservation."""
         self.reserved, self._unreserved = reserved, None
 
     def would_reserve(self, run: WaitingRun, waits: Wait) -> HostReservation | None:
-        """What is to be reserved for a run that was just found to wait; None when it isn't its turn."""
+        """The reservation to make for a run that waits; None if it is not its turn."""
         waited_s = (self.now - run.queued_at).total_seconds()
         if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.rules.reserve_after_s:
             return None
@@ -142,7 +142,7 @@ class Capacity:
         return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
 
     def review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
-        """What becomes of a reservation in another pass: as it is kept, or the code of why it ends."""
+        """Renew a reservation in a new pass: the renewed one, or the code of why it ends."""
         if reserved.expires_at is not None and reserved.expires_at <= self.now:
             return ReservationEnd.EXPIRED
         self.set_reservation(reserved)
@@ -151,11 +151,11 @@ class Capacity:
             return outcome.reason
         args = (self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
         kept = reservation.renew_reservation(reserved, *args)
-        # What was kept has gone: the run's turn hasn't, so that other nodes take its place.
+        # The reserved nodes are gone, but it is still the run's turn: reserve others.
         return kept or reservation.plan_reservation(reserved.run, *args) or ReservationEnd.VANISHED
 
     def unreserved_hosts(self) -> Sequence[HostView]:
-        """The hosts as those see them that the reservation binds."""
+        """The hosts without what is reserved, for runs that must respect the reservation."""
         if self.reserved is None:
             return self.hosts
         if self._unreserved is None:
@@ -163,7 +163,7 @@ class Capacity:
         return self._unreserved
 
     def must_respect_reservation(self, run: WaitingRun) -> bool:
-        """Whether the run must leave alone what is reserved: it could still run when the reservation starts."""
+        """Whether the run must not use what is reserved, because it may still run when the reservation starts."""
         return (
             self.reserved is not None
             and run.id != self.reserved.run.id
@@ -172,7 +172,7 @@ class Capacity:
         )
 
     def _is_ahead_of_reserved(self, run: WaitingRun) -> bool:
-        """Whether it stands before the reserved run in the same queue."""
+        """Whether it is ahead of the reserved run in the same queue."""
         if self.reserved is None:
             return False
         other = self.reserved.run
@@ -221,7 +221,7 @@ class Capacity:
         return without if isinstance(without, OfferPlacement) else Wait(WaitReason.BUDGET_LIMIT, budget_data(budget))
 
     def _reserved_data(self, run: WaitingRun) -> ReservedData:
-        """For whom and from when, and what lets a run in before. People of other projects learn no names."""
+        """Who it is reserved for, from when, and the time a run needs on top. No names for other projects."""
         assert self.reserved is not None
         starts, expires, other = self.reserved.starts_at, self.reserved.expires_at, self.reserved.run
         data: ReservedData = {
@@ -234,7 +234,7 @@ class Capacity:
         return data
 
     def _until(self, spec: EffectiveSpec, data: Mapping[str, Any]) -> dict[str, Any]:
-        """By when at the latest the GPUs that are missing are given back on the host that comes closest."""
+        """When enough GPUs are free at the latest on the host that comes closest."""
         if spec.nodes > 1 or "gpus" not in data.get("short", ()):
             return {}
         host = next(host for host in self.hosts if host.name == data["host"])
@@ -249,26 +249,26 @@ class Capacity:
 
 
 def may_use_hosts(spec: EffectiveSpec) -> bool:
-    """Whether the run may go to the team's own machines."""
+    """Whether the run may use the team's own hosts."""
     return spec.backends is None or HOSTS in spec.backends
 
 
 def most_permanent(found: Iterable[Wait]) -> Wait:
-    """The first of what must all be cured."""
+    """The most permanent of reasons that all must be resolved."""
     return min(found, key=lambda waits: waits.reason.place)
 
 
 def least_permanent(found: Iterable[Wait]) -> Wait:
-    """The one of several ways to start that is cured first; the first of equals."""
+    """The least permanent of reasons of which one must be resolved; the first of equals."""
     return max(found, key=lambda waits: waits.reason.place)
 
 
 def budget_data(budget: Budget) -> BudgetData:
-    """Both numbers, what was spent to a percent of the budget: it grows all the time, and is told when it changes."""
+    """Budget and spending, the latter in steps of 1 % so that the reason changes rarely."""
     step = max(budget.limit / 100, Decimal("0.01"))
     return {"budget": str(budget.limit), "spent": str((budget.spent // step * step).quantize(Decimal("0.01")))}
 
 
 def rounded_up(at: dt.datetime) -> dt.datetime:
-    """To the next whole UNTIL_STEP_S."""
+    """The next multiple of UNTIL_STEP_S."""
     return dt.datetime.fromtimestamp(-(-at.timestamp() // UNTIL_STEP_S) * UNTIL_STEP_S, tz=dt.UTC)

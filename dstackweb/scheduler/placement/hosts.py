@@ -1,6 +1,6 @@
-"""Whether and where a run fits: pure decisions on plain data (docs/design.md#scheduling).
+"""Whether and where a run fits on the team's hosts: pure decisions on plain data (docs/design.md#scheduling).
 
-The caller loads hosts into `HostView`s and applies what comes back; nothing here knows a database or a clock.
+The caller loads hosts into `HostView`s and applies the result. No database and no clock here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOSTS = "hosts"
 
 @dataclass(frozen=True)
 class WaitingRun:
-    """A waiting run as decisions see it. In its queue it stands at (`rank`, `id`)."""
+    """A waiting run as decisions see it. Its queue is ordered by (`rank`, `id`)."""
 
     id: int
     name: str
@@ -35,13 +35,13 @@ class WaitingRun:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands in its queue."""
+        """Its sort key in the queue."""
         return self.rank, self.id
 
 
 @dataclass(frozen=True)
 class HostPlacement:
-    """A place for every node, in node order. `hosts` is the capacity that is left."""
+    """A host for every node, in node order. `hosts` is the capacity left."""
 
     fits: tuple[Fit, ...]
     hosts: tuple[HostView, ...]
@@ -62,7 +62,7 @@ class Wait:
 
 
 def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacement | Wait:
-    """A place for all nodes of a run at once, or the most permanent reason why there is none."""
+    """Hosts for all nodes of a run at once, or the most permanent reason why there are none."""
     if (refusal := _refused(spec, hosts)) is not None:
         return refusal
     allowed = [host for host in hosts if may_use_host(spec, host)]
@@ -76,12 +76,12 @@ def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacem
 
 
 def fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
-    """A place for each node for as long as there is one; fewer than `spec.nodes` when they don't all fit at once."""
+    """Hosts for as many nodes as fit at once, up to `spec.nodes`."""
     return _fit_nodes(spec, hosts)[0]
 
 
 def may_use_host(spec: EffectiveSpec, host: HostView) -> bool:
-    """Whether the run may go to this host at all, once there is room."""
+    """Whether the run may use this host, once it has room."""
     return allows_host(spec, host) and (not spec.image or host.isolation == "container")
 
 
@@ -95,7 +95,7 @@ def allows_host(spec: EffectiveSpec, host: HostView) -> bool:
 
 
 def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, Any]:
-    """What the run names and how many hosts there are; `missing` are the labels that none of them has."""
+    """What the run requires, and the number of hosts; `missing` are labels that no host has."""
     alone = {name: {name: values} for name, values in (spec.labels or {}).items()}
     missing = [asked for asked in alone.values() if not any(labels.match(asked, host.labels) for host in hosts)]
     return {
@@ -109,10 +109,10 @@ def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, 
 
 
 def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
-    """A place for each node for as long as there is one, and what is left of the hosts.
+    """Hosts for as many nodes as fit, and what is left of the hosts.
 
-    Each goes to the tightest place: the host that has the fewest GPUs, then CPUs, to spare afterwards. All nodes need
-    the same, so this finds a place for all of them whenever there is one.
+    Each node goes to the host with the fewest GPUs, then CPUs, left afterwards. All nodes need the same, so this places
+    all of them whenever that is possible.
     """
     left = {host.id: host for host in hosts}
     open_ = {host.id: made for host in left.values() if isinstance(made := fit(host, spec.requirements), Fit)}
@@ -130,7 +130,7 @@ def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit
 
 
 def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Wait | None:
-    """What no amount of waiting on the team's own machines would cure."""
+    """Why the run can never start on own hosts, for a reason other than size; None if it can."""
     if spec.spot_policy == "spot":
         return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
     if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
@@ -139,7 +139,7 @@ def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Wait | None:
 
 
 def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Wait:
-    """The reason and the numbers when node `placed` found no place."""
+    """The reason and its numbers when only `placed` nodes fit."""
     needs = spec.requirements
     numbers: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "gpus": needs.gpu_count_min,
                                "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}  # fmt: skip
@@ -158,5 +158,5 @@ def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Seq
 
 
 def _hold_all_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
-    """Whether these hosts could hold all nodes with nothing else on them."""
+    """Whether these hosts could hold all nodes if they were empty."""
     return len(fit_nodes(spec, [host.emptied() for host in hosts])) == spec.nodes

@@ -1,6 +1,6 @@
-"""The limits of a queue and what its runs hold of them: pure (docs/design.md#scheduling).
+"""A queue's limits, and what its runs use of them: pure (docs/design.md#scheduling).
 
-A placed run counts from the moment it leaves the queue until it has ended, with the GPUs that its spec asks for.
+A run counts from its placement until it has ended, with the GPUs that its spec requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dstackweb.spec.effective import EffectiveSpec
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Of one queue; None is no limit, 0 lets nothing start."""
+    """Limits of one queue; None is no limit, 0 lets nothing start."""
 
     max_running: int | None = None
     max_gpus: int | None = None
@@ -26,21 +26,21 @@ class QueueLimits:
 
 @dataclass
 class QueueUsage:
-    """Runs placed and GPUs that they hold, by queue and by (queue, user), as a pass counts on."""
+    """Placed runs and their GPUs, per (queue, user); the user None is the whole queue."""
 
     runs: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
     def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> QueueUsage:
-        """From (queue, user, GPUs, runs) of what is placed, in any portions."""
+        """Add up (queue, user, GPUs, runs) tuples."""
         tally = cls()
         for counted in placed:
             tally.add(*counted)
         return tally
 
     def add(self, queue_id: int, user_id: int, gpus: int, runs: int = 1) -> None:
-        """Count more placed runs, and the GPUs of all of them."""
+        """Count more placed runs, and their GPUs in all."""
         for key in ((queue_id, None), (queue_id, user_id)):
             self.runs[key] += runs
             self.gpus[key] += gpus
@@ -52,7 +52,7 @@ def gpus_requested(spec: EffectiveSpec) -> int:
 
 
 def queue_wide_limit(limits: QueueLimits, tally: QueueUsage, queue_id: int) -> Wait | None:
-    """Why nothing of the queue may start now; None when something may."""
+    """Why nothing in the queue may start now; None when something may."""
     used = tally.runs[queue_id, None]
     if limits.max_running is None or used < limits.max_running:
         return None
@@ -60,9 +60,9 @@ def queue_wide_limit(limits: QueueLimits, tally: QueueUsage, queue_id: int) -> W
 
 
 def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_id: int, gpus: int) -> list[Wait]:
-    """Every limit that one more run of this member with so many GPUs would exceed, the most permanent first.
+    """The limits that one more run of this member with `gpus` GPUs would exceed, the most permanent first.
 
-    `never` in the data: the run alone asks for more than the limit.
+    `never` in the data: the run alone requests more than the limit.
     """
     mine, all_ = (queue_id, user_id), (queue_id, None)
     each = [
@@ -74,7 +74,7 @@ def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_
     over = [
         _over(reason, code, limit, used, asked)
         for reason, code, limit, used, asked in each
-        # A run without GPUs exceeds no limit of GPUs, also where they are held beyond one that was lowered.
+        # A run without GPUs never exceeds a GPU limit, even where a lowered limit is exceeded already.
         if limit is not None and asked and used + asked > limit
     ]
     return sorted(over, key=lambda waits: not waits.data["never"])

@@ -1,7 +1,7 @@
-"""Which offers of other backends a run may take, and which of them it takes: pure (docs/design.md#scheduling).
+"""Which offers of other backends a run may use, and which it gets: pure (docs/design.md#scheduling).
 
-The cheapest first, by (price, backend, region, instance type). A run's nodes all go to one backend and region. An
-idle machine is taken before a new one, unless that costs less than half: it starts at once.
+The cheapest first, by (price, backend, region, instance type). All nodes of a run go to one backend and region. An
+idle instance is preferred, since it starts at once, unless a new one costs less than half.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.requirements import Requirements
 
 OfferKey = tuple[str, str, str, bool, str]
-"""What an offer is, whoever asked for it: backend, region, instance type, spot, and the machine where it is there."""
+"""Identifies an offer: backend, region, instance type, spot, and the id of an idle instance."""
 
 IDLE_PRICE_FACTOR = Decimal("0.5")
-"""So much of its price is an idle machine weighed by."""
+"""The price of an idle instance is multiplied by this in comparisons."""
 
 NOT_NOW = {
     Availability.NO_QUOTA: PlaceCode.NO_QUOTA,
@@ -34,14 +34,14 @@ NOT_NOW = {
 
 @dataclass(frozen=True)
 class BackendOffers:
-    """What the backends that a run may use have answered; `failed`: those without an answer, and why."""
+    """The answers of the backends that a run may use; `failed`: those without an answer, and why."""
 
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was nobody to ask."""
+        """Whether there was no backend to ask."""
         return not self.offers and not self.failed
 
 
@@ -61,17 +61,17 @@ class OfferPlacement:
 
     @property
     def weight(self) -> Decimal:
-        """What the price counts where several are compared."""
+        """The price used in comparisons."""
         return sum(map(effective_price, self.offers), Decimal(0))
 
 
 def offer_key(offer: Offer) -> OfferKey:
-    """What tells one offer from another."""
+    """The offer's identity."""
     return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
 
 
 def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
-    """Why the run never takes this offer, whether it is to be had or not; None when it may."""
+    """Why the run may not use this offer, available or not; None when it may."""
     named = spec.backends is not None and offer.backend in spec.backends
     if offer.price > 0 and not named:
         return PlaceCode.NOT_NAMED
@@ -96,7 +96,7 @@ def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | No
 
 
 def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> int:
-    """How many nodes it can take now, up to `most`. Unknown is not zero."""
+    """How many nodes the offer has now, up to `most`. Unknown availability counts as available."""
     if offer.availability in NOT_NOW:
         return 0
     fits = offer.detail.get("fits")
@@ -104,12 +104,12 @@ def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> in
 
 
 def acceptable_offers(spec: EffectiveSpec, asked: BackendOffers) -> list[Offer]:
-    """Those that the run may take, the cheapest first, also where they are not to be had now."""
+    """The offers that the run may use, cheapest first, available or not."""
     return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_price_order)
 
 
 def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[OfferKey, int]) -> OfferPlacement | Wait:
-    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes given away before."""
+    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes placed before."""
     found = acceptable_offers(spec, asked)
     places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
     for offer in found:
@@ -122,7 +122,7 @@ def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[Offer
 
 
 def effective_price(offer: Offer) -> Decimal:
-    """What its price counts where offers are compared."""
+    """An offer's price as used in comparisons."""
     return offer.price * IDLE_PRICE_FACTOR if _is_idle(offer) else offer.price
 
 
@@ -131,12 +131,12 @@ def _is_idle(offer: Offer) -> bool:
 
 
 def _price_order(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
-    """At the same weight what is there goes first: it starts at once."""
+    """At equal prices an idle instance goes first."""
     return effective_price(offer), not _is_idle(offer), offer.backend, offer.region, offer.instance_type, offer.spot
 
 
 def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[Offer], placed: int) -> Wait:
-    """The reason that is cured first: any backend that answers, or any offer that comes free, would do."""
+    """The least permanent reason: any backend that answers, or any offer that becomes free, would do."""
     data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
     if any(offer.availability != Availability.NO_QUOTA for offer in found):
         return Wait(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
@@ -149,7 +149,7 @@ def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[O
 
 
 def _unavailable(failed: Mapping[str, Unavailable]) -> Wait:
-    """One code for all: what may come back by itself is named before what an admin must set up."""
+    """One code for all backends: temporary failures first, then what an admin must set up."""
     code = min(failed.values(), key=list(Unavailable).index)
     names = sorted(name for name, why in failed.items() if why == code)
     return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "backends": names})

@@ -1,7 +1,7 @@
-"""Hosts and GPUs kept for one run that has waited long, and what the others may still use of them.
+"""Hosts and GPUs reserved for one run that has waited long, and what other runs may still use of them.
 
-Pure. Ends are upper bounds: `max_duration` and `stop_duration` count in full, with a margin for the start and for
-clearing up. Why it is like this: docs/decisions/0005-one-reservation.md.
+Pure. End times are upper bounds: `max_duration` and `stop_duration` count in full, plus a margin. Rationale:
+docs/decisions/0005-one-reservation.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dstackweb.scheduler.placement.hosts import WaitingRun, fit_nodes, may_use_h
 from dstackweb.spec.effective import EffectiveSpec
 
 MARGIN_S = 60
-"""What a job's start and its clearing up may take on top of its own limits."""
+"""Time for a job's start and clean-up on top of its own limits."""
 
 
 @dataclass(frozen=True)
 class JobUsage:
-    """What one active job holds of a host, since when, and by when it is given back: None when nobody knows."""
+    """What one active job holds of a host, since when, and when it is free at the latest; None if unknown."""
 
     job: tuple[int, int]
-    """The run's id and the node: a run has one active attempt."""
+    """Run id and node; a run has one active attempt."""
     host_id: int
     cpus: int
     memory_mib: int
@@ -36,7 +36,7 @@ class JobUsage:
 
 @dataclass(frozen=True)
 class ReservedNode:
-    """What is kept for one node of the run. `gpus` are UUIDs."""
+    """What is reserved for one node. `gpus` are UUIDs."""
 
     host_id: int
     host: str
@@ -58,7 +58,7 @@ class ReservedNode:
 
 @dataclass(frozen=True)
 class HostReservation:
-    """What is kept for which run. By `starts_at` all of it is free; None: nobody knows, and `expires_at` is set."""
+    """Nodes reserved for a run. All are free by `starts_at`; None if unknown, then `expires_at` is set."""
 
     run: WaitingRun
     nodes: tuple[ReservedNode, ...]
@@ -68,7 +68,7 @@ class HostReservation:
 
 
 def latest_end(began: dt.datetime, limit_s: int | None, stop_s: int, now: dt.datetime) -> dt.datetime | None:
-    """By when a job that may run `limit_s` seconds from `began` is gone; one that is overdue may be any moment."""
+    """When a job that may run `limit_s` seconds from `began` is gone at the latest; soon, if it is overdue."""
     if limit_s is None:
         return None
     end = began + dt.timedelta(seconds=limit_s + stop_s + MARGIN_S)
@@ -82,7 +82,7 @@ def plan_reservation(
     now: dt.datetime,
     hold_s: float,
 ) -> HostReservation | None:
-    """Where all nodes of the run fit first, when holders end as late as they may; None when not even without them."""
+    """Reserve where all nodes fit first if jobs end as late as they may; None if they never fit."""
     usable = [host for host in hosts if may_use_host(run.spec, host)]
 
     def found(gone: Sequence[JobUsage]) -> list[Fit]:
@@ -98,7 +98,7 @@ def plan_reservation(
 def renew_reservation(
     reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage], now: dt.datetime, hold_s: float
 ) -> HostReservation | None:
-    """The same nodes with their start computed anew; None when they can't be had any more."""
+    """The same nodes with a new start time; None when they are no longer available."""
     kept = {node.host_id for node in reserved.nodes}
     there = [host for host in hosts if host.id in kept]
     holding = [holder for holder in holders if holder.host_id in kept]
@@ -107,13 +107,13 @@ def renew_reservation(
 
 
 def may_finish_before(spec: EffectiveSpec, reserved: HostReservation, now: dt.datetime) -> bool:
-    """Whether a run that starts now is gone when the reservation starts, however late it ends."""
+    """Whether a run that starts now is certainly gone when the reservation starts."""
     end = latest_end(now, spec.max_duration_s, spec.stop_duration_s, now)
     return end is not None and reserved.starts_at is not None and end <= reserved.starts_at
 
 
 def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> list[HostView]:
-    """What a run that may outlast the reservation's start sees of the hosts: what it can take without delaying it."""
+    """The hosts without what a run could take only by delaying the reservation."""
     nodes = _nodes_by_host(reserved.nodes)
     gone = [holder for holder in holders if holder.host_id in nodes and _gone_by_start(holder, reserved)]
     at_start = {host.id: host for host in hosts_after([h for h in hosts if h.id in nodes], holders, gone)}
@@ -121,7 +121,7 @@ def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders:
 
 
 def hosts_after(hosts: Sequence[HostView], holders: Iterable[JobUsage], gone: Sequence[JobUsage]) -> list[HostView]:
-    """The hosts once the holders in `gone` have ended and the others have not."""
+    """The hosts once the jobs in `gone` have ended and the others have not."""
     left, given = _by_host(set(holders) - set(gone)), _by_host(gone)
     return [_host_after(host, left[host.id], given[host.id]) if host.id in given else host for host in hosts]
 
@@ -135,7 +135,7 @@ def _by_host(holders: Iterable[JobUsage]) -> defaultdict[int, list[JobUsage]]:
 
 def _host_after(host: HostView, left: Sequence[JobUsage], gone: Sequence[JobUsage]) -> HostView:
     given = frozenset().union(*(holder.gpus for holder in gone))
-    # A host that came back smaller may be held beyond what it has: then what is given back isn't all free.
+    # A host that came back smaller may be overcommitted: then not all that is freed is available.
     cpus = min(host.cpus_free + sum(h.cpus for h in gone), host.cpus - sum(h.cpus for h in left))
     memory = min(
         host.memory_free_mib + sum(h.memory_mib for h in gone), host.memory_mib - sum(h.memory_mib for h in left)
@@ -149,7 +149,7 @@ def _host_after(host: HostView, left: Sequence[JobUsage], gone: Sequence[JobUsag
 
 
 def _host_without(now: HostView, at_start: HostView, nodes: Sequence[ReservedNode]) -> HostView:
-    """A host without what is kept there."""
+    """A host without what is reserved on it."""
     kept = {uuid for node in nodes for uuid in node.gpus}
     cpus = at_start.cpus_free - sum(node.cpus for node in nodes)
     memory = at_start.memory_free_mib - sum(node.memory_mib for node in nodes)
@@ -162,7 +162,7 @@ def _host_without(now: HostView, at_start: HostView, nodes: Sequence[ReservedNod
 
 
 def _gone_by_start(holder: JobUsage, reserved: HostReservation) -> bool:
-    """Where nobody knows the start, those that were there when it was made are taken to end, and no others."""
+    """If the start is unknown, jobs older than the reservation are assumed to end, and no others."""
     if reserved.starts_at is None:
         return holder.since <= reserved.made_at
     return holder.ends_at is not None and holder.ends_at <= reserved.starts_at
@@ -171,9 +171,9 @@ def _gone_by_start(holder: JobUsage, reserved: HostReservation) -> bool:
 def _first_enough(
     holders: Sequence[JobUsage], enough: Callable[[Sequence[JobUsage]], bool]
 ) -> Sequence[JobUsage] | None:
-    """The fewest holders, in the order in which they end, without which it is enough; None when it never is.
+    """The fewest jobs, in the order of their ends, whose end is enough; None if it never is.
 
-    Those whose end nobody knows come last, the oldest first. `enough` can only become true as more are gone.
+    Jobs without a known end come last, oldest first. `enough` must be monotonic: more ends never make it false.
     """
     order = sorted(holders, key=lambda holder: (holder.ends_at is None, holder.ends_at or holder.since))
     if not enough(order):
@@ -189,7 +189,7 @@ def _first_enough(
 
 
 def _are_free(nodes: Sequence[ReservedNode], hosts: Sequence[HostView]) -> bool:
-    """Whether all that is kept is there and free."""
+    """Whether all reserved nodes are present and free."""
     by_id = {host.id: host for host in hosts if host.online and not host.draining and host.isolation != "none"}
     for host_id, kept in _nodes_by_host(nodes).items():
         host = by_id.get(host_id)
@@ -212,7 +212,7 @@ def _nodes_by_host(nodes: Sequence[ReservedNode]) -> defaultdict[int, list[Reser
 def _with_start(
     reserved: HostReservation, ended: Sequence[JobUsage], now: dt.datetime, hold_s: float
 ) -> HostReservation:
-    """With the time by which all of `ended` are gone; where nobody knows it, until when it is held."""
+    """With the time when all of `ended` are gone, or an expiry if that is unknown."""
     starts_at = ended[-1].ends_at if ended else now
     if starts_at is None:
         expires_at = reserved.expires_at or now + dt.timedelta(seconds=hold_s)
@@ -221,10 +221,10 @@ def _with_start(
 
 
 def _stable_start(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
-    """The start that was promised, unless it has passed, moved by more than the margin, or came nearer.
+    """The previous start, unless it has passed, moved by more than the margin, or came nearer.
 
-    A job that is just starting moves its end on with each look: were the start to follow, runs that end just before
-    it could be let in again and again, each a little later than the one before.
+    The end of a job that is starting moves with each pass. If the start followed, runs ending just before it could be
+    let in again and again, each a little later.
     """
     if before is not None and now < before <= after <= before + dt.timedelta(seconds=MARGIN_S):
         return before

@@ -259,7 +259,7 @@ class World:
             if promised := self.promises.pop(run.id, None):
                 assert after(second) <= promised, "a reserved run starts when it was promised at the latest"
                 self.kept_promises += 1
-        elif reserved and not capacity._stands_before(run):
+        elif reserved and not capacity._is_ahead_of_reserved(run):
             self.backfilled += 1
         elif reserved:
             self.promises.pop(reserved.run.id, None)  # those that stand before it go first, reservation or not
