@@ -18,17 +18,15 @@ DAY = 24 * HOUR
 def ageing(minutes: int | None) -> str:
     """What so many minutes per point mean for a run that has waited; None is strict."""
     if minutes is None:
-        return _("Strict: a run never passes one with a higher priority, however long it waits. It may wait for ever.")
+        return _("Strict priority: waiting never improves a run's position. Runs of low priority may never start.")
     waited, told = next(
         ((length, words) for length, words in ((HOUR, _("1 h")), (DAY, _("1 day"))) if minutes <= length),
         (minutes, units.duration(minutes * 60)),
     )
     points = f"{waited / minutes:.1f}".removesuffix(".0")
     return ngettext(
-        "A run that has waited %(waited)s stands like one submitted now with %(points)s more point of priority. "
-        "Runs that wait already never change places by waiting.",
-        "A run that has waited %(waited)s stands like one submitted now with %(points)s more points of priority. "
-        "Runs that wait already never change places by waiting.",
+        "After waiting %(waited)s, a run ranks like a new run with +%(points)s priority point.",
+        "After waiting %(waited)s, a run ranks like a new run with +%(points)s priority points.",
         1 if points == "1" else 2,
     ) % {"waited": told, "points": points}
 
@@ -64,13 +62,13 @@ def setting(name: str) -> str:
     limit = known(LimitCode, name)
     match limit:
         case LimitCode.MAX_RUNNING:
-            return _("runs placed at once")
+            return _("max running runs")
         case LimitCode.MAX_GPUS:
-            return _("GPUs held at once")
+            return _("max GPUs in use")
         case LimitCode.MAX_RUNNING_PER_USER:
-            return _("runs placed at once per member")
+            return _("max running runs per member")
         case LimitCode.MAX_GPUS_PER_USER:
-            return _("GPUs held at once per member")
+            return _("max GPUs per member")
         case None:
             return as_text(name)
         case never:

@@ -60,7 +60,7 @@ def test_the_queue_shows_what_others_do_and_keeps_what_is_being_typed(page: Page
     expect(typed).to_have_value("77")
     expect(typed).to_be_focused()
     typed.press("Enter")
-    expect(page.get_by_text("first has priority 77 now")).to_be_visible()
+    expect(page.get_by_text("Priority of first set to 77")).to_be_visible()
     assert Run.objects.get(pk=first.pk).priority == 77
 
 
@@ -103,7 +103,7 @@ def test_plus_pressed_three_times_is_one_change_and_the_row_moves(page: Page, pr
     for _ in range(3):
         raise_it.click()
     expect(page.locator(".dw-queue .q-run a").first).to_have_text("second")
-    expect(page.get_by_text("from position 2 to 1")).to_be_visible()
+    expect(page.get_by_text("position 2 → 1")).to_be_visible()
     expect(raise_it).to_be_focused()
     assert second.events.filter(kind="priority").count() == 1
     assert Run.objects.get(pk=second.pk).priority == 53

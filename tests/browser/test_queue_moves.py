@@ -76,15 +76,13 @@ def take(page: Page, name: str, over: str) -> None:
 def test_a_dragged_row_tells_what_letting_go_does_and_undo_takes_it_back(page: Page, project: Project) -> None:
     """R24."""
     take(page, "e", over="b")
-    expect(page.locator(".would")).to_have_text(
-        "position 5 → 2; your b slips from 2 to 3, 2 others change their places"
-    )
+    expect(page.locator(".would")).to_have_text("position 5 → 2; your b moves back from 2 to 3, 2 other runs move")
     expect(page.locator("#say")).to_contain_text("position 5 → 2")
     assert accessibility_faults(page) == []
     assert order(project) == "abcde"
     page.mouse.up()
     expect(shown(page)).to_have_text(list("aebcd"))
-    expect(page.get_by_text("e went from position 5 to 2")).to_be_visible()
+    expect(page.get_by_text("e moved from position 5 to 2")).to_be_visible()
     assert page.evaluate(FOCUSED) == "Move e"
     page.get_by_role("button", name="Undo").press("Enter")
     expect(shown(page)).to_have_text(list("abcde"))
@@ -125,7 +123,7 @@ def test_leaving_a_carried_row_puts_it_back(page: Page) -> None:
 def test_a_carried_row_is_put_down_by_enter(page: Page, project: Project) -> None:
     grip(page, "d").press("ArrowUp")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("d went from position 4 to 3")).to_be_visible()
+    expect(page.get_by_text("d moved from position 4 to 3")).to_be_visible()
     assert order(project) == "abdce"
     assert page.evaluate(FOCUSED) == "Move d"
 
@@ -150,7 +148,7 @@ def test_of_two_windows_that_move_the_same_run_one_wins_and_the_other_is_told(
     expect(page.locator(".would")).to_contain_text("position 3 → 1")
     other.get_by_role("spinbutton", name="Priority of c", exact=True).fill("40")
     other.keyboard.press("Enter")
-    expect(other.get_by_text("c has priority 40 now")).to_be_visible()
+    expect(other.get_by_text("Priority of c set to 40")).to_be_visible()
     page.mouse.up()
     expect(page.get_by_text("c was changed by ann since you looked")).to_be_visible()
     expect(shown(page)).to_have_text(list("abdec"))
@@ -163,7 +161,7 @@ def test_what_somebody_changed_meanwhile_is_not_undone(
     page: Page, project: Project, mia: User, complaints: Complaints
 ) -> None:
     grip(page, "e").press("Alt+ArrowUp")
-    expect(page.get_by_text("e went from position 5 to 4")).to_be_visible()
+    expect(page.get_by_text("e moved from position 5 to 4")).to_be_visible()
     services.set_priority(Run.objects.get(name="e"), mia, "manager", 80)
     page.keyboard.press("Control+z")
     expect(page.get_by_text("e was changed")).to_be_visible()
@@ -245,7 +243,7 @@ def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Pr
     expect(bar).to_contain_text("2 selected")
     assert accessibility_faults(page) == []
     bar.get_by_role("button", name="To top").click()
-    expect(page.get_by_text("2 runs were moved: they are at positions 1–2 now")).to_be_visible()
+    expect(page.get_by_text("2 runs moved to positions 1–2")).to_be_visible()
     assert order(project) == "ceabd"
     expect(page.get_by_role("checkbox", name="Select c", exact=True)).to_be_checked()
     page.keyboard.press("Control+z")
@@ -269,7 +267,7 @@ def test_who_moves_a_run_off_the_page_goes_on_at_the_row_in_its_place(
     names = shown(page).all_text_contents()
     grip(page, names[1]).press("Enter")
     page.get_by_role("menuitem", name="To top").press("Enter")
-    expect(page.get_by_text(f"{names[1]} went from position 42 to 1")).to_be_visible()
+    expect(page.get_by_text(f"{names[1]} moved from position 42 to 1")).to_be_visible()
     assert page.evaluate(FOCUSED) == f"Move {shown(page).all_text_contents()[1]}"
 
 

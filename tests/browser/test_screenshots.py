@@ -90,7 +90,7 @@ def test_pictures_of_every_page(
 
     page.goto(f"{live_server.url}/p/main/submit/")
     page.get_by_label("Run file").fill(WRONG.replace("resurces: {}\n", ""))
-    page.get_by_role("heading", name="Matching offers").wait_for()
+    page.get_by_role("heading", name="Offers").wait_for()
     take("submit-plan")
     page.get_by_label("Run file").fill(WRONG)
     page.get_by_role("button", name="Line 5").wait_for()
@@ -100,7 +100,7 @@ def test_pictures_of_every_page(
     take("queue-confirm")
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Raise the priority of ab-reranker-7").click()
-    page.get_by_text("ab-reranker-7 has priority 71 now").wait_for()
+    page.get_by_text("Priority of ab-reranker-7 set to 71").wait_for()
     take("queue-moved")
     page.get_by_role("button", name="Move sweep-lr-0031").press("ArrowUp")
     page.keyboard.press("ArrowUp")
@@ -120,7 +120,7 @@ def test_pictures_of_every_page(
     page.goto(f"{live_server.url}/p/main/hold/")
     page.get_by_label("GPUs", exact=True).fill("99")
     page.get_by_role("button", name="Hold", exact=True).click()
-    page.get_by_text("No host has enough resources").wait_for()
+    page.get_by_text("This hold cannot start").wait_for()
     take("hold-never")
     if size == "phone":
         page.get_by_role("button", name="Menu").click()

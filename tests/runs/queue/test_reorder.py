@@ -111,14 +111,14 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert order(project) == ["a", "b", "c", "e", "d"]
     assert [(change.position_before, change.position_after) for change in back.changes] == [(None, None)]
     assert (back.slips, back.slips_total) == ([], None)
-    assert move_words.done(back) == "e was moved"
+    assert move_words.done(back) == "e moved"
     assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved before d"
     front = reorder.move([runs["e"]], manager, "manager", MoveTarget("top"))
-    assert move_words.done(front) == "e is at position 1 now, priority 50 → 51"
+    assert move_words.done(front) == "e moved to position 1, priority 50 → 51"
     mine = reorder.move([runs["a"]], member, "member", MoveTarget("bottom"))
     assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
     several = reorder.move([runs["a"], runs["b"]], manager, "manager", MoveTarget("bottom"))
-    assert move_words.done(several) == "2 runs were moved: they are at positions 4–5 now"
+    assert move_words.done(several) == "2 runs moved to positions 4–5"
     assert several.move_id is not None
     undone = reorder.undo(several.move_id, manager, "manager")
     assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]

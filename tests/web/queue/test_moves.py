@@ -51,7 +51,7 @@ def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
     """R24, R26: priorities change at run time, from the web."""
     answer = act(as_user(ann), five["e"], do="priority", priority="60")
     assert answer.status_code == 200
-    assert toast_of(answer)["text"] == "e has priority 60 now: from position 5 to 1"
+    assert toast_of(answer)["text"] == "Priority of e set to 60: position 5 → 1"
     assert names(project) == ["e", "a", "b", "c", "d"]
     page = answer.content.decode()
     assert page.index("/runs/e/") < page.index("/runs/a/")
@@ -123,12 +123,12 @@ def test_a_preview_says_what_the_move_then_does(five: dict[str, Run], mia: User,
     make_run(five["a"].project, mia, "urgent", role="manager", priority=70)
     query = {"run": token(five["e"]), "do": "top"}
     told = client.get("/p/main/queues/default/preview/", query).json()
-    assert told["text"].startswith("priority 50 → 70, position 6 → 1; your urgent slips from 1 to 2")
+    assert told["text"].startswith("priority 50 → 70, position 6 → 1; your urgent moves back from 1 to 2")
     assert told["priorities"] == {str(five["e"].pk): 70}
     assert told["places"][str(five["e"].pk)] == 1
     assert client.get("/p/main/queues/default/preview/", query).json() == told  # it changed nothing
     moved = toast_of(act(client, five["e"], do="top"))
-    assert moved["text"] == "e went from position 6 to 1, priority 50 → 70"
+    assert moved["text"] == "e moved from position 6 to 1, priority 50 → 70"
 
 
 def test_a_preview_says_what_forbids_the_move(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
@@ -143,13 +143,13 @@ def test_several_runs_move_together_in_their_order(
 ) -> None:
     answer = act(as_user(mia), five["d"], five["b"], do="top")
     assert names(project) == ["b", "d", "a", "c", "e"]
-    assert toast_of(answer)["text"] == "2 runs were moved: they are at positions 1–2 now"
+    assert toast_of(answer)["text"] == "2 runs moved to positions 1–2"
 
 
 def test_runs_that_dont_stand_together_afterwards_are_only_counted(
     five: dict[str, Run], ann: User, as_user: SignIn
 ) -> None:
-    assert toast_of(act(as_user(ann), five["c"], five["e"], do="top"))["text"] == "2 runs were moved"
+    assert toast_of(act(as_user(ann), five["c"], five["e"], do="top"))["text"] == "2 runs moved"
 
 
 def test_priorities_of_a_choice_are_set_all_or_none(
@@ -182,7 +182,7 @@ def test_a_move_and_a_priority_can_be_taken_back(
         assert as_user(ann).post(undo["url"], {"move": undo["move"]}, headers=HTMX).status_code == 403
         answer = client.post(undo["url"], {"move": undo["move"]}, headers=HTMX)
         assert answer.status_code == 200
-        assert toast_of(answer)["text"] == "Undone: e as before"
+        assert toast_of(answer)["text"] == "Undone: e"
         assert names(project) == list("abcde")
 
 
@@ -229,7 +229,7 @@ def test_without_scripts_the_rows_own_buttons_work(
     client = as_user(ann)
     answer = client.post(f"{CHANGE}?page=2", {"raise": five["c"].pk})
     assert (answer.status_code, answer["Location"]) == (303, "/p/main/queue/?page=2")
-    assert "c has priority 51 now" in client.get("/p/main/queue/").content.decode()
+    assert "Priority of c set to 51" in client.get("/p/main/queue/").content.decode()
     client.post(CHANGE, {"lower": five["c"].pk})
     assert Run.objects.get(name="c").priority == 50
     client.post(CHANGE, {"stop": five["c"].pk})

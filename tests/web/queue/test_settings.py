@@ -39,7 +39,7 @@ def test_a_manager_saves_settings_and_the_page_tells_who_did(
     assert "ageing: 30 min per point → 60 min per point" in page
     assert "draining: takes no new runs" in page
     assert "· mia" in page
-    assert "stands like one submitted now with 1 more point of priority" in page
+    assert "ranks like a new run with +1 priority point." in page
     strict = client.post(URL, FILLED | {"ageing_minutes": ""})
     assert strict.status_code == 302
     assert Queue.objects.get(project=project).ageing_minutes is None
@@ -73,14 +73,12 @@ def test_minutes_that_are_being_typed_are_explained(project: Project, mia: User,
     def told(minutes: str) -> str:
         return client.get(URL, {"ageing_minutes": minutes}, headers=HTMX).content.decode()
 
-    assert "waited 1 h stands like one submitted now with 4 more points" in told("15")
+    assert "waiting 1 h, a run ranks like a new run with +4 priority points" in told("15")
     assert told("").startswith("Strict")
     assert told("-3") == ""
 
 
-@pytest.mark.parametrize(
-    ("minutes", "words"), [(40, "1 h stands like one submitted now with 1.5 more"), (720, "1 day")]
-)
+@pytest.mark.parametrize(("minutes", "words"), [(40, "1 h, a run ranks like a new run with +1.5"), (720, "1 day")])
 def test_ageing_is_told_with_a_wait_that_people_know(minutes: int, words: str) -> None:
     assert words in queue_words.ageing(minutes)
 
