@@ -1,4 +1,4 @@
-"""Counting what reporters tell: events of single tasks, and transitions told as counts, per second.
+"""Counting what reporters tell: events of single tasks, and transitions count as counts, per second.
 
 python bench/progress_ingest.py [sqlite|postgres] [TASKS]
 
@@ -60,11 +60,11 @@ def measure(tasks: int) -> None:
     rows = {
         "floor: rows only, spread": [rate(lambda: lambda: floor(tasks, BATCH), tasks * 3)],
         "floor: rows only, together": [rate(lambda: lambda: floor(tasks, 1), tasks * 3)],
-        "events, spread": [rate(lambda: taking(scope(), events(tasks, BATCH)), tasks * 3)],
-        "events, a sweep": [rate(lambda: taking(scope(), events(tasks, 50)), tasks * 3)],
-        "events, together": [rate(lambda: taking(scope(), events(tasks, 1)), tasks * 3)],
+        "events, spread": [rate(lambda: update(scope(), events(tasks, BATCH)), tasks * 3)],
+        "events, a sweep": [rate(lambda: update(scope(), events(tasks, 50)), tasks * 3)],
+        "events, together": [rate(lambda: update(scope(), events(tasks, 1)), tasks * 3)],
         "the same events again": [again(tasks)],
-        "transitions as counts": [rate(lambda: taking(scope(), counts(tasks)), tasks * told_as_counts)],
+        "transitions as counts": [rate(lambda: update(scope(), counts(tasks)), tasks * told_as_counts)],
     }
     with multiprocessing.get_context("spawn").Pool(WRITERS, set_up) as pool:
         together(pool, tasks)()  # all of them have started then
@@ -76,7 +76,7 @@ def measure(tasks: int) -> None:
     cells: dict[str, list[str]] = {"events, spread": [], "transitions as counts": []}
     for groups, there in GROWN:
         full, few = scope(), BATCH * 5
-        taking(full, events(there, groups, "old", ("memory",)))()
+        update(full, events(there, groups, "old", ("memory",)))()
         sides.settle()
         cells["events, spread"].append(rate(partial(grown, full, few), few * 3))
         cells["transitions as counts"].append(rate(partial(grown, full, few, True), few * told_as_counts))
@@ -91,44 +91,44 @@ def rate(prepare: Callable[[], Callable[[], object]], number: int) -> str:
 
 def grown(full: int, few: int, counted: bool = False) -> Callable[[], object]:
     """What takes a few more, of groups that are there already or not."""
-    return taking(full, counts(few) if counted else events(few, BATCH))
+    return update(full, counts(few) if counted else events(few, BATCH))
 
 
 def scope() -> int:
     """A scope of its own."""
     from dstackweb.accounts.models import Project
-    from dstackweb.progress.counters import scope_of
+    from dstackweb.progress.counters import ensure_scope
 
     project, _made = Project.objects.get_or_create(name="bench")
-    return scope_of(project.pk, next(_numbers), 1)
+    return ensure_scope(project.pk, next(_numbers), 1)
 
 
-def taking(scope_id: int, batches: Iterator[Batch]) -> Callable[[], None]:
+def update(scope_id: int, batches: Iterator[Batch]) -> Callable[[], None]:
     """What takes all of it."""
-    from dstackweb.progress.ingest import take
+    from dstackweb.progress.ingest import ingest_batch
 
     made = list(batches)
 
     def take_all() -> None:
         for batch in made:
-            receipt = take(scope_id, batch, NOW)
-            sides.must_be((receipt.refused, receipt.applied), ([], BATCH))
+            receipt = ingest_batch(scope_id, batch, NOW)
+            sides.must_be((receipt.rejected, receipt.applied), ([], BATCH))
 
     return take_all
 
 
 def again(tasks: int) -> str:
     """A cell: events that are known already."""
-    from dstackweb.progress.ingest import take
+    from dstackweb.progress.ingest import ingest_batch
 
     found = scope()
     batches = list(events(tasks, BATCH, first="again"))
     for batch in batches:
-        take(found, batch, NOW)
+        ingest_batch(found, batch, NOW)
 
     def repeat() -> None:
         for batch in batches:
-            sides.must_be(take(found, batch, NOW).outdated, BATCH)
+            sides.must_be(ingest_batch(found, batch, NOW).outdated, BATCH)
 
     return rate(lambda: repeat, tasks * 3)
 
@@ -171,7 +171,7 @@ def floor(tasks: int, groups: int) -> None:
     """The rows of the same tasks, inserted and twice updated."""
     from django.db import connection, transaction
 
-    from dstackweb.progress import bulk, by_key
+    from dstackweb.progress import bulk, task_events
 
     found = scope()
     ids: list[tuple[int, ...]] = []
@@ -181,7 +181,7 @@ def floor(tasks: int, groups: int) -> None:
                 (found, at % groups % PREFIXES, f"floor-{at}", at % groups, 1, 1, begin, NOW)
                 for at in range(begin, begin + BATCH)
             ]
-            bulk.insert("progress_task", by_key.FRESH, rows)
+            bulk.insert("progress_task", task_events.FRESH, rows)
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT id, group_id FROM progress_task WHERE scope_id = %s ORDER BY id DESC LIMIT 1000", [found]
@@ -190,7 +190,7 @@ def floor(tasks: int, groups: int) -> None:
         for state in (4, 5):
             with transaction.atomic():
                 bulk.update(
-                    "progress_task", by_key.MOVED, [(group, 1, state, begin + state, NOW, pk) for pk, group in ids]
+                    "progress_task", task_events.MOVED, [(group, 1, state, begin + state, NOW, pk) for pk, group in ids]
                 )
 
 
@@ -203,7 +203,7 @@ def together(pool: Pool, tasks: int, counted: bool = False) -> Callable[[], obje
 
 
 def set_up() -> None:
-    """Make this process one that takes what it is told, as the web server's do."""
+    """Make this process one that takes what it is count, as the web server's do."""
     import django
 
     from dstackweb.lib.process import collect_rarely
@@ -215,7 +215,7 @@ def set_up() -> None:
 def write(given: tuple[int, int, str, bool]) -> None:
     """One process's share."""
     found, share, first, counted = given
-    taking(found, counts(share, first) if counted else events(share, 1, first))()
+    update(found, counts(share, first) if counted else events(share, 1, first))()
 
 
 if __name__ == "__main__":

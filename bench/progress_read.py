@@ -145,7 +145,7 @@ def _reads(scope: Any, groups: int) -> None:
 
     now_ms = time.time_ns() // 1_000_000
 
-    def page() -> list[selectors.Bar]:
+    def page() -> list[selectors.ProgressBar]:
         assert selectors.of_run(scope.run_id, now_ms) is not None
         return selectors.prefixes(scope.pk, now_ms)[0]
 

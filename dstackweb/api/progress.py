@@ -15,7 +15,7 @@ from dstackweb.api.schemas import ErrorOut
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.selectors import Bar, Failed, Only, Order, Overview, TaskRow
+from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress, TaskRow
 from dstackweb.progress.states import SHOWN, TaskState
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import find_run
@@ -112,11 +112,13 @@ class TaskListOut(Schema):
     next: str | None
 
 
-def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], following: str | None) -> dict[str, Any]:
+def progress_of(
+    run: Run | None, overview: ScopeProgress | None, bars: list[ProgressBar], following: str | None
+) -> dict[str, Any]:
     """A ProgressOut; empty if nothing was reported."""
     if overview is None:
-        nothing = Bar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
-        overview = Overview(0, 0, 0, 0, nothing, ended=False)
+        nothing = ProgressBar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
+        overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
     return {
         "run": run and run.name,
         "id": run and str(run.uid),
@@ -131,7 +133,7 @@ def progress_of(run: Run | None, overview: Overview | None, bars: list[Bar], fol
     }
 
 
-def prefix_of(bar: Bar) -> dict[str, Any]:
+def prefix_of(bar: ProgressBar) -> dict[str, Any]:
     """A PrefixOut."""
     rate, left = bar.rate, bar.left
     return {
@@ -146,7 +148,7 @@ def prefix_of(bar: Bar) -> dict[str, Any]:
     }
 
 
-def group_of(bar: Bar) -> dict[str, Any]:
+def group_of(bar: ProgressBar) -> dict[str, Any]:
     """A GroupOut."""
     return {
         "name": bar.name,
@@ -160,7 +162,7 @@ def group_of(bar: Bar) -> dict[str, Any]:
     }
 
 
-def failure_of(failed: Failed) -> dict[str, Any]:
+def failure_of(failed: FailedTask) -> dict[str, Any]:
     """A FailureOut."""
     shown = failed._asdict()
     del shown["id"]
@@ -183,7 +185,7 @@ REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
 
 Find = QueryEx[str, P(max_length=NAME_MAX, description="A part of the name, case-insensitive")]
 OrderBy = QueryEx[Order, P(description="`active`: unfinished ones first; `failed`: those with failed tasks first")]
-OnlyThose = QueryEx[Only, P(description="`failed`: with failed tasks; `running`: with running tasks")]
+OnlyThose = QueryEx[GroupFilter, P(description="`failed`: with failed tasks; `running`: with running tasks")]
 Limit = QueryEx[int, P(ge=1, le=500)]
 Cursor = QueryEx[str, P(pattern=r"^(\d{1,18}\.\d{1,18})?$", description="The `next` of the page before")]
 Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="Default: the newest with tasks")]
@@ -291,26 +293,34 @@ def tasks_of_run(
     return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
 
-def _page(overview: Overview | None, find: str, order: Order, limit: int, cursor: str) -> tuple[list[Bar], str | None]:
+def _page(
+    overview: ScopeProgress | None, find: str, order: Order, limit: int, cursor: str
+) -> tuple[list[ProgressBar], str | None]:
     if overview is None:
         return [], None
     return selectors.prefixes(overview.scope_id, _now_ms(), find=find, order=order, after=cursor or None, limit=limit)
 
 
 def _groups(
-    request: HttpRequest, overview: Overview | None, prefix: str, only: Only, find: str, limit: int, cursor: str
+    request: HttpRequest,
+    overview: ScopeProgress | None,
+    prefix: str,
+    only: GroupFilter,
+    find: str,
+    limit: int,
+    cursor: str,
 ) -> HttpResponse:
     of = _prefix(overview, prefix)
     bars, following = selectors.groups(of.id, only=only, find=find, after=cursor or None, limit=limit)
     return ready(request, {"items": [group_of(bar) for bar in bars], "next": following})
 
 
-def _of_project(request: HttpRequest, project: str) -> Overview | None:
+def _of_project(request: HttpRequest, project: str) -> ScopeProgress | None:
     found, _role = project_of(request, project)
     return selectors.of_project(found.pk, _now_ms())
 
 
-def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) -> Overview | None:
+def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) -> ScopeProgress | None:
     return selectors.of_run(_run(request, project, name).pk, _now_ms(), attempt)
 
 
@@ -319,7 +329,7 @@ def _run(request: HttpRequest, project: str, name: str) -> Run:
     return find_run(found, name)
 
 
-def _prefix(overview: Overview | None, name: str) -> Bar:
+def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
     """The prefix of this name. Raises NotFound."""
     found = selectors.prefix(overview.scope_id, name, _now_ms()) if overview is not None else None
     if found is None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import time
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -23,9 +24,17 @@ from dstackweb.api.schemas import ErrorOut
 from dstackweb.api.task_gate import Gate
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge
 from dstackweb.progress import ingest
-from dstackweb.progress.events import Receipt, Refusal, Where
+from dstackweb.progress.events import EntryList, Receipt
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, REPORTER_MAX, SECONDS_MAX, SEQ_MAX, Refused, Told, read
+from dstackweb.progress.parse import (
+    COUNT_MAX,
+    ENTRIES_MAX,
+    REPORTER_MAX,
+    SECONDS_MAX,
+    SEQ_MAX,
+    ParsedRequest,
+    parse_request,
+)
 from dstackweb.progress.states import ALIASES
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs import selectors
@@ -106,7 +115,7 @@ REASONS = {
 class RefusedOut(Schema):
     """A rejected entry. All others were accepted."""
 
-    list: Where = Field(description="The entry's list in the request")
+    list: EntryList = Field(description="The entry's list in the request")
     index: int
     key: str = Field(description="The task's key; the prefix for counts")
     reason: str
@@ -121,26 +130,14 @@ class TasksOut(Schema):
     refused: list[RefusedOut]
 
     @classmethod
-    def of(cls, told: Told, receipt: Receipt) -> TasksOut:
-        """With the entries that are invalid, and those that could not be counted."""
-        refused = [*map(_unread, told.refused), *(_uncounted(told, refusal) for refusal in receipt.refused)]
+    def of(cls, parsed: ParsedRequest, receipt: Receipt) -> TasksOut:
+        """List invalid entries and entries that exceed limits, by their indices in the request."""
+        uncounted = [
+            replace(one, index=parsed.positions[one.list][one.index], detail=REASONS[one.reason])
+            for one in receipt.rejected
+        ]
+        refused = [RefusedOut.from_orm(one) for one in (*parsed.rejected, *uncounted)]
         return cls(applied=receipt.applied, outdated=receipt.outdated, refused=refused)
-
-
-def _unread(refused: Refused) -> RefusedOut:
-    return RefusedOut(
-        list=refused.list, index=refused.index, key=refused.key, reason=refused.reason, detail=refused.detail
-    )
-
-
-def _uncounted(told: Told, refusal: Refusal) -> RefusedOut:
-    return RefusedOut(
-        list=refusal.list,
-        index=told.places[refusal.list][refusal.index],
-        key=refusal.key,
-        reason=refusal.reason,
-        detail=REASONS[refusal.reason],
-    )
 
 
 router = Router(tags=["progress"])
@@ -190,10 +187,10 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
         now_us = time.time_ns() // 1000
         raw = _body(request)
         gate.spend(run.pk, len(raw), now_us)
-        told = read(_json(raw), reporter, now_us)
-        gate.owe(run.pk, told.entries)
-        scope_id = scope_for(run, told.attempt if attempt is None else attempt)
-        return TasksOut.of(told, ingest.take(scope_id, told.batch, now_us // 1000))
+        parsed = parse_request(_json(raw), reporter, now_us)
+        gate.owe(run.pk, parsed.entries)
+        scope_id = scope_for(run, parsed.attempt if attempt is None else attempt)
+        return TasksOut.of(parsed, ingest.ingest_batch(scope_id, parsed.batch, now_us // 1000))
 
 
 def _job(job_id: UUID, name: str) -> Job:

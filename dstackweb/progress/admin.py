@@ -1,4 +1,4 @@
-"""What is counted, in the admin: to see who reports, and that ended attempts are settled. Nothing is written here."""
+"""Scopes and reporters in the admin, read-only: who reports, and which ended attempts are settled."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ScopeAdmin(ReadOnly):
 
 @admin.register(Reporter)
 class ReporterAdmin(ReadOnly):
-    list_display = ("name", "scope", "last_heard", "has_ended")
+    list_display = ("name", "scope", "latest_report", "has_ended")
     list_select_related = ("scope__project",)
     search_fields = ("name", "=scope__run_id")
     ordering = ("-id",)
     show_full_result_count = False
 
     @admin.display(ordering="last_ms")
-    def last_heard(self, reporter: Reporter) -> dt.datetime | None:
+    def latest_report(self, reporter: Reporter) -> dt.datetime | None:
         return _moment(reporter.last_ms)
 
     @admin.display(boolean=True)

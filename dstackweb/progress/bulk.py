@@ -1,6 +1,6 @@
-"""Reading and writing many rows by one statement, each database in its fastest way: arrays, or one row after the other.
+"""Read and write many rows by one statement, in the fastest way of each database.
 
-Rows are tuples whose columns and PostgreSQL types the caller names once.
+Rows are tuples; the caller names their columns and PostgreSQL types.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 from django.db import connection
 
 Types = Mapping[str, str]
-"""Columns, with what PostgreSQL calls their types."""
+"""Columns and their PostgreSQL types."""
 
 
 def find(
     columns: str, table: str, where: str, types: Types, rows: Collection[tuple[Any, ...]], *more: int
 ) -> list[tuple[Any, ...]]:
-    """Columns of `table` (as t) for each of these rows (as `given`), where they fit; `more` are where's parameters.
+    """Columns of `table` (alias t) for each of these rows (alias `given`) that match `where`, with parameters `more`.
 
-    However many rows there are, the statement stays the same. Each is looked up by itself, by an index, whatever the
-    database believes of the table: one whose scope has filled since it was last analyzed would else be read whole.
+    The statement does not depend on the number of rows. Each row is looked up by an index, whatever the table's
+    statistics: the planner would scan a table that has grown since it was last analyzed.
     """
     if not rows:
         return []
@@ -39,7 +39,7 @@ def find(
 
 
 def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows whose values come in the order of `types`."""
+    """Insert rows with values in the order of `types`."""
     if not rows:
         return
     names = ", ".join(_quoted(types))
@@ -51,10 +51,10 @@ def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Write rows by their id, which is the last value of each; `types` are those of the others.
+    """Update rows by their id, which is the last value of each; `types` are the other columns.
 
-    Each is looked up by its id: that a condition seems to leave few of them keeps PostgreSQL from reading a table of
-    some tens of thousands of rows for a thousand.
+    The condition that seems to select few ids makes PostgreSQL look up each row by its id. Otherwise it scans a table
+    of tens of thousands of rows to update a thousand.
     """
     if not rows:
         return
@@ -81,7 +81,7 @@ def delete(table: str, ids: Collection[int]) -> None:
 
 
 def quoted(name: str) -> str:
-    """A column's name as it stands in a statement: `group` is a word of SQL, too."""
+    """A column name, quoted: `group` is an SQL keyword."""
     return connection.ops.quote_name(name)
 
 
@@ -102,7 +102,7 @@ def _unnest(types: Types) -> str:
 
 
 def _arrays(types: Types, rows: Collection[tuple[Any, ...]]) -> list[str]:
-    """The columns of rows as PostgreSQL reads them. psycopg's own lists take longer than all else here."""
+    """The columns of rows as array literals. psycopg's list adaptation would take most of the time."""
     return [_array(kind, values) for kind, values in zip(types.values(), zip(*rows, strict=True), strict=True)]
 
 

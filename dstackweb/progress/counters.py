@@ -1,10 +1,10 @@
-"""The counters of a scope, shifted by what has changed, in the transaction that records what changed.
+"""The counters of a scope, changed in the transaction that writes the rows they count.
 
-A writer takes the scope's row first (`locked`), which all writers of that scope queue for; what it then reads of the
-scope's prefixes, groups, reporters and tasks is the latest, and nobody else changes it before the commit.
+A writer first locks the scope's row (`lock_scope`). The scope's prefixes, groups, reporters and tasks that it reads
+afterwards are current, and no other writer changes them before the commit.
 
-A prefix and a scope keep counting what is forgotten, so that their bars never shrink. A group is deleted once all its
-tasks are forgotten; should it come back, its own forgotten ones and durations begin anew.
+Prefixes and scopes keep counting forgotten tasks, so that their bars never shrink. A group is deleted once all its
+tasks are forgotten; if it is created again, its own count of forgotten tasks and its durations start at zero.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import FINISHED, SHOWN, TaskState
 
-COUNTS = {
+COUNT_COLUMNS = {
     **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
     "duration_ewma_s": "float8", "version": "bigint", "changed_ms": "bigint",
 }  # fmt: skip
-RATED = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
-OF_GROUP = dict(COUNTS)
-OF_PREFIX = {**COUNTS, **RATED, "groups": "integer"}
-OF_SCOPE = {**OF_PREFIX, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
+RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
+GROUP_COLUMNS = dict(COUNT_COLUMNS)
+PREFIX_COLUMNS = {**COUNT_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
+SCOPE_COLUMNS = {**PREFIX_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
 
-Place = tuple[str, str]
-"""The names of a prefix and of a group of it."""
+GroupName = tuple[str, str]
+"""Name of a prefix, and of a group in it."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What changed in one group: tasks per state (less where they left it), and processing that was timed, seconds."""
+    """Change of one group: tasks per state (negative where they left), and timed tasks with their total seconds."""
 
     states: dict[TaskState, int] = field(default_factory=dict)
     duration_n: int = 0
     duration_s: float = 0.0
 
     def add(self, other: Delta) -> None:
-        """Change it by another one, too."""
+        """Add another delta."""
         for state, count in other.states.items():
             self.states[state] = self.states.get(state, 0) + count
         self.duration_n += other.duration_n
         self.duration_s += other.duration_s
 
     def move(self, old: TaskState | None, new: TaskState, count: int = 1) -> None:
-        """Tasks went from `old` (None: they are new) to `new`."""
+        """Move tasks from `old` (None: new tasks) to `new`."""
         if old is not None:
             self.states[old] = self.states.get(old, 0) - count
         self.states[new] = self.states.get(new, 0) + count
@@ -57,96 +57,96 @@ class Delta:
         return self.duration_n != 0 or any(self.states.values())
 
     def columns(self) -> dict[str, str]:
-        """What of a group's row it changes, or may."""
+        """The columns of a group's row that it can change."""
         timed = ("duration_n", "duration_s", "duration_ewma_s") if self.duration_n else ()
         changed = {*self.states, "total", *timed, "version", "changed_ms"}
-        return {name: kind for name, kind in OF_GROUP.items() if name in changed}
+        return {name: kind for name, kind in GROUP_COLUMNS.items() if name in changed}
 
 
-class Ids(NamedTuple):
-    """The rows that count a group; 0 where there is none."""
+class GroupIds(NamedTuple):
+    """Ids of the rows of a prefix and a group; 0 without a row."""
 
     prefix: int
     group: int
 
 
-def scope_of(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
-    """The id of the scope that counts a project's runs, or the tasks inside one attempt of a run; made when missing."""
-    wanted = {"project_id": project_id, "run_id": run_id, "attempt": attempt}
-    found = Scope.objects.filter(**wanted).values_list("pk", flat=True)
+def ensure_scope(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
+    """Return the id of the scope of a project's runs, or of the tasks of a run's attempt. Create it when missing."""
+    key = {"project_id": project_id, "run_id": run_id, "attempt": attempt}
+    found = Scope.objects.filter(**key).values_list("pk", flat=True)
     pk = found.first()
     if pk is None:
-        Scope.objects.bulk_create([Scope(**wanted)], ignore_conflicts=True)
+        Scope.objects.bulk_create([Scope(**key)], ignore_conflicts=True)
         pk = found.get()
     return pk
 
 
-def locked(scope_id: int) -> Scope:
-    """The scope behind its row, with the version that this transaction makes. Raises Scope.DoesNotExist."""
-    return _locked("id = %s", scope_id)
+def lock_scope(scope_id: int) -> Scope:
+    """Lock a scope's row and return it with this transaction's version. Raises Scope.DoesNotExist."""
+    return _lock("id = %s", scope_id)
 
 
-def locked_of_project(project_id: int) -> Scope:
-    """Likewise the scope that counts a project's runs, made when missing."""
+def lock_project_scope(project_id: int) -> Scope:
+    """Lock the scope of a project's runs. Create it when missing."""
     try:
-        return _locked("project_id = %s AND run_id = 0 AND attempt = 0", project_id)
+        return _lock("project_id = %s AND run_id = 0 AND attempt = 0", project_id)
     except Scope.DoesNotExist:
-        return locked(scope_of(project_id))
+        return lock_scope(ensure_scope(project_id))
 
 
-def _locked(where: str, value: int) -> Scope:
-    names = ", ".join(("id", "project_id", "run_id", "attempt", "ended_ms", "settled", *OF_SCOPE))
+def _lock(where: str, value: int) -> Scope:
+    names = ", ".join(("id", "project_id", "run_id", "attempt", "ended_ms", "settled", *SCOPE_COLUMNS))
     statement = f"UPDATE progress_scope SET version = version + 1 WHERE {where} RETURNING {names}"
     for scope in Scope.objects.raw(statement, [value]):
         return scope
     raise Scope.DoesNotExist
 
 
-def shift(scope: Scope, deltas: Mapping[Place, Delta], now_ms: int) -> None:
+def shift(scope: Scope, deltas: Mapping[GroupName, Delta], now_ms: int) -> None:
     """Change the counters of a locked scope by `{(prefix, group): Delta}`, and write its row."""
-    book = Book(scope)
-    book.read(deltas)
-    book.shift(deltas, now_ms, ids=False)
+    rows = CounterRows(scope)
+    rows.read(deltas)
+    rows.shift(deltas, now_ms, ids=False)
 
 
-class Book:
-    """The counters of some prefixes and groups of a locked scope: read, changed and written, many at once."""
+class CounterRows:
+    """Counters of prefixes and groups of a locked scope, read, changed and written in bulk."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.prefixes: dict[str, _Prefix] = {}
-        self.groups: dict[Place, _Group] = {}
+        self.prefixes: dict[str, _PrefixRow] = {}
+        self.groups: dict[GroupName, _GroupRow] = {}
 
-    def read(self, places: Collection[Place]) -> None:
-        """Look up rows of prefixes and groups; what is missing is known to be so."""
-        more = [place for place in places if place not in self.groups]
+    def read(self, group_names: Collection[GroupName]) -> None:
+        """Read rows of prefixes and groups, and remember which are missing."""
+        more = [group_name for group_name in group_names if group_name not in self.groups]
         names = {prefix for prefix, _ in more} - self.prefixes.keys()
-        self.prefixes.update({name: _Prefix(id=0) for name in names} | self._found_prefixes(names))
-        self.groups.update({place: _Group(id=0) for place in more} | self._found_groups(more))
+        self.prefixes.update({name: _PrefixRow(id=0) for name in names} | self._load_prefixes(names))
+        self.groups.update({group_name: _GroupRow(id=0) for group_name in more} | self._load_groups(more))
 
-    def ids(self, place: Place) -> Ids:
-        """The rows of a group that was read."""
-        return Ids(self.prefixes[place[0]].id, self.groups[place].id)
+    def ids(self, group_name: GroupName) -> GroupIds:
+        """Row ids of a group that was read."""
+        return GroupIds(self.prefixes[group_name[0]].id, self.groups[group_name].id)
 
-    def shift(self, deltas: Mapping[Place, Delta], now_ms: int, *, ids: bool = True) -> None:
-        """Change what was read by `deltas`, and write it with the scope's row. To be done once.
+    def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> None:
+        """Change the rows that were read by `deltas`, and write them with the scope's row. Call once.
 
         Prefixes and groups that are missing are made, and groups that lost their last task are deleted. `ids`: whether
-        the groups that were made are wanted by their rows afterwards.
+        the groups that were made are key by their rows afterwards.
         """
         scope = self.scope
         whole = Delta()
         of_prefix: dict[str, Delta] = {}
-        for place, delta in deltas.items():
-            if (sums := of_prefix.get(place[0])) is None:
-                sums = of_prefix[place[0]] = Delta()
+        for group_name, delta in deltas.items():
+            if (sums := of_prefix.get(group_name[0])) is None:
+                sums = of_prefix[group_name[0]] = Delta()
             sums.add(delta)
-            group = self.groups[place]
+            group = self.groups[group_name]
             _count(group, delta, scope.version, now_ms)
             if group.forgotten < 0:  # some are taken back that were forgotten before its last making
                 group.total, group.forgotten = group.total - group.forgotten, 0
-            more = _peopled(group) - bool(group.id)
-            self.prefixes[place[0]].groups += more
+            more = _has_tasks(group) - bool(group.id)
+            self.prefixes[group_name[0]].groups += more
             scope.groups += more
         finished = 0
         for name, delta in of_prefix.items():
@@ -163,22 +163,22 @@ class Book:
         _rate(scope, finished, now_ms)
         self._write_prefixes(sorted(of_prefix))
         self._write_groups(sorted(deltas), whole.columns(), ids)
-        bulk.update("progress_scope", OF_SCOPE, [attrgetter(*OF_SCOPE, "id")(scope)])
+        bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
 
-    def _found_prefixes(self, names: Collection[str]) -> dict[str, _Prefix]:
+    def _load_prefixes(self, names: Collection[str]) -> dict[str, _PrefixRow]:
         found = bulk.find(
-            ", ".join(f"t.{column}" for column in ("name", "id", *OF_PREFIX)),
+            ", ".join(f"t.{column}" for column in ("name", "id", *PREFIX_COLUMNS)),
             "progress_taskprefix",
             "t.name = given.name AND t.scope_id = %s",
             {"name": "text"},
             [(name,) for name in names],
             self.scope.pk,
         )
-        return {name: _Prefix(*row) for name, *row in found}
+        return {name: _PrefixRow(*row) for name, *row in found}
 
-    def _found_groups(self, places: Collection[Place]) -> dict[Place, _Group]:
-        known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in places if self.prefixes[prefix].id]
-        columns = ", ".join(f"t.{column}" for column in ("id", *OF_GROUP))
+    def _load_groups(self, group_names: Collection[GroupName]) -> dict[GroupName, _GroupRow]:
+        known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in group_names if self.prefixes[prefix].id]
+        columns = ", ".join(f"t.{column}" for column in ("id", *GROUP_COLUMNS))
         found = bulk.find(
             f"given.prefix, t.name, {columns}",
             "progress_taskgroup",
@@ -186,53 +186,56 @@ class Book:
             {"prefix_id": "bigint", "name": "text", "prefix": "text"},
             known,
         )
-        return {(prefix, name): _Group(*row) for prefix, name, *row in found}
+        return {(prefix, name): _GroupRow(*row) for prefix, name, *row in found}
 
     def _write_prefixes(self, names: Collection[str]) -> None:
-        values = attrgetter(*OF_PREFIX)
+        values = attrgetter(*PREFIX_COLUMNS)
         fresh = [name for name in names if not self.prefixes[name].id]
         known = [prefix for name in names if (prefix := self.prefixes[name]).id and self._changed(prefix)]
         bulk.insert(
             "progress_taskprefix",
-            {"name": "text", "scope_id": "bigint", **OF_PREFIX},
+            {"name": "text", "scope_id": "bigint", **PREFIX_COLUMNS},
             [(name, self.scope.pk, *values(self.prefixes[name])) for name in fresh],
         )
-        bulk.update("progress_taskprefix", OF_PREFIX, [(*values(prefix), prefix.id) for prefix in known])
-        for name, made in self._found_prefixes(fresh).items():
+        bulk.update("progress_taskprefix", PREFIX_COLUMNS, [(*values(prefix), prefix.id) for prefix in known])
+        for name, made in self._load_prefixes(fresh).items():
             self.prefixes[name].id = made.id
 
-    def _write_groups(self, places: Collection[Place], columns: Mapping[str, str], ids: bool) -> None:
-        fresh: list[Place] = []
-        known: list[_Group] = []
-        empty: list[_Group] = []
-        for place in places:
-            group = self.groups[place]
-            peopled = _peopled(group)
+    def _write_groups(self, group_names: Collection[GroupName], columns: Mapping[str, str], ids: bool) -> None:
+        fresh: list[GroupName] = []
+        known: list[_GroupRow] = []
+        empty: list[_GroupRow] = []
+        for group_name in group_names:
+            group = self.groups[group_name]
+            has_tasks = _has_tasks(group)
             if not group.id:
-                if peopled:
-                    fresh.append(place)
+                if has_tasks:
+                    fresh.append(group_name)
             elif self._changed(group):
-                (known if peopled else empty).append(group)
-        values = attrgetter(*OF_GROUP)
+                (known if has_tasks else empty).append(group)
+        values = attrgetter(*GROUP_COLUMNS)
         bulk.insert(
             "progress_taskgroup",
-            {"name": "text", "prefix_id": "bigint", **OF_GROUP},
-            [(place[1], self.prefixes[place[0]].id, *values(self.groups[place])) for place in fresh],
+            {"name": "text", "prefix_id": "bigint", **GROUP_COLUMNS},
+            [
+                (group_name[1], self.prefixes[group_name[0]].id, *values(self.groups[group_name]))
+                for group_name in fresh
+            ],
         )
         bulk.update("progress_taskgroup", columns, list(map(attrgetter(*columns, "id"), known)))
         bulk.delete("progress_taskgroup", [group.id for group in empty])
         for group in empty:
             group.id = 0
-        for place, made in self._found_groups(fresh if ids else ()).items():
-            self.groups[place].id = made.id
+        for group_name, made in self._load_groups(fresh if ids else ()).items():
+            self.groups[group_name].id = made.id
 
-    def _changed(self, row: _Group) -> bool:
+    def _changed(self, row: _GroupRow) -> bool:
         return row.version == self.scope.version
 
 
 @dataclass(slots=True)
-class _Group:
-    """A row as it is counted: the columns of OF_GROUP."""
+class _GroupRow:
+    """GROUP_COLUMNS of a row."""
 
     id: int
     memory: int = 0
@@ -252,8 +255,8 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Prefix(_Group):
-    """Likewise, the columns of OF_PREFIX."""
+class _PrefixRow(_GroupRow):
+    """PREFIX_COLUMNS of a row."""
 
     first_ms: int = 0
     finished_1m: float = 0.0
@@ -262,8 +265,8 @@ class _Prefix(_Group):
     groups: int = 0
 
 
-def _count(row: _Group | Scope, delta: Delta, version: int, now_ms: int) -> None:
-    """What changed in a row's counters."""
+def _count(row: _GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> None:
+    """Apply a delta to a row's counters."""
     if not delta:
         return
     for state, more in delta.states.items():
@@ -278,13 +281,13 @@ def _count(row: _Group | Scope, delta: Delta, version: int, now_ms: int) -> None
     row.changed_ms = now_ms
 
 
-def _finished(prefix: _Prefix, delta: Delta) -> int:
-    """How many tasks finished since the prefix was last told of. What had when it was first counted says nothing."""
+def _finished(prefix: _PrefixRow, delta: Delta) -> int:
+    """Number of tasks that finished since the last report. Tasks already finished at the first report do not count."""
     return max(0, sum(delta.states.get(state, 0) for state in FINISHED)) if prefix.total else 0
 
 
-def _rate(row: _Prefix | Scope, finished: int, now_ms: int) -> None:
-    """How fast its tasks finish: what it knew has faded since, and what finished now is added."""
+def _rate(row: _PrefixRow | Scope, finished: int, now_ms: int) -> None:
+    """Update the rate windows: decay them, and add the finished tasks."""
     row.first_ms = row.first_ms or now_ms
     age_ms = now_ms - row.rated_ms
     row.finished_1m = decayed(row.finished_1m, age_ms, MINUTE_S) + finished
@@ -292,8 +295,8 @@ def _rate(row: _Prefix | Scope, finished: int, now_ms: int) -> None:
     row.rated_ms = now_ms
 
 
-def _peopled(group: _Group) -> bool:
-    """Whether any of its tasks is there still."""
+def _has_tasks(group: _GroupRow) -> bool:
+    """Whether it has tasks that are not forgotten."""
     return any(_shown(group))
 
 

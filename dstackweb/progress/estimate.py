@@ -1,8 +1,8 @@
-"""How fast tasks finish, and how long the rest takes, with the range either may well be in. Pure.
+"""Rate of finishing tasks and time left, with 80 % ranges. Pure.
 
-Two windows are kept (models.Rated): the last minute follows changes, the last ten smooth what comes in bursts.
-The more has finished in the last minute, the more it counts; ranges are those in which four of five estimates are
-right while tasks finish independently, wider where the two windows disagree.
+Two exponential windows are kept (models.RateCounters): one minute follows changes, ten minutes smooth bursts. The more
+tasks finished in the last minute, the more that window counts. A range contains the true value in four of five cases
+while tasks finish independently, and is wider where the windows disagree.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ MINUTE_S = 60.0
 TEN_MINUTES_S = 600.0
 
 LEAST_S = 5.0
-"""Reports come in bursts: of less time than this no rate is made."""
+"""Shortest time that a rate is based on: reports come in bursts."""
 _FEW = 20.0
-"""So many finishes in the last minute count as much as the ten minutes do."""
+"""With so many finished tasks in the last minute, both windows count equally."""
 _FORGOTTEN = 0.05
-"""What one finish weighs after half an hour. With less than this nothing has finished lately."""
+"""Weight of one finished task after half an hour. Below this there is no rate."""
 _Z = 1.2816
-"""Of a normal distribution a tenth lies above."""
+"""The 90 % quantile of the normal distribution."""
 
 
-class Rated(Protocol):
-    """The fields of models.Rated."""
+class RateWindows(Protocol):
+    """The fields of models.RateCounters."""
 
     @property
     def first_ms(self) -> int: ...
@@ -39,7 +39,7 @@ class Rated(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tasks per second, and from where to where it may be."""
+    """Tasks per second, and its range."""
 
     per_s: float
     low: float
@@ -48,7 +48,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Seconds until all is finished, and from where to where it may be; `high` is math.inf where nobody can say."""
+    """Seconds until all tasks are finished, and its range; `high` is math.inf when unknown."""
 
     seconds: float
     low: float
@@ -56,12 +56,12 @@ class Left:
 
 
 def decayed(finished: float, age_ms: float, window_s: float) -> float:
-    """What finishes weigh when they are older by `age_ms`."""
+    """The weight of finished tasks after another `age_ms`."""
     return finished * math.exp(-max(0.0, age_ms) / 1000 / window_s)
 
 
-def rate(row: Rated, now_ms: int) -> Rate | None:
-    """How fast the tasks of a row finish now. None when nothing has finished lately."""
+def rate(row: RateWindows, now_ms: int) -> Rate | None:
+    """The current rate of a row. None when nothing has finished lately."""
     age_ms = now_ms - row.rated_ms
     if decayed(row.finished_10m, age_ms, TEN_MINUTES_S) < _FORGOTTEN:
         return None
@@ -79,9 +79,9 @@ def rate(row: Rated, now_ms: int) -> Rate | None:
 
 
 def left(remaining: int, rate: Rate | None, stuck: int = 0) -> Left | None:
-    """How long so many tasks take at a rate. None when nothing moves on, or the rate is not known.
+    """Time left for `remaining` tasks. None when no task can finish or the rate is unknown.
 
-    `stuck` of them have nobody to run them: when these will finish, nobody can say.
+    `stuck` of them have no worker, which leaves the upper end open.
     """
     moving = remaining - stuck
     if moving <= 0 or rate is None or rate.per_s <= 0:
@@ -91,9 +91,9 @@ def left(remaining: int, rate: Rate | None, stuck: int = 0) -> Left | None:
 
 
 def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, float, float, float]:
-    """The rate that one window tells when tasks were seen for so long, its range, and on how many finishes it rests.
+    """Rate of one window, observed for `seen_s` seconds, its range, and the number of finished tasks behind it.
 
-    Finishes at an even rate weigh `window_s * (1 - exp(-seen_s / window_s))` times that rate.
+    Tasks that finish at a constant rate weigh `window_s * (1 - exp(-seen_s / window_s))` times that rate.
     """
     part = -math.expm1(-seen_s / window_s)
     finishes = 2 * finished / (2 - part)
@@ -103,7 +103,7 @@ def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, 
 
 
 def _quantile(shape: float, z: float) -> float:
-    """Of a gamma distribution (Wilson and Hilferty's approximation)."""
+    """Quantile of a gamma distribution (Wilson-Hilferty approximation)."""
     if shape <= 0:
         return 0.0
     root = 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))

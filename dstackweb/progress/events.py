@@ -1,4 +1,4 @@
-"""What reporters tell, as plain data: events of single tasks, and absolute counts of groups. Pure."""
+"""Reports as plain data: events of single tasks, and absolute counts of groups. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 
 from dstackweb.progress.states import TaskState
 
-Where = Literal["events", "counts", "failures"]
-"""A list of a batch."""
+EntryList = Literal["events", "counts", "failures"]
+"""Name of a list of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One task entered a state. Per task the highest (seq, reporter) counts, but forgotten is for good."""
+    """One task entered a state. Per task the event with the highest (seq, reporter) counts; forgotten is final."""
 
     key: str
     state: TaskState
@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tasks of a group a reporter has in each state now, and what all its finished ones have taken so far."""
+    """Number of a group's tasks in each state now, by one reporter; number of timed tasks and their total seconds."""
 
     prefix: str
     group: str
@@ -39,7 +39,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A task that failed, told beside counts, which have no keys."""
+    """A failed task, reported in addition to counts, which have no keys."""
 
     key: str
     prefix: str
@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one reporter told in one request. `ended_seq`: all that it told up to here is over."""
+    """The reports of one request. `ended_seq`: the reporter has ended; its live tasks up to here are released."""
 
     reporter: str
     events: tuple[Event, ...] = ()
@@ -60,19 +60,20 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """An entry that was not taken: its place in its list of the batch, its key (or prefix), and why (a code)."""
+class Rejection:
+    """A rejected entry: its list and index there, its key (of counts the prefix), the reason's code, and a sentence."""
 
+    list: EntryList
     index: int
     key: str
     reason: str
-    list: Where = "events"
+    detail: str = ""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of a batch: `outdated` entries were known already, or something newer was."""
+    """Result of a batch. `outdated`: number of entries that were known already or older than known ones."""
 
     applied: int = 0
     outdated: int = 0
-    refused: list[Refusal] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)

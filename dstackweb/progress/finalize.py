@@ -1,8 +1,7 @@
-"""When an attempt is over: what was still to come of its tasks is released, and in time all of it goes.
+"""After the end of an attempt: release its live tasks, and later delete its rows.
 
-The end is marked in the transaction that ends the attempt (`end`); from then on nothing is taken for its scope. All
-else is done in small steps, each worth doing alone: whoever is killed leaves the rest to the next turn, and of two at
-once the slower finds nothing left to do.
+The transaction that ends the attempt marks its scope (`end`), which then accepts no more reports. Everything else is
+done in small independent steps: after an interruption the next call continues, and concurrent calls do no harm.
 """
 
 from __future__ import annotations
@@ -20,22 +19,21 @@ from dstackweb.progress.states import CODES, LIVE, TaskState
 
 ROWS_AT_ONCE = 5_000
 MOST_STEPS = 100
-"""Steps of one turn, so that it ends within the time that a task has."""
+"""Steps of one call, so that it ends within the time limit of a background task."""
 DAY_MS = 86_400_000
 TASKS_KEPT_MS = 7 * DAY_MS
-"""How long single tasks are kept after the end of their attempt, and all that is counted of an attempt that was
-repeated."""
+"""How long task rows are kept after the end of their attempt, and all counters of attempts that were retried."""
 COUNTERS_KEPT_MS = 90 * DAY_MS
-"""How long the last attempt's counters are kept after its end."""
+"""How long the counters of a run's last attempt are kept after its end."""
 
 IS_LIVE = Q.create([Q(**{f"{state}__gt": 0}) for state in LIVE], connector=Q.OR)
 LIVE_CODES = tuple(CODES[state] for state in LIVE)
 
 
 def end(attempts: Collection[tuple[int, int]], now_ms: int) -> int:
-    """Mark the scopes of ended attempts (run, attempt); returns how many there were that had not been marked.
+    """Mark the scopes of ended attempts (run, attempt). Returns how many were newly marked.
 
-    Call behind the runs' rows, before anything that runs share: who reports tasks waits for nothing but a scope.
+    Lock the runs' rows first, and rows shared by runs afterwards: reports lock only a scope.
     """
     marked = 0
     for run_id, attempt in sorted(attempts):
@@ -45,15 +43,15 @@ def end(attempts: Collection[tuple[int, int]], now_ms: int) -> int:
 
 
 def due() -> list[int]:
-    """The scopes whose attempts have ended and that are not settled, the longest ended first."""
+    """Ids of scopes whose attempts have ended and that are not settled, oldest first."""
     unsettled = Scope.objects.filter(ended_ms__isnull=False, settled=False).order_by("ended_ms")
     return list(unsettled.values_list("pk", flat=True))
 
 
 def settle(scope_id: int) -> bool:
-    """Release what was live when the scope's attempt ended; returns False where there is more than one turn's work.
+    """Release the tasks that were live when the scope's attempt ended. Returns False when steps remain.
 
-    What repeated reports were recognized by goes, too: none is taken any more.
+    Also deletes the rows that detect repeated reports, since no more reports are accepted.
     """
     scope = Scope.objects.filter(pk=scope_id, ended_ms__isnull=False, settled=False).first()
     if scope is None:
@@ -62,12 +60,12 @@ def settle(scope_id: int) -> bool:
 
 
 def prune(now_ms: int) -> None:
-    """Remove what is old: single tasks first, and then whole scopes. A turn's work at most."""
+    """Delete old task rows and old scopes, in at most MOST_STEPS steps."""
     _ends_in(MOST_STEPS, _prune(now_ms))
 
 
 def _ends_in(most: int, steps: Iterator[None]) -> bool:
-    """Do so many steps at most; returns whether that was all."""
+    """Do at most `most` steps. Returns whether none remain."""
     for _step in islice(steps, most):
         pass
     return next(steps, False) is False
@@ -84,7 +82,7 @@ def _settle(scope: Scope) -> Iterator[None]:
 
 
 def _release(scope: Scope, prefix_id: int) -> Iterator[None]:
-    """Release the live tasks of many groups at a time: first their rows, and then all counters in one transaction."""
+    """Release the live tasks of many groups at a time: first their rows, then all counters in one transaction."""
     groups = TaskGroup.objects.filter(IS_LIVE, prefix=prefix_id)
     for chosen in _chunks(groups):
         for tasks in _chunks(Task.objects.filter(group__in=chosen, state__in=LIVE_CODES)):
@@ -96,7 +94,7 @@ def _release(scope: Scope, prefix_id: int) -> Iterator[None]:
 
 
 def _release_counts(scope_id: int, prefix_id: int, groups: Sequence[int]) -> None:
-    """What is live in these groups is released in them, in their prefix and in the scope."""
+    """Move the live tasks of these groups to released, in groups, prefix and scope."""
     mine = Scope.objects.filter(pk=scope_id)
     mine.update(version=F("version") + 1)
     version, ended_ms = mine.values_list("version", "ended_ms").get()
@@ -121,7 +119,7 @@ def _prune(now_ms: int) -> Iterator[None]:
 
 
 def _delete_scope(scope_id: int) -> Iterator[None]:
-    """All rows of a scope that has no tasks any more, from below: Django would look for tasks among everybody's."""
+    """Delete all rows of a scope without tasks, children first: Django's cascade would search all task rows."""
     prefixes = TaskPrefix.objects.filter(scope=scope_id)
     yield from _delete(TaskFailure.objects.filter(scope=scope_id))
     for prefix_id in prefixes.values_list("pk", flat=True):
@@ -132,7 +130,7 @@ def _delete_scope(scope_id: int) -> Iterator[None]:
 
 
 def _delete_counted(scope_id: int, column: str, rows: QuerySet[Any]) -> Iterator[None]:
-    """Delete rows whose number the scope keeps."""
+    """Delete rows whose number is stored in the scope."""
     for chosen in _chunks(rows):
         with transaction.atomic():
             Scope.objects.filter(pk=scope_id).update(version=F("version") + 1)
@@ -148,7 +146,7 @@ def _delete(rows: QuerySet[Any]) -> Iterator[None]:
 
 
 def _chunks(rows: QuerySet[Any]) -> Iterator[list[int]]:
-    """The ids of rows, found by one statement: nothing is added to a scope that has ended."""
+    """The ids of rows, read by one statement: an ended scope gets no new rows."""
     ids = list(rows.order_by().values_list("pk", flat=True))
     for first in range(0, len(ids), ROWS_AT_ONCE):
         yield ids[first : first + ROWS_AT_ONCE]

@@ -1,59 +1,118 @@
-"""Taking what a reporter tells: tasks one by one, and groups as absolute counts.
+"""Apply a reporter's batches to the counters: task events, absolute group counts, and messages of failed tasks.
 
-All of it happens behind the scope's row, in one transaction. The same batches give the same counters, however often
-and in which order they come.
+Each batch is one transaction that locks the row of its scope. The result is the same however often and in which order
+batches arrive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from django.db import transaction
 
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import by_count, by_key, failures
-from dstackweb.progress.batch import Taking
-from dstackweb.progress.counters import Book, locked
-from dstackweb.progress.events import Batch, Receipt
-from dstackweb.progress.models import Reporter, Scope
+from dstackweb.progress import bulk, group_counts, task_events
+from dstackweb.progress.batch import BatchUpdate
+from dstackweb.progress.counters import CounterRows, lock_scope
+from dstackweb.progress.events import Batch, Failure, Receipt
+from dstackweb.progress.models import Reporter, Scope, TaskFailure
 
 REPORTERS_MAX = 10_000
-"""Processes that tell of one attempt: a sweep may start one for each of its tasks."""
+"""Reporters of an attempt: a sweep may start a process for each task."""
+FAILURES_KEPT = 1_000
+"""Failed tasks kept per prefix, the newest ones."""
+
+FAILURE_COLUMNS = {
+    "scope_id": "bigint", "prefix_id": "bigint", "key": "text", "group": "text", "message": "text", "seq": "bigint",
+    "at_ms": "bigint",
+}  # fmt: skip
 
 
-def take(scope_id: int, batch: Batch, now_ms: int) -> Receipt:
-    """Count what a batch tells; answers what became of its entries.
+def ingest_batch(scope_id: int, batch: Batch, now_ms: int) -> Receipt:
+    """Apply a batch, and return what was done with its entries.
 
-    Raises Scope.DoesNotExist; Conflict when the attempt is over; TooLarge when the scope has too many reporters.
+    Raises Scope.DoesNotExist; Conflict when the attempt has ended; TooLarge when the scope has too many reporters.
     """
     with transaction.atomic():
-        scope = locked(scope_id)
+        scope = lock_scope(scope_id)
         if scope.ended_ms is not None:
-            raise Conflict("This attempt is over: nothing more is taken for it.")
-        taking = Taking(scope, _heard(scope, batch, now_ms), now_ms, Book(scope))
+            raise Conflict("This attempt has ended and accepts no more reports.")
+        update = BatchUpdate(scope, _update_reporter(scope, batch, now_ms), now_ms, CounterRows(scope))
         if batch.ended_seq is not None:
-            by_key.end(taking)
-            by_count.end(taking)
-        tasks = by_key.decide(taking, batch.events)
-        counts = by_count.decide(taking, batch.counts)
-        failed = failures.decide(taking, batch.failures)
-        taking.book.read(taking.deltas)
-        taking.book.shift(taking.deltas, now_ms)
-        by_key.write(taking, tasks)
-        by_count.write(taking, counts)
-        failures.write(taking, [*failed, *tasks.failed], tasks.done)
-    return taking.receipt
+            task_events.release_live(update)
+            group_counts.release_live(update)
+        tasks = task_events.decide(update, batch.events)
+        counts = group_counts.decide(update, batch.counts)
+        failed = _new_failures(update, batch.failures)
+        update.counters.read(update.deltas)
+        update.counters.shift(update.deltas, now_ms)
+        task_events.write(update, tasks)
+        group_counts.write(update, counts)
+        _write_failures(update, [*failed, *tasks.failed], tasks.done)
+    return update.receipt
 
 
-def _heard(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
-    """The reporter's row, with what this batch says about itself."""
+def _update_reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
+    """Create or update the reporter's row."""
     reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
     if reporter is None:
         if Reporter.objects.filter(scope=scope).count() >= REPORTERS_MAX:
-            raise TooLarge(f"This attempt has {REPORTERS_MAX:,} reporters already.")
+            raise TooLarge(f"This attempt already has {REPORTERS_MAX:,} reporters.")
         reporter = Reporter(scope=scope, name=batch.reporter)
-    told = [entry.seq for entries in (batch.events, batch.counts, batch.failures) for entry in entries]
-    reporter.last_seq = max(reporter.last_seq, batch.ended_seq or 0, *told)
+    seqs = [entry.seq for entries in (batch.events, batch.counts, batch.failures) for entry in entries]
+    reporter.last_seq = max(reporter.last_seq, batch.ended_seq or 0, *seqs)
     reporter.last_ms = now_ms
     if batch.ended_seq is not None:
         reporter.ended_seq = max(batch.ended_seq, reporter.ended_seq or 0)
     reporter.save()
     return reporter
+
+
+def _new_failures(update: BatchUpdate, failures: Sequence[Failure]) -> list[Failure]:
+    """The failures that are newer than the stored ones of their tasks. Others are noted in the receipt."""
+    if not failures:
+        return []
+    update.counters.read({(failure.prefix, failure.group) for failure in failures})
+    seqs = _stored_failures(update.scope.pk, {failure.key for failure in failures}, "seq")
+    newest: dict[str, Failure] = {}
+    for index, failure in sorted(enumerate(failures), key=lambda entry: entry[1].seq, reverse=True):
+        group_name = (failure.prefix, failure.group)
+        if failure.key in newest or failure.seq <= seqs.get(failure.key, -1):
+            update.receipt.outdated += 1
+        elif not update.counters.ids(group_name).prefix and (reason := update.exceeded_limit(group_name)):
+            update.reject(index, failure.key, reason, "failures")
+        else:
+            newest[failure.key] = failure
+            update.delta(group_name)
+            update.receipt.applied += 1
+    return list(newest.values())
+
+
+def _write_failures(update: BatchUpdate, failed: Sequence[Failure], done: Collection[str]) -> None:
+    """Store failures, delete those of tasks that are done, and keep the newest of each prefix."""
+    latest = {failure.key: failure for failure in sorted(failed, key=lambda failure: failure.seq)}
+    stale = [*latest, *done]
+    if stale and TaskFailure.objects.filter(scope=update.scope).exists():
+        bulk.delete("progress_taskfailure", list(_stored_failures(update.scope.pk, stale, "id").values()))
+    rows = []
+    for failure in latest.values():
+        prefix = update.counters.ids((failure.prefix, failure.group)).prefix
+        values = (failure.key, failure.group, failure.message, failure.seq, update.now_ms)
+        rows.append((update.scope.pk, prefix, *values))
+    bulk.insert("progress_taskfailure", FAILURE_COLUMNS, rows)
+    for prefix in sorted({row[1] for row in rows}):
+        newest = TaskFailure.objects.filter(prefix=prefix).order_by("-at_ms", "-pk")
+        bulk.delete("progress_taskfailure", list(newest.values_list("pk", flat=True)[FAILURES_KEPT:]))
+
+
+def _stored_failures(scope_id: int, keys: Collection[str], column: str) -> dict[str, int]:
+    """One column of the stored failures of these tasks, by key."""
+    found = bulk.find(
+        f"t.key, t.{column}",
+        "progress_taskfailure",
+        "t.key = given.key AND t.scope_id = %s",
+        {"key": "text"},
+        [(key,) for key in keys],
+        scope_id,
+    )
+    return dict(found)

@@ -1,7 +1,7 @@
-"""Counters of tasks by prefix and group, and what keeps them right under retries, duplicates and reordering.
+"""Counters of tasks by prefix and group, and the rows that keep them exact under retries, duplicates and reordering.
 
-All counters of one scope are shifted behind the scope's row, in the transaction that records what they count
-(`counters.shift`). Moments are whole milliseconds since 1970 (UTC), by this server's clock.
+All counters of a scope change while the scope's row is locked, in the transaction that writes the rows they count
+(`counters.shift`). Times are milliseconds since 1970 (UTC) by the server's clock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ NAME_MAX = 200
 KEY_MAX = 300
 
 
-class Counts(models.Model):
-    """How many tasks are in each state (states.TaskState), and what their processing took."""
+class StateCounters(models.Model):
+    """Number of tasks in each state (states.TaskState), and their processing times."""
 
     memory = models.BigIntegerField(default=0)
     erred = models.BigIntegerField(default=0)
@@ -24,12 +24,12 @@ class Counts(models.Model):
     queued = models.BigIntegerField(default=0)
     no_worker = models.BigIntegerField(default=0)
     waiting = models.BigIntegerField(default=0)
-    forgotten = models.BigIntegerField(default=0, help_text="Finished, and dropped by who reported them")
-    total = models.BigIntegerField(default=0, help_text="All of these")
+    forgotten = models.BigIntegerField(default=0, help_text="Finished, and dropped by their reporter")
+    total = models.BigIntegerField(default=0, help_text="Sum of all states")
 
-    duration_n = models.BigIntegerField(default=0, help_text="Tasks whose processing was timed")
-    duration_s = models.FloatField(default=0, help_text="Their processing, seconds in all")
-    duration_ewma_s = models.FloatField(null=True, help_text="Moving average: each batch weighs half, as Dask's does")
+    duration_n = models.BigIntegerField(default=0, help_text="Number of timed tasks")
+    duration_s = models.FloatField(default=0, help_text="Total processing time of timed tasks, seconds")
+    duration_ewma_s = models.FloatField(null=True, help_text="Moving average: each batch weighs half, as in Dask")
 
     version = models.BigIntegerField(default=0, help_text="The scope's version at the last change")
     changed_ms = models.BigIntegerField(default=0)
@@ -38,33 +38,33 @@ class Counts(models.Model):
         abstract = True
 
 
-class Rated(models.Model):
-    """How fast tasks finish: finishes that are forgotten exponentially, over one and over ten minutes."""
+class RateCounters(models.Model):
+    """Finished tasks in two exponential windows, of one minute and ten minutes."""
 
-    first_ms = models.BigIntegerField(default=0, help_text="When the first of its tasks was heard of")
-    finished_1m = models.FloatField(default=0, help_text="Finishes, each weighing exp(-age / 1 min), at rated_ms")
-    finished_10m = models.FloatField(default=0, help_text="Likewise with 10 min")
+    first_ms = models.BigIntegerField(default=0, help_text="Time of the first report")
+    finished_1m = models.FloatField(default=0, help_text="Finished tasks weighted by exp(-age / 1 min), at rated_ms")
+    finished_10m = models.FloatField(default=0, help_text="The same with 10 min")
     rated_ms = models.BigIntegerField(default=0)
 
     class Meta:
         abstract = True
 
 
-class Scope(Counts, Rated):
-    """What one progress page tells of: a project's runs (`run_id` 0), or the tasks inside one attempt of a run.
+class Scope(StateCounters, RateCounters):
+    """What one progress page counts: a project's runs (`run_id` 0), or the tasks of one attempt of a run.
 
-    Every writer updates this row first; it holds the sums of its prefixes, so that totals are one row, too.
+    Every writer locks this row first. It also holds the sums of its prefixes, so totals are read from one row.
     """
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
     run_id = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     prefixes = models.IntegerField(default=0)
-    groups = models.IntegerField(default=0, help_text="Groups that have tasks which are not forgotten")
-    tasks = models.IntegerField(default=0, help_text="Rows of Task, for the limit")
-    counted = models.IntegerField(default=0, help_text="Rows of ReporterCount, for the limit")
-    ended_ms = models.BigIntegerField(null=True, help_text="The attempt is over: its live states are to be released")
-    settled = models.BooleanField(default=False, help_text="They have been; nothing changes any more")
+    groups = models.IntegerField(default=0, help_text="Groups with tasks that are not forgotten")
+    tasks = models.IntegerField(default=0, help_text="Number of Task rows")
+    counted = models.IntegerField(default=0, help_text="Number of ReporterCount rows")
+    ended_ms = models.BigIntegerField(null=True, help_text="End of the attempt: its live tasks are to be released")
+    settled = models.BooleanField(default=False, help_text="Live tasks of the ended attempt were released")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["project", "run_id", "attempt"], name="progress_scope_once")]
@@ -83,8 +83,8 @@ class Scope(Counts, Rated):
         return f"tasks of run {self.run_id} attempt {self.attempt}"
 
 
-class TaskPrefix(Counts, Rated):
-    """All tasks of a scope whose names begin alike."""
+class TaskPrefix(StateCounters, RateCounters):
+    """The tasks of a scope whose names begin alike."""
 
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="task_prefixes", db_index=False)
     name = models.CharField(max_length=NAME_MAX)
@@ -97,10 +97,10 @@ class TaskPrefix(Counts, Rated):
         return self.name
 
 
-class TaskGroup(Counts):
+class TaskGroup(StateCounters):
     """The tasks of a prefix that were submitted together. Deleted when all of them are forgotten.
 
-    Its own `forgotten`, and with it its total, counts from its last making: prefix and scope know of all of them.
+    Its `forgotten` and total count from its latest creation; prefix and scope count all forgotten tasks.
     """
 
     prefix = models.ForeignKey(TaskPrefix, on_delete=models.CASCADE, related_name="task_groups", db_index=False)
@@ -118,14 +118,14 @@ class TaskGroup(Counts):
 
 
 class Reporter(models.Model):
-    """Who tells of tasks: a process with `tracking`, a Dask scheduler, a job's own output."""
+    """A source of reports: a process that uses `tracking`, a Dask scheduler, or a job's output."""
 
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="reporters", db_index=False)
     name = models.CharField(max_length=100)
     last_seq = models.BigIntegerField(default=0)
-    last_ms = models.BigIntegerField(default=0, help_text="When it was last heard")
+    last_ms = models.BigIntegerField(default=0, help_text="Time of its latest report")
     ended_seq = models.BigIntegerField(
-        null=True, help_text="It has ended: what it said of live tasks up to here means released"
+        null=True, help_text="It has ended: live tasks that it reported up to here are released"
     )
 
     class Meta:
@@ -136,9 +136,9 @@ class Reporter(models.Model):
 
 
 class Task(models.Model):
-    """One task that was reported by itself. Its prefix and group are those of the first event that named it.
+    """One task that was reported with its name. Its prefix and group are those of its first event.
 
-    Rows are many and written often: foreign keys are not checked by the database, and no index holds the state.
+    There are many rows with many writes, so the database checks no foreign keys and no index contains the state.
     """
 
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="+", db_index=False, db_constraint=False)
@@ -152,14 +152,14 @@ class Task(models.Model):
         related_name="+",
         db_index=False,
         db_constraint=False,
-        help_text="Null once it is forgotten: a tombstone until the attempt ends",
+        help_text="Null for a forgotten task, which is kept until the attempt ends",
     )
     reporter = models.ForeignKey(
         Reporter, on_delete=models.CASCADE, related_name="+", db_index=False, db_constraint=False
     )
     key = models.CharField(max_length=KEY_MAX)
     state = models.SmallIntegerField(help_text="states.CODES")
-    seq = models.BigIntegerField(help_text="Of the event that it follows; rises per reporter")
+    seq = models.BigIntegerField(help_text="Of the latest event; increases per reporter")
     since_ms = models.BigIntegerField(help_text="When it entered this state")
 
     class Meta:
@@ -174,9 +174,9 @@ class Task(models.Model):
 
 
 class ReporterCount(models.Model):
-    """What a reporter of absolute counts said last of one group: later counts are differences against it.
+    """The latest absolute counts of a group by a reporter. Later counts are applied as differences to it.
 
-    Kept for groups whose tasks are all forgotten, too, until the attempt ends, so that a repeated batch adds nothing.
+    Also kept for groups whose tasks are all forgotten, until the attempt ends, so that repeated batches add nothing.
     """
 
     reporter = models.ForeignKey(
@@ -185,7 +185,7 @@ class ReporterCount(models.Model):
     prefix = models.ForeignKey(
         TaskPrefix, on_delete=models.CASCADE, related_name="+", db_index=False, db_constraint=False
     )
-    group = models.CharField(max_length=NAME_MAX, help_text="Its name")
+    group = models.CharField(max_length=NAME_MAX, help_text="Name of the group")
     seq = models.BigIntegerField()
     memory = models.BigIntegerField(default=0)
     erred = models.BigIntegerField(default=0)
@@ -202,16 +202,16 @@ class ReporterCount(models.Model):
         constraints = [models.UniqueConstraint(fields=["reporter", "prefix", "group"], name="progress_count_once")]
 
     def __str__(self) -> str:
-        return f"{self.group} as told by {self.reporter}"
+        return f"{self.group} reported by {self.reporter}"
 
 
 class TaskFailure(models.Model):
-    """A task that has failed and what it said. Goes when the task is done after all."""
+    """A failed task and its message. Deleted when the task is done after a retry."""
 
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="+", db_index=False)
     prefix = models.ForeignKey(TaskPrefix, on_delete=models.CASCADE, related_name="+", db_index=False)
     key = models.CharField(max_length=KEY_MAX)
-    group = models.CharField(max_length=NAME_MAX, help_text="Its name")
+    group = models.CharField(max_length=NAME_MAX, help_text="Name of the group")
     message = models.TextField(blank=True)
     seq = models.BigIntegerField()
     at_ms = models.BigIntegerField()

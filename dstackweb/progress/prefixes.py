@@ -1,7 +1,7 @@
-"""Which prefix and which group a task belongs to, from its key alone: Dask's rules without their trap. Pure.
+"""Prefix and group of a task from its key, by Dask's rules with one exception. Pure.
 
-Dask drops any word of eight letters that begins with a-f (`train-baseline-3` becomes `train`); here only a word
-that could be a hash goes: eight letters, all of them a-f.
+Dask drops every word of eight letters that begins with a-f (`train-baseline-3` becomes `train`). Here only words of
+eight letters that are all a-f are dropped, which can be hashes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import NamedTuple
 from dstackweb.progress.models import NAME_MAX
 
 OTHER = "Other"
-"""Of keys that say nothing."""
+"""Prefix of keys without a name."""
 
 DATA = "data"
-"""Of keys that are a hash, as Dask gives to data that was sent to workers."""
+"""Prefix of keys that are a hash, as Dask gives to data sent to workers."""
 
 _HASH = re.compile(r"[a-f0-9]{32}")
 _LETTERS_OF_A_HASH = re.compile(r"[a-f]{8}")
 
 
-class Place(NamedTuple):
-    """Where a task is counted; both at most NAME_MAX characters."""
+class ParsedKey(NamedTuple):
+    """Prefix and group, each at most NAME_MAX characters."""
 
     prefix: str
     group: str
 
 
-def split(key: object) -> Place:
-    """The prefix (the name without numbers and hashes), and the group (a tuple's name as it stands, else the prefix).
+def split(key: object) -> ParsedKey:
+    """The prefix (the name without numbers and hashes), and the group (the name of a tuple key, else the prefix).
 
-    Keys are text, bytes, or tuples whose first item is the name; anything else is OTHER.
+    Keys are strings, bytes, or tuples whose first item is the name. Anything else is OTHER.
     """
     if type(key) is str:
         return _of_text(key)
@@ -40,17 +40,17 @@ def split(key: object) -> Place:
         return _of_text(key.decode(errors="replace"))
     if type(key) is tuple and key:
         name = key[0]
-        place = split(name)
-        return Place(place.prefix, name[:NAME_MAX]) if type(name) is str and name else place
-    return Place(OTHER, OTHER)
+        parsed = split(name)
+        return ParsedKey(parsed.prefix, name[:NAME_MAX]) if type(name) is str and name else parsed
+    return ParsedKey(OTHER, OTHER)
 
 
 @lru_cache(16_384)
-def _of_text(key: str) -> Place:
+def _of_text(key: str) -> ParsedKey:
     prefix = _prefix(key)[:NAME_MAX]
     if key.startswith("("):
-        return Place(prefix, key.split(",", 1)[0].strip("()\"'")[:NAME_MAX] or prefix)
-    return Place(prefix, prefix)
+        return ParsedKey(prefix, key.split(",", 1)[0].strip("()\"'")[:NAME_MAX] or prefix)
+    return ParsedKey(prefix, prefix)
 
 
 def _prefix(key: str) -> str:

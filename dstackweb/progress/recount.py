@@ -1,7 +1,7 @@
-"""Counters of tasks beside the rows that they count.
+"""Compare the counters of tasks with the rows they count.
 
-A run's groups are counted anew from tasks' rows and from what reporters of counts said last. After an attempt's end
-these go in time: then its counters may say more than is left, but never less. A project's groups count runs, which
+A run's groups are counted again from task rows and the reporters' latest counts. These rows are deleted some time after
+an attempt's end; from then on the counters may be larger, but never smaller. A project's groups count runs, which
 `runs.recount` compares.
 """
 
@@ -23,11 +23,11 @@ from dstackweb.progress.states import LIVE, SHOWN, STATE_OF, TaskState
 
 STATES = [state.value for state in TaskState]
 OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
-"""Whether the reporter has ended since it said so."""
+"""Whether the reporter has ended since this report."""
 
 
 def differences() -> Iterator[Difference]:
-    """Everything that disagrees. Consistent only while nothing moves, or inside one snapshot."""
+    """All differences. Exact only without concurrent writes, or inside one snapshot."""
     yield from _totals()
     yield from _sums(TaskGroup, TaskPrefix, "prefix", [state.value for state in SHOWN], "groups")
     yield from _sums(TaskPrefix, Scope, "scope", [*STATES, "duration_n", "duration_s", "groups"], "prefixes")
@@ -35,7 +35,7 @@ def differences() -> Iterator[Difference]:
 
 
 def _totals() -> Iterator[Difference]:
-    """Totals beside their states, and groups that should have gone."""
+    """Totals that differ from the sum of their states, and groups that should have been deleted."""
     everything = reduce(add, (F(state) for state in STATES))
     for model in (Scope, TaskPrefix, TaskGroup):
         wrong: QuerySet[Any] = model._default_manager.annotate(everything=everything).exclude(total=F("everything"))
@@ -48,7 +48,7 @@ def _totals() -> Iterator[Difference]:
 def _sums(
     parts: type[Model], wholes: type[Model], parent: str, columns: list[str], number: str
 ) -> Iterator[Difference]:
-    """Counters of prefixes beside the sums of their groups, or of scopes beside those of their prefixes."""
+    """Counters of prefixes that differ from the sums of their groups, or of scopes from those of their prefixes."""
     sums = parts._default_manager.order_by().values(parent).annotate(**{f"all_{name}": Sum(name) for name in columns})
     summed = {row[parent]: row for row in sums.annotate(number=Count("pk"))}
     for whole in wholes._default_manager.all():
@@ -63,7 +63,7 @@ def _sums(
 
 @dataclass
 class _Counted:
-    """What rows of a run's scope say: tasks by (prefix, group, state), forgotten ones by prefix; rows of both kinds."""
+    """Rows of a scope, counted: tasks by (prefix, group, state), forgotten ones by prefix, and numbers of rows."""
 
     groups: Counter[tuple[int, str, TaskState]] = field(default_factory=Counter)
     forgotten: Counter[int] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class _Counted:
 
 
 def _rows() -> Iterator[Difference]:
-    """The groups and the forgotten ones of runs' scopes beside the rows of tasks and reporters."""
+    """Groups and forgotten tasks of runs' scopes that differ from the rows of tasks and reporters."""
     counted: defaultdict[int, _Counted] = defaultdict(_Counted)
     _count_tasks(counted)
     _count_reports(counted)
@@ -114,7 +114,7 @@ def _folded(state: TaskState, over: bool | None) -> TaskState:
 
 
 def _compare(scope: Scope, rows: _Counted) -> Iterator[Difference]:
-    """What is kept of a run's scope beside what its rows say; all that was live at its attempt's end is released."""
+    """Counters of a run's scope that differ from its rows. Tasks that were live at the attempt's end are released."""
     over = scope.ended_ms is not None
     kept: Counter[tuple[int, str, TaskState]] = Counter()
     for group in TaskGroup.objects.filter(prefix__scope=scope):

@@ -1,4 +1,4 @@
-"""The states of a task, as Dask names them, and what people call them. Pure data, without Django."""
+"""The states of a task, as Dask names them, and their aliases. Without Django."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class TaskState(StrEnum):
-    """Where a task is. The values are columns of all counters, in the order in which bars and tables show them."""
+    """State of a task. The values are the columns of all counters, in the order of bars and tables."""
 
     MEMORY = "memory"
     ERRED = "erred"
@@ -17,24 +17,24 @@ class TaskState(StrEnum):
     WAITING = "waiting"
     FORGOTTEN = "forgotten"
 
-    __hash__ = str.__hash__  # as its value's, and by C: counting looks up little else
+    __hash__ = str.__hash__  # the string's hash, which C computes: counting looks up states all the time
 
 
 S = TaskState
 
 SHOWN = (S.MEMORY, S.ERRED, S.RELEASED, S.PROCESSING, S.QUEUED, S.NO_WORKER, S.WAITING)
-"""What a task that is not forgotten may be."""
+"""States of tasks that are not forgotten."""
 
 LIVE = (S.PROCESSING, S.QUEUED, S.NO_WORKER, S.WAITING)
-"""Something is still to come of these; when their reporter ends, they are released."""
+"""Unfinished. Released when their reporter ends."""
 
 FINISHED = (S.MEMORY, S.ERRED, S.RELEASED, S.FORGOTTEN)
-"""Nothing more is to come of these. Forgotten ones go on to count in totals, so that bars never shrink."""
+"""Forgotten tasks stay counted in totals, so that bars never shrink."""
 
 CODES: dict[TaskState, int] = {
     S.WAITING: 1, S.QUEUED: 2, S.NO_WORKER: 3, S.PROCESSING: 4, S.MEMORY: 5, S.ERRED: 6, S.RELEASED: 7, S.FORGOTTEN: 8,
 }  # fmt: skip
-"""How task rows hold a state."""
+"""States as stored in task rows."""
 
 STATE_OF: dict[int, TaskState] = {code: state for state, code in CODES.items()}
 
@@ -45,4 +45,4 @@ ALIASES: dict[str, TaskState] = {
     "failed": S.ERRED,
     "running": S.PROCESSING,
 }
-"""What reporters may say: Dask's own words, and people's."""
+"""States that reports can contain: Dask's names and plain ones."""

@@ -79,4 +79,4 @@ def _shift(runs: Iterable[Run], delta_of: Callable[[Run], Delta], now: dt.dateti
     for run in runs:
         of_project[run.project_id][prefix_and_group(run.name)].add(delta_of(run))
     for project_id, deltas in sorted(of_project.items()):
-        counters.shift(counters.locked_of_project(project_id), deltas, to_ms(now))
+        counters.shift(counters.lock_project_scope(project_id), deltas, to_ms(now))

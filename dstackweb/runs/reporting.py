@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from dstackweb.lib.errors import Conflict
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED
@@ -25,7 +25,7 @@ def scope_for(run: Run, attempt: int | None = None) -> int:
         # Behind the run's row: the end of the attempt, which ends its scope, comes before this or finds it.
         run = lock_run(run.pk)
         _refuse_unless_open(run, attempt)
-        return scope_of(run.project_id, run.pk, run.attempt)
+        return ensure_scope(run.project_id, run.pk, run.attempt)
 
 
 def _refuse_unless_open(run: Run, attempt: int | None) -> None:

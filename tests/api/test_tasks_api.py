@@ -206,7 +206,7 @@ def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
     monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
     nonsense = {"events": "x" * 100_000}
     assert commands.tell(nonsense).status_code == 422
-    monkeypatch.setattr(tasks, "read", None)
+    monkeypatch.setattr(tasks, "parse_request", None)
     assert "Unprocessable" in caplog.text
     caplog.clear()
     answer = commands.tell(nonsense)

@@ -35,7 +35,7 @@ MESSAGE = """RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0
 
 def fill(run: Run) -> None:
     """Some eighty thousand tasks inside the first attempt of a run."""
-    scope = counters.scope_of(run.project_id, run.pk, 1)
+    scope = counters.ensure_scope(run.project_id, run.pk, 1)
     now = time.time_ns() // 1_000_000
     chance = random.Random(7)
     late = {prefix: states.get(S.MEMORY, 0) // 8 for prefix, states in WORK.items() if S.PROCESSING in states}
@@ -69,7 +69,7 @@ def _groups(states: dict[TaskState, int], chance: random.Random) -> list[Delta]:
 def shift(scope_id: int, deltas: dict[tuple[str, str], Delta], now_ms: int | None = None) -> None:
     """Counters change, as if tasks had."""
     with transaction.atomic():
-        scope = counters.locked(scope_id)
+        scope = counters.lock_scope(scope_id)
         counters.shift(scope, deltas, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
 
 
@@ -85,6 +85,6 @@ def fail(scope_id: int, prefix: str, n: int, now_ms: int) -> None:
     )  # fmt: skip
 
 
-def scope_of(run: Run) -> int:
-    """Where its tasks are counted."""
+def ensure_scope(run: Run) -> int:
+    """EntryList its tasks are counted."""
     return int(Scope.objects.get(run_id=run.pk).pk)

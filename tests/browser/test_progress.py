@@ -55,7 +55,7 @@ def test_they_are_accessible_in_both_themes_and_widths(
 
 
 def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) -> None:
-    scope = task_demo.scope_of(progress_demo.build()[1])
+    scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page()
     opened(page, live_server.url, RUN)
     page.evaluate("window.same = true")
@@ -73,7 +73,7 @@ def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) 
 
 
 def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, new_page: Callable[..., Page]) -> None:
-    scope = task_demo.scope_of(progress_demo.build()[1])
+    scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page()
     opened(page, live_server.url, RUN)
     tip = page.locator(".pg-tip")
@@ -91,7 +91,7 @@ def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, n
 def test_a_lost_server_is_announced_and_caught_up_with(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
-    scope = task_demo.scope_of(progress_demo.build()[1])
+    scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page()
     opened(page, live_server.url, RUN)
     page.context.set_offline(True)
@@ -106,7 +106,7 @@ def test_a_lost_server_is_announced_and_caught_up_with(
 def test_a_wall_counts_what_does_not_fit_and_opens_anew_after_the_server_was_away(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
-    scope = task_demo.scope_of(progress_demo.build()[1])
+    scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page(viewport={"width": 1280, "height": 480})
     opened(page, live_server.url, f"{RUN}wall/")
     page.evaluate("window.same = true")
@@ -146,7 +146,7 @@ def test_the_page_does_not_grow_over_a_thousand_updates(live_server, new_page: C
     The least of several looks each time, since the browser collects nodes when it likes; a leak of a node or of half a
     kilobyte with each update would show.
     """
-    scope = task_demo.scope_of(progress_demo.build()[1])
+    scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page()
     opened(page, live_server.url, RUN)
     page.locator("tr", has_text="evaluate-checkpoint").locator(".pg-bar").hover()

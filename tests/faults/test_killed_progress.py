@@ -34,7 +34,7 @@ def test_settling_that_is_killed_anywhere_is_finished_by_the_next(
     main: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finalize, "ROWS_AT_ONCE", 4)
-    scope_id = filled(counters.scope_of(main.pk, 7, 1))
+    scope_id = filled(counters.ensure_scope(main.pk, 7, 1))
     wanted = {key: released(counts) for key, counts in everything().items()}
     finalize.end([(7, 1)], 0)
     kills = 0
@@ -52,7 +52,7 @@ def test_pruning_that_is_killed_anywhere_is_finished_by_the_next(
     main: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finalize, "ROWS_AT_ONCE", 4)
-    scope_id = filled(counters.scope_of(main.pk, 7, 1))
+    scope_id = filled(counters.ensure_scope(main.pk, 7, 1))
     finalize.end([(7, 1)], 0)
     finalize.settle(scope_id)
     for _ in killed_at_each_statement(lambda: finalize.prune(finalize.TASKS_KEPT_MS + 1)):
@@ -68,7 +68,7 @@ def test_a_run_whose_end_is_killed_anywhere_has_ended_with_its_tasks_or_not_at_a
     run = make_run(main, ada, "train-1")
     place_all()
     job = start(placed_job(run))
-    scope_id = filled(counters.scope_of(main.pk, run.pk, 1))
+    scope_id = filled(counters.ensure_scope(main.pk, run.pk, 1))
     seen = set()
     for moment, number in killed_at_each_statement(
         lambda: attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0), every=2

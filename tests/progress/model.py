@@ -1,4 +1,4 @@
-"""What the counters of a scope should be by all that was ever told, and random histories to tell."""
+"""What the counters of a scope should be by all that was ever reported, and random histories to tell."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ counts = st.builds(
     seqs,
     st.dictionaries(st.sampled_from(TaskState), st.integers(0, 3), max_size=3),
 )
-Told = tuple[str, list[Event], list[tuple[str, int, dict[TaskState, int]]], int | None]
+Reported = tuple[str, list[Event], list[tuple[str, int, dict[TaskState, int]]], int | None]
 """What one batch is made of: the reporter, events, counts, and the sequence of its end."""
-batches: st.SearchStrategy[Told] = st.tuples(
+batches: st.SearchStrategy[Reported] = st.tuples(
     st.sampled_from(REPORTERS), st.lists(events, max_size=6), st.lists(counts, max_size=3), st.none() | seqs
 )
 
 
-def of_history(history: Sequence[Told]) -> list[Batch]:
+def of_history(history: Sequence[Reported]) -> list[Batch]:
     """Batches as reporters make them: with one sequence a reporter says one thing of a task, and of a group."""
     said: dict[tuple[str, str, int], object] = {}
     made = []
-    for reporter, told, counted, ended in history:
-        mine = [said.setdefault((reporter, event.key, event.seq), event) for event in told]
+    for reporter, reported, counted, ended in history:
+        mine = [said.setdefault((reporter, event.key, event.seq), event) for event in reported]
         sums = [
             said.setdefault((reporter, f"counts {group}", seq), Count(group[0], group, seq, states))
             for group, seq, states in counted
@@ -55,7 +55,7 @@ def of_history(history: Sequence[Told]) -> list[Batch]:
 
 
 def modelled(batches: Iterable[Batch]) -> Counters:
-    """What should be counted, by everything that was ever told."""
+    """What should be counted, by everything that was ever reported."""
     events, counts, ended = [], [], dict[str, int]()
     for batch in batches:
         events += [(event.seq, batch.reporter, event) for event in batch.events]
@@ -73,12 +73,14 @@ def modelled(batches: Iterable[Batch]) -> Counters:
             found.setdefault(name, Counter())[state] += number
 
     for key in {event.key for _seq, _reporter, event in events}:
-        mine = [told for told in events if told[2].key == key]
-        seq, reporter, event = max(mine, key=lambda told: (told[2].state == S.FORGOTTEN, told[0], told[1]))
+        mine = [reported for reported in events if reported[2].key == key]
+        seq, reporter, event = max(
+            mine, key=lambda reported: (reported[2].state == S.FORGOTTEN, reported[0], reported[1])
+        )
         add(event.prefix, event.group, now(event.state, seq, reporter), 1)
     for reporter, group in {(reporter, count.group) for _seq, reporter, count in counts}:
-        mine_too = [told for told in counts if told[1] == reporter and told[2].group == group]
-        seq, _reporter, count = max(mine_too, key=lambda told: told[0])
+        mine_too = [reported for reported in counts if reported[1] == reporter and reported[2].group == group]
+        seq, _reporter, count = max(mine_too, key=lambda reported: reported[0])
         for state, number in count.states.items():
             add(count.prefix, group, now(state, seq, reporter), number)
     return {name: +states for name, states in found.items() if +states}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress.models import Counts, Rated, Scope, TaskGroup, TaskPrefix
+from dstackweb.progress.models import RateCounters, Scope, StateCounters, TaskGroup, TaskPrefix
 from dstackweb.progress.states import FINISHED, TaskState
 
 
@@ -22,7 +22,7 @@ def add_group(scope: Scope, prefix: str, group: str, now_ms: int = 0, **states: 
     finished = sum(states.get(state, 0) for state in FINISHED)
     for row in (found, of, scope):
         _count(row, states, scope.version, now_ms)
-        if isinstance(row, Rated):
+        if isinstance(row, RateCounters):
             row.finished_1m += finished
             row.finished_10m += finished
             row.rated_ms = now_ms
@@ -30,7 +30,7 @@ def add_group(scope: Scope, prefix: str, group: str, now_ms: int = 0, **states: 
     return found
 
 
-def _count(row: Counts, states: dict[str, int], version: int, now_ms: int) -> None:
+def _count(row: StateCounters, states: dict[str, int], version: int, now_ms: int) -> None:
     for state, number in states.items():
         setattr(row, TaskState(state), getattr(row, state) + number)
     row.total += sum(states.values())

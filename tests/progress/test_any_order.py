@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import ingest
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.recount import differences
-from tests.progress.model import Told, batches, kept, modelled, of_history
+from tests.progress.model import Reported, batches, kept, modelled, of_history
 
 NOW = 1_800_000_000_000
 
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.django_db
 @given(history=st.lists(batches, max_size=8), seed=st.randoms(use_true_random=False))
 def test_the_same_batches_in_any_order_and_number_give_the_same_counters(
     project: Project,
-    history: list[Told],
+    history: list[Reported],
     seed: random.Random,
 ) -> None:
-    told = of_history(history)
-    wanted = modelled(told)
-    for run_id, order in enumerate((told, seed.sample([*told, *told], 2 * len(told))), 1):
+    reported = of_history(history)
+    wanted = modelled(reported)
+    for run_id, order in enumerate((reported, seed.sample([*reported, *reported], 2 * len(reported))), 1):
         with transaction.atomic():
-            scope_id = scope_of(project.pk, run_id, 1)
+            scope_id = ensure_scope(project.pk, run_id, 1)
             for batch in order:
-                ingest.take(scope_id, batch, NOW)
+                ingest.ingest_batch(scope_id, batch, NOW)
             assert kept(scope_id) == wanted
             assert list(differences()) == []
             transaction.set_rollback(True)

@@ -11,7 +11,7 @@ from django.db import connection
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import bulk
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Task, TaskPrefix
 
 NAMES = ["", "a", '"', "\\", '\\"', "{a,b}", "NULL", "None", "it's", "%s", "a\nb\t", "ünï 任务 🚀", "$[0]", "::text"]
@@ -25,7 +25,7 @@ ROW = {"scope_id": "bigint", "prefix_id": "bigint", "group_id": "bigint", "repor
 @pytest.fixture
 def scope_id(project: Project) -> int:
     """Any scope."""
-    return scope_of(project.pk)
+    return ensure_scope(project.pk)
 
 
 def test_names_are_stored_and_found_as_they_are(scope_id: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress.counters import Book, Delta, locked, scope_of, shift
+from dstackweb.progress.counters import CounterRows, Delta, ensure_scope, lock_scope, shift
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def scope_id(project: Project) -> int:
     """The scope of some run's first attempt."""
-    return scope_of(project.pk, 7, 1)
+    return ensure_scope(project.pk, 7, 1)
 
 
 def shifted(scope_id: int, deltas: dict[tuple[str, str], Delta], now_ms: int = NOW) -> Scope:
     """The scope after a shift."""
     with transaction.atomic():
-        scope = locked(scope_id)
+        scope = lock_scope(scope_id)
         shift(scope, deltas, now_ms)
     return Scope.objects.get(pk=scope_id)
 
@@ -38,13 +38,13 @@ def states(**counts: int) -> Delta:
 
 
 def test_a_scope_is_made_once(project: Project) -> None:
-    assert scope_of(project.pk, 7, 1) == scope_of(project.pk, 7, 1)
-    assert scope_of(project.pk, 7, 2) != scope_of(project.pk, 7, 1) != scope_of(project.pk)
+    assert ensure_scope(project.pk, 7, 1) == ensure_scope(project.pk, 7, 1)
+    assert ensure_scope(project.pk, 7, 2) != ensure_scope(project.pk, 7, 1) != ensure_scope(project.pk)
 
 
 def test_a_scope_that_is_gone_cannot_be_locked() -> None:
     with pytest.raises(Scope.DoesNotExist), transaction.atomic():
-        locked(4711)
+        lock_scope(4711)
 
 
 def test_missing_prefixes_and_groups_are_made(scope_id: int) -> None:
@@ -91,7 +91,7 @@ def test_what_was_forgotten_before_it_was_heard_of_makes_no_group(scope_id: int)
 def test_where_tasks_are_counted_is_known_afterwards(scope_id: int) -> None:
     with transaction.atomic():
         deltas = {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}
-        book = Book(locked(scope_id))
+        book = CounterRows(lock_scope(scope_id))
         book.read(deltas)
         book.shift(deltas, NOW)
     prefix, group = TaskPrefix.objects.get(), TaskGroup.objects.get()

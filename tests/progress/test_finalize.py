@@ -10,7 +10,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict
 from dstackweb.progress import counters, finalize, recount
 from dstackweb.progress.events import Batch, Count, Event, Failure
-from dstackweb.progress.ingest import take
+from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import (
     Reporter,
     ReporterCount,
@@ -38,7 +38,7 @@ def nothing_differs() -> Iterator[None]:
 @pytest.fixture
 def scope_id(project: Project) -> int:
     """An attempt with tasks in every state, told of one by one and as counts."""
-    return filled(counters.scope_of(project.pk, 7, 1))
+    return filled(counters.ensure_scope(project.pk, 7, 1))
 
 
 def filled(scope_id: int) -> int:
@@ -48,11 +48,13 @@ def filled(scope_id: int) -> int:
         for index in range(3)
         for state in STATES
     )
-    take(scope_id, Batch("log-0", events), NOW)
-    take(scope_id, Batch("log-0", tuple(Event(e.key, S.FORGOTTEN, 9, e.prefix, e.group) for e in events[:7])), NOW)
+    ingest_batch(scope_id, Batch("log-0", events), NOW)
+    ingest_batch(
+        scope_id, Batch("log-0", tuple(Event(e.key, S.FORGOTTEN, 9, e.prefix, e.group) for e in events[:7])), NOW
+    )
     counts = tuple(Count("dask", f"dask-{index}", 1, dict.fromkeys(STATES, index + 1)) for index in range(4))
-    take(scope_id, Batch("scheduler", counts=counts), NOW)
-    take(scope_id, Batch("scheduler", failures=(Failure("dask-x", "dask", "dask-1", 1, "no luck"),)), NOW)
+    ingest_batch(scope_id, Batch("scheduler", counts=counts), NOW)
+    ingest_batch(scope_id, Batch("scheduler", failures=(Failure("dask-x", "dask", "dask-1", 1, "no luck"),)), NOW)
     assert list(recount.differences()) == []
     return scope_id
 
@@ -90,8 +92,8 @@ def test_what_was_to_come_of_an_ended_attempt_is_released_everywhere(scope_id: i
 
 @pytest.mark.parametrize("state", LIVE, ids=str)
 def test_a_group_that_only_had_tasks_of_one_kind_is_released(project: Project, state: TaskState) -> None:
-    scope_id = counters.scope_of(project.pk, 7, 1)
-    take(scope_id, Batch("log-0", (Event("a-1", state, 1, "a", "a"),), (Count("b", "b", 1, {state: 3}),)), NOW)
+    scope_id = counters.ensure_scope(project.pk, 7, 1)
+    ingest_batch(scope_id, Batch("log-0", (Event("a-1", state, 1, "a", "a"),), (Count("b", "b", 1, {state: 3}),)), NOW)
     finalize.end([(7, 1)], NOW + 5)
     assert finalize.settle(scope_id)
     assert states(Scope.objects.get())[S.RELEASED] == 4
@@ -99,8 +101,8 @@ def test_a_group_that_only_had_tasks_of_one_kind_is_released(project: Project, s
 
 
 def test_who_looks_sees_that_all_is_settled(project: Project) -> None:
-    scope_id = counters.scope_of(project.pk, 7, 1)
-    take(scope_id, Batch("log-0", (Event("a-1", S.MEMORY, 1, "a", "a"),)), NOW)
+    scope_id = counters.ensure_scope(project.pk, 7, 1)
+    ingest_batch(scope_id, Batch("log-0", (Event("a-1", S.MEMORY, 1, "a", "a"),)), NOW)
     finalize.end([(7, 1)], NOW + 5)
     version = Scope.objects.get().version
     assert finalize.settle(scope_id)
@@ -116,7 +118,7 @@ def test_nothing_is_taken_for_an_attempt_that_is_over(scope_id: int) -> None:
     finalize.end([(7, 1)], NOW)
     for _ in range(2):
         with pytest.raises(Conflict):
-            take(scope_id, Batch("log-0", (Event("load-9", S.MEMORY, 5, "load", "load-9"),)), NOW)
+            ingest_batch(scope_id, Batch("log-0", (Event("load-9", S.MEMORY, 5, "load", "load-9"),)), NOW)
         finalize.settle(scope_id)
 
 
@@ -137,11 +139,11 @@ def test_a_new_attempt_counts_on_its_own_while_the_old_one_settles(
     monkeypatch.setattr(finalize, "ROWS_AT_ONCE", 2)
     monkeypatch.setattr(finalize, "MOST_STEPS", 1)
     finalize.end([(7, 1)], NOW)
-    again = counters.scope_of(project.pk, 7, 2)
+    again = counters.ensure_scope(project.pk, 7, 2)
     turns = 0
     while not finalize.settle(scope_id):
         turns += 1
-        take(again, Batch("log-0", (Event("load-1", S.PROCESSING, turns, "load", "load-1"),)), NOW)
+        ingest_batch(again, Batch("log-0", (Event("load-1", S.PROCESSING, turns, "load", "load-1"),)), NOW)
         assert list(recount.differences()) == []
     assert turns > 5
     assert Scope.objects.get(pk=again).processing == 1
@@ -171,8 +173,8 @@ def test_tasks_of_a_settled_attempt_go_after_a_week_and_its_counters_stay(scope_
 def test_a_repeated_attempt_goes_after_a_week_and_the_last_one_after_three_months(
     project: Project, scope_id: int
 ) -> None:
-    last = filled(counters.scope_of(project.pk, 7, 2))
-    of_project = counters.scope_of(project.pk)
+    last = filled(counters.ensure_scope(project.pk, 7, 2))
+    of_project = counters.ensure_scope(project.pk)
     finalize.end([(7, 1), (7, 2)], NOW)
     for pk in (scope_id, last):
         finalize.settle(pk)

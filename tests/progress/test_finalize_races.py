@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from dstackweb.lib.errors import Conflict
 from dstackweb.progress import counters, finalize
 from dstackweb.progress.events import Batch, Event
-from dstackweb.progress.ingest import take
+from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import Scope, Task
 from dstackweb.progress.recount import differences
 from dstackweb.progress.states import CODES, TaskState
@@ -32,7 +32,7 @@ def in_a_thread(act: Callable[..., int | None], *args: object) -> int | None:
 
 
 def test_an_end_between_batches_of_several_reporters_leaves_nothing_unsettled() -> None:
-    scope_id = counters.scope_of(make_project("main").pk, 7, 1)
+    scope_id = counters.ensure_scope(make_project("main").pk, 7, 1)
     under_way = threading.Barrier(REPORTERS + 1)
 
     def report(number: int) -> int:
@@ -44,7 +44,7 @@ def test_an_end_between_batches_of_several_reporters_leaves_nothing_unsettled() 
                 for index in range(20)
             )
             try:
-                take(scope_id, Batch(f"reporter-{number}", events), seq)
+                ingest_batch(scope_id, Batch(f"reporter-{number}", events), seq)
             except Conflict:
                 return seq - 1
         raise AssertionError("the attempt never ended")

@@ -1,4 +1,4 @@
-"""Taking batches: what counts, what is outdated, what is refused."""
+"""Applying batches: which entries count, are outdated or are rejected."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import batch as taking
-from dstackweb.progress import failures, ingest
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress import batch as limits
+from dstackweb.progress import group_counts, ingest, task_events
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.events import Batch, Count, Event, Failure, Receipt
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.recount import differences
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def scope_id(project: Project) -> int:
     """The scope of some run's first attempt."""
-    return scope_of(project.pk, 7, 1)
+    return ensure_scope(project.pk, 7, 1)
 
 
 def event(key: str, state: TaskState, seq: int, **more: object) -> Event:
@@ -34,15 +34,15 @@ def event(key: str, state: TaskState, seq: int, **more: object) -> Event:
 
 def count(group: str, seq: int, duration_n: int = 0, duration_s: float = 0.0, **states: int) -> Count:
     """Counts of a group whose prefix is its name up to the first dash."""
-    told = {TaskState(name): number for name, number in states.items()}
-    return Count(group.split("-")[0], group, seq, told, duration_n, duration_s)
+    tasks = {TaskState(name): number for name, number in states.items()}
+    return Count(group.split("-")[0], group, seq, tasks, duration_n, duration_s)
 
 
-def take(
+def ingest_entries(
     scope_id: int, *entries: Event | Count | Failure, reporter: str = "r", ended: int | None = None, now_ms: int = NOW
 ) -> Receipt:
     """What becomes of these entries."""
-    return ingest.take(
+    return ingest.ingest_batch(
         scope_id,
         Batch(
             reporter,
@@ -67,11 +67,13 @@ def counted(scope_id: int) -> dict[str, int]:
 
 def outcome(receipt: Receipt) -> tuple[int, int, list[tuple[int, str]]]:
     """Applied, outdated, and refused with why."""
-    return receipt.applied, receipt.outdated, [(refusal.index, refusal.reason) for refusal in receipt.refused]
+    return receipt.applied, receipt.outdated, [(refusal.index, refusal.reason) for refusal in receipt.rejected]
 
 
 def test_new_tasks_are_counted_in_group_prefix_and_scope(scope_id: int) -> None:
-    receipt = take(scope_id, event("a-1-x", S.WAITING, 1), event("a-1-y", S.PROCESSING, 1), event("b-1-x", S.ERRED, 1))
+    receipt = ingest_entries(
+        scope_id, event("a-1-x", S.WAITING, 1), event("a-1-y", S.PROCESSING, 1), event("b-1-x", S.ERRED, 1)
+    )
     assert outcome(receipt) == (3, 0, [])
     assert counted(scope_id) == {"erred": 1, "processing": 1, "waiting": 1}
     assert states_of(TaskPrefix.objects.get(name="a")) == {"processing": 1, "waiting": 1}
@@ -81,103 +83,107 @@ def test_new_tasks_are_counted_in_group_prefix_and_scope(scope_id: int) -> None:
 
 def test_a_task_moves_from_state_to_state(scope_id: int) -> None:
     for seq, state in enumerate((S.WAITING, S.QUEUED, S.PROCESSING, S.MEMORY)):
-        take(scope_id, event("a-1", state, seq))
+        ingest_entries(scope_id, event("a-1", state, seq))
         assert counted(scope_id) == {state: 1}
 
 
 def test_a_batch_sent_again_changes_nothing(scope_id: int) -> None:
     batch = [event("a-1", S.MEMORY, 2), count("b", 2, memory=3, waiting=1), Failure("x", "b", "b", 2, "no")]
-    take(scope_id, *batch)
+    ingest_entries(scope_id, *batch)
     before = Scope.objects.values().get(pk=scope_id)
-    assert outcome(take(scope_id, *batch)) == (0, 3, [])
+    assert outcome(ingest_entries(scope_id, *batch)) == (0, 3, [])
     assert Scope.objects.values().get(pk=scope_id) == before | {"version": 2}
 
 
 def test_what_is_overtaken_changes_nothing(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.MEMORY, 5), count("b", 5, memory=2))
-    assert outcome(take(scope_id, event("a-1", S.PROCESSING, 4), count("b", 4, waiting=2))) == (0, 2, [])
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 5), count("b", 5, memory=2))
+    assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), count("b", 4, waiting=2))) == (0, 2, [])
     assert counted(scope_id) == {"memory": 3}
 
 
 def test_of_two_reporters_with_one_sequence_the_later_name_counts(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.MEMORY, 5), reporter="b")
-    assert outcome(take(scope_id, event("a-1", S.ERRED, 5), reporter="a")) == (0, 1, [])
-    assert outcome(take(scope_id, event("a-1", S.ERRED, 5), reporter="c")) == (1, 0, [])
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 5), reporter="b")
+    assert outcome(ingest_entries(scope_id, event("a-1", S.ERRED, 5), reporter="a")) == (0, 1, [])
+    assert outcome(ingest_entries(scope_id, event("a-1", S.ERRED, 5), reporter="c")) == (1, 0, [])
 
 
 def test_within_a_batch_the_last_event_of_a_task_counts(scope_id: int) -> None:
-    receipt = take(scope_id, event("a-1", S.PROCESSING, 1), event("a-1", S.MEMORY, 1), event("a-1", S.WAITING, 0))
+    receipt = ingest_entries(
+        scope_id, event("a-1", S.PROCESSING, 1), event("a-1", S.MEMORY, 1), event("a-1", S.WAITING, 0)
+    )
     assert outcome(receipt) == (1, 2, [])
     assert counted(scope_id) == {"memory": 1}
 
 
 def test_forgotten_is_for_good_whatever_came_before(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.MEMORY, 9))
-    assert outcome(take(scope_id, event("a-1", S.FORGOTTEN, 5))) == (1, 0, [])
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 9))
+    assert outcome(ingest_entries(scope_id, event("a-1", S.FORGOTTEN, 5))) == (1, 0, [])
     assert counted(scope_id) == {"forgotten": 1}
     assert not TaskGroup.objects.exists()
-    assert outcome(take(scope_id, event("a-1", S.PROCESSING, 6))) == (0, 0, [(0, "forgotten")])
-    assert outcome(take(scope_id, event("a-1", S.PROCESSING, 4), event("a-1", S.FORGOTTEN, 8))) == (0, 2, [])
+    assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 6))) == (0, 0, [(0, "forgotten")])
+    assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), event("a-1", S.FORGOTTEN, 8))) == (0, 2, [])
     assert counted(scope_id) == {"forgotten": 1}
 
 
 def test_within_a_batch_nothing_follows_forgotten(scope_id: int) -> None:
-    receipt = take(scope_id, event("a-1", S.FORGOTTEN, 2), event("a-1", S.WAITING, 3), event("a-1", S.WAITING, 1))
+    receipt = ingest_entries(
+        scope_id, event("a-1", S.FORGOTTEN, 2), event("a-1", S.WAITING, 3), event("a-1", S.WAITING, 1)
+    )
     assert outcome(receipt) == (1, 1, [(1, "forgotten")])
     assert counted(scope_id) == {"forgotten": 1}
 
 
 def test_a_task_stays_in_the_group_that_named_it_first(scope_id: int) -> None:
-    take(scope_id, Event("k", S.WAITING, 1, "a", "a-1"))
-    take(scope_id, Event("k", S.MEMORY, 2, "b", "b-1"))
+    ingest_entries(scope_id, Event("k", S.WAITING, 1, "a", "a-1"))
+    ingest_entries(scope_id, Event("k", S.MEMORY, 2, "b", "b-1"))
     assert list(TaskGroup.objects.values_list("prefix__name", "name", "memory")) == [("a", "a-1", 1)]
     assert list(TaskPrefix.objects.values_list("name", flat=True)) == ["a"]
 
 
 def test_the_difference_of_counts_is_counted(scope_id: int) -> None:
-    take(scope_id, count("a", 1, waiting=100))
-    take(scope_id, count("a", 2, 10, 5.0, waiting=80, processing=10, memory=10))
-    take(scope_id, count("a", 3, 60, 20.0, waiting=40, memory=50, erred=10))
+    ingest_entries(scope_id, count("a", 1, waiting=100))
+    ingest_entries(scope_id, count("a", 2, 10, 5.0, waiting=80, processing=10, memory=10))
+    ingest_entries(scope_id, count("a", 3, 60, 20.0, waiting=40, memory=50, erred=10))
     assert counted(scope_id) == {"memory": 50, "erred": 10, "waiting": 40}
     group = TaskGroup.objects.get()
     assert (group.duration_n, group.duration_s, group.duration_ewma_s) == (60, 20.0, 0.4)
 
 
 def test_durations_that_shrink_take_nothing_away(scope_id: int) -> None:
-    take(scope_id, count("a", 1, 10, 5.0, memory=10))
-    take(scope_id, count("a", 2, 12, 1.0, memory=12))
-    take(scope_id, count("a", 3, 4, 9.0, memory=12))
+    ingest_entries(scope_id, count("a", 1, 10, 5.0, memory=10))
+    ingest_entries(scope_id, count("a", 2, 12, 1.0, memory=12))
+    ingest_entries(scope_id, count("a", 3, 4, 9.0, memory=12))
     group = TaskGroup.objects.get()
     assert (group.duration_n, group.duration_s) == (12, 5.0)
 
 
 def test_counts_of_several_reporters_add_up(scope_id: int) -> None:
     for reporter in ("r", "s"):
-        take(scope_id, count("a", 1, memory=2), reporter=reporter)
-    take(scope_id, count("a", 2, memory=1), reporter="s")
+        ingest_entries(scope_id, count("a", 1, memory=2), reporter=reporter)
+    ingest_entries(scope_id, count("a", 2, memory=1), reporter="s")
     assert counted(scope_id) == {"memory": 3}
 
 
 def test_within_a_batch_the_newest_counts_of_a_group_count(scope_id: int) -> None:
-    receipt = take(scope_id, count("a", 3, memory=2), count("a", 1, waiting=2), count("a", 2, waiting=1))
+    receipt = ingest_entries(scope_id, count("a", 3, memory=2), count("a", 1, waiting=2), count("a", 2, waiting=1))
     assert outcome(receipt) == (1, 2, [])
     assert counted(scope_id) == {"memory": 2}
 
 
 def test_a_group_all_of_which_is_forgotten_comes_back_as_a_difference(scope_id: int) -> None:
-    take(scope_id, count("a", 1, memory=5))
-    take(scope_id, count("a", 2, forgotten=5))
+    ingest_entries(scope_id, count("a", 1, memory=5))
+    ingest_entries(scope_id, count("a", 2, forgotten=5))
     assert not TaskGroup.objects.exists()
-    assert outcome(take(scope_id, count("a", 1, memory=5))) == (0, 1, [])
-    take(scope_id, count("a", 3, forgotten=5, waiting=2))
+    assert outcome(ingest_entries(scope_id, count("a", 1, memory=5))) == (0, 1, [])
+    ingest_entries(scope_id, count("a", 3, forgotten=5, waiting=2))
     assert counted(scope_id) == {"waiting": 2, "forgotten": 5}
     assert states_of(TaskGroup.objects.get()) == {"waiting": 2}
 
 
 def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(scope_id: int) -> None:
-    take(scope_id, count("a", 1, memory=1, forgotten=10))
-    take(scope_id, count("a", 2, forgotten=11))
-    take(scope_id, count("a", 3, memory=5, forgotten=3))
+    ingest_entries(scope_id, count("a", 1, memory=1, forgotten=10))
+    ingest_entries(scope_id, count("a", 2, forgotten=11))
+    ingest_entries(scope_id, count("a", 3, memory=5, forgotten=3))
     group = TaskGroup.objects.get()
     assert (states_of(group), group.total) == ({"memory": 5}, 5)
     assert counted(scope_id) == {"memory": 5, "forgotten": 3}
@@ -185,85 +191,93 @@ def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(scop
 
 
 def test_a_reporter_that_ends_releases_what_it_left_unfinished(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.MEMORY, 1), count("b", 1, waiting=3, memory=1))
-    take(scope_id, event("a-3", S.PROCESSING, 1), reporter="other")
-    take(scope_id, ended=2)
+    ingest_entries(
+        scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.MEMORY, 1), count("b", 1, waiting=3, memory=1)
+    )
+    ingest_entries(scope_id, event("a-3", S.PROCESSING, 1), reporter="other")
+    ingest_entries(scope_id, ended=2)
     assert counted(scope_id) == {"memory": 2, "released": 4, "processing": 1}
 
 
 def test_what_an_ended_reporter_said_before_is_released_when_it_comes_late(scope_id: int) -> None:
-    take(scope_id, ended=5)
-    take(scope_id, event("a-1", S.PROCESSING, 4), event("a-2", S.ERRED, 4), count("b", 4, queued=3, memory=1))
+    ingest_entries(scope_id, ended=5)
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), event("a-2", S.ERRED, 4), count("b", 4, queued=3, memory=1))
     assert counted(scope_id) == {"released": 4, "erred": 1, "memory": 1}
 
 
 def test_what_a_reporter_says_after_its_end_is_taken(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.PROCESSING, 1), count("b", 1, queued=3), ended=5)
-    take(scope_id, event("a-1", S.PROCESSING, 6), count("b", 6, queued=1, memory=2))
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), count("b", 1, queued=3), ended=5)
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 6), count("b", 6, queued=1, memory=2))
     assert counted(scope_id) == {"processing": 1, "queued": 1, "memory": 2}
 
 
 def test_an_end_that_is_reported_late_ends_no_more_than_the_first(scope_id: int) -> None:
-    take(scope_id, ended=5)
-    take(scope_id, ended=3)
-    take(scope_id, event("a-1", S.PROCESSING, 4))
+    ingest_entries(scope_id, ended=5)
+    ingest_entries(scope_id, ended=3)
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 4))
     assert counted(scope_id) == {"released": 1}
 
 
 def test_processing_is_timed_as_reported_or_as_it_was_seen(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
-    take(scope_id, event("a-1", S.PROCESSING, 2), now_ms=NOW + 1_000)
-    take(scope_id, event("a-1", S.MEMORY, 3), event("a-2", S.ERRED, 3, duration_s=0.5), now_ms=NOW + 2_500)
-    take(scope_id, event("a-3", S.MEMORY, 3), event("a-2", S.ERRED, 4, duration_s=9.0), now_ms=NOW + 9_000)
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 2), now_ms=NOW + 1_000)
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 3), event("a-2", S.ERRED, 3, duration_s=0.5), now_ms=NOW + 2_500)
+    ingest_entries(scope_id, event("a-3", S.MEMORY, 3), event("a-2", S.ERRED, 4, duration_s=9.0), now_ms=NOW + 9_000)
     scope = Scope.objects.get(pk=scope_id)
     assert (scope.duration_n, scope.duration_s) == (2, 3.0)
 
 
 def test_failures_are_kept_until_their_task_is_done(scope_id: int) -> None:
-    take(scope_id, event("a-1-x", S.ERRED, 1, message="no luck"), event("a-1-y", S.ERRED, 1, message="nor here"))
+    ingest_entries(
+        scope_id, event("a-1-x", S.ERRED, 1, message="no luck"), event("a-1-y", S.ERRED, 1, message="nor here")
+    )
     assert list(TaskFailure.objects.order_by("key").values_list("key", "group", "message", "prefix__name")) == [
         ("a-1-x", "a-1", "no luck", "a"),
         ("a-1-y", "a-1", "nor here", "a"),
     ]
-    take(scope_id, event("a-1-x", S.PROCESSING, 2))
-    take(scope_id, event("a-1-x", S.MEMORY, 3), event("a-1-y", S.ERRED, 3, message="worse"))
+    ingest_entries(scope_id, event("a-1-x", S.PROCESSING, 2))
+    ingest_entries(scope_id, event("a-1-x", S.MEMORY, 3), event("a-1-y", S.ERRED, 3, message="worse"))
     assert list(TaskFailure.objects.values_list("key", "message")) == [("a-1-y", "worse")]
 
 
 def test_failures_reported_beside_counts_are_kept_by_sequence(scope_id: int) -> None:
-    assert outcome(take(scope_id, Failure("x", "a", "a-1", 2, "second"))) == (1, 0, [])
-    assert outcome(take(scope_id, Failure("x", "a", "a-1", 1, "first"))) == (0, 1, [])
-    assert outcome(take(scope_id, Failure("x", "a", "a-1", 3, "3"), Failure("x", "a", "a-1", 4, "4"))) == (1, 1, [])
+    assert outcome(ingest_entries(scope_id, Failure("x", "a", "a-1", 2, "second"))) == (1, 0, [])
+    assert outcome(ingest_entries(scope_id, Failure("x", "a", "a-1", 1, "first"))) == (0, 1, [])
+    assert outcome(ingest_entries(scope_id, Failure("x", "a", "a-1", 3, "3"), Failure("x", "a", "a-1", 4, "4"))) == (
+        1,
+        1,
+        [],
+    )
     assert TaskFailure.objects.get().message == "4"
     assert counted(scope_id) == {}
 
 
 def test_of_two_messages_of_a_task_in_one_batch_the_newer_is_kept(scope_id: int) -> None:
-    take(scope_id, event("a-1", S.ERRED, 3, message="older"), Failure("a-1", "a", "a", 5, "newer"))
+    ingest_entries(scope_id, event("a-1", S.ERRED, 3, message="older"), Failure("a-1", "a", "a", 5, "newer"))
     assert TaskFailure.objects.get().message == "newer"
 
 
 def test_only_the_newest_failures_of_a_prefix_are_kept(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "KEPT", 3)
-    take(scope_id, *(event(f"a-{at}", S.ERRED, 1) for at in range(3)), event("b-0", S.ERRED, 1))
-    take(scope_id, *(event(f"a-{at}", S.ERRED, 1) for at in range(3, 5)), now_ms=NOW + 1)
+    monkeypatch.setattr(ingest, "FAILURES_KEPT", 3)
+    ingest_entries(scope_id, *(event(f"a-{at}", S.ERRED, 1) for at in range(3)), event("b-0", S.ERRED, 1))
+    ingest_entries(scope_id, *(event(f"a-{at}", S.ERRED, 1) for at in range(3, 5)), now_ms=NOW + 1)
     assert list(TaskFailure.objects.order_by("pk").values_list("key", flat=True)) == ["a-2", "b-0", "a-3", "a-4"]
 
 
 def test_nothing_is_taken_once_the_attempt_is_over(scope_id: int) -> None:
     Scope.objects.filter(pk=scope_id).update(ended_ms=NOW)
     with pytest.raises(Conflict):
-        take(scope_id, event("a-1", S.MEMORY, 1))
+        ingest_entries(scope_id, event("a-1", S.MEMORY, 1))
     assert not Task.objects.exists()
     assert not Reporter.objects.exists()
 
 
 def test_there_are_only_so_many_reporters(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "REPORTERS_MAX", 1)
-    take(scope_id, event("a-1", S.WAITING, 1))
+    ingest_entries(scope_id, event("a-1", S.WAITING, 1))
     with pytest.raises(TooLarge), transaction.atomic():
-        take(scope_id, event("a-1", S.MEMORY, 2), reporter="other")
-    assert outcome(take(scope_id, event("a-1", S.MEMORY, 2))) == (1, 0, [])
+        ingest_entries(scope_id, event("a-1", S.MEMORY, 2), reporter="other")
+    assert outcome(ingest_entries(scope_id, event("a-1", S.MEMORY, 2))) == (1, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -273,19 +287,23 @@ def test_there_are_only_so_many_reporters(scope_id: int, monkeypatch: pytest.Mon
 def test_what_is_too_much_is_refused_and_the_rest_taken(
     scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
-    from dstackweb.progress import by_key
-
-    monkeypatch.setattr(taking, limit, 2)
-    monkeypatch.setattr(by_key, "TASKS_MAX", taking.TASKS_MAX)
-    take(scope_id, event("a-1", S.WAITING, 1), event("b-1", S.WAITING, 1))
-    assert outcome(take(scope_id, event("c-1", S.WAITING, 2), event("a-1", S.MEMORY, 2))) == (1, 0, [(0, reason)])
+    monkeypatch.setattr(limits, limit, 2)
+    monkeypatch.setattr(task_events, "TASKS_MAX", limits.TASKS_MAX)
+    ingest_entries(scope_id, event("a-1", S.WAITING, 1), event("b-1", S.WAITING, 1))
+    assert outcome(ingest_entries(scope_id, event("c-1", S.WAITING, 2), event("a-1", S.MEMORY, 2))) == (
+        1,
+        0,
+        [(0, reason)],
+    )
     assert counted(scope_id) == {"memory": 1, "waiting": 1}
 
 
 @pytest.mark.parametrize("limit", ["GROUPS_MAX", "PREFIXES_MAX"])
 def test_the_last_place_has_room_for_many_tasks(scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(taking, limit, 1)
-    receipt = take(scope_id, event("a-1", S.WAITING, 1), event("a-2", S.WAITING, 1), event("a-3", S.WAITING, 1))
+    monkeypatch.setattr(limits, limit, 1)
+    receipt = ingest_entries(
+        scope_id, event("a-1", S.WAITING, 1), event("a-2", S.WAITING, 1), event("a-3", S.WAITING, 1)
+    )
     assert outcome(receipt) == (3, 0, [])
 
 
@@ -296,13 +314,11 @@ def test_the_last_place_has_room_for_many_tasks(scope_id: int, monkeypatch: pyte
 def test_counts_of_too_many_groups_are_refused_and_the_rest_taken(
     scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
-    from dstackweb.progress import by_count
-
-    monkeypatch.setattr(taking, limit, 2)
-    monkeypatch.setattr(by_count, "TASKS_MAX", taking.TASKS_MAX)
-    take(scope_id, count("a", 1, waiting=1), count("b", 1, waiting=1))
-    receipt = take(scope_id, count("c", 2, waiting=9), count("a", 2, memory=1))
+    monkeypatch.setattr(limits, limit, 2)
+    monkeypatch.setattr(group_counts, "TASKS_MAX", limits.TASKS_MAX)
+    ingest_entries(scope_id, count("a", 1, waiting=1), count("b", 1, waiting=1))
+    receipt = ingest_entries(scope_id, count("c", 2, waiting=9), count("a", 2, memory=1))
     assert outcome(receipt) == (1, 0, [(0, reason)])
-    assert (receipt.refused[0].list, receipt.refused[0].key) == ("counts", "c")
+    assert (receipt.rejected[0].list, receipt.rejected[0].key) == ("counts", "c")
     assert counted(scope_id) == {"memory": 1, "waiting": 1}
     assert Scope.objects.get(pk=scope_id).counted == ReporterCount.objects.count() == 2

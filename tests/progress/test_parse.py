@@ -12,41 +12,41 @@ from hypothesis import strategies as st
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.progress.events import Batch, Count, Event, Failure
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, MESSAGE_MAX, SEQ_MAX, Told, read
+from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, MESSAGE_MAX, SEQ_MAX, ParsedRequest, parse_request
 from dstackweb.progress.states import ALIASES, CODES, TaskState
 
 S = TaskState
 NOW = 1_700_000_000_000_000
 
 
-def told(**body: Any) -> Told:
-    return read(body, "job-0", NOW)
+def parsed(**body: Any) -> ParsedRequest:
+    return parse_request(body, "job-0", NOW)
 
 
 def event(**given: Any) -> Event:
-    (one,) = told(events=[{"key": "train-1", "state": "done", **given}]).batch.events
+    (one,) = parsed(events=[{"key": "train-1", "state": "done", **given}]).batch.events
     return one
 
 
 def reason(where: str = "events", **entry: Any) -> str:
-    batch = told(**{where: [entry, {"key": "ok", "state": "done"}] if where == "events" else [entry]})
+    batch = parsed(**{where: [entry, {"key": "ok", "state": "done"}] if where == "events" else [entry]})
     assert len(batch.batch.events) == (where == "events")
-    (refused,) = batch.refused
-    assert (refused.list, refused.index) == (where, 0)
-    return refused.reason
+    (rejected,) = batch.rejected
+    assert (rejected.list, rejected.index) == (where, 0)
+    return rejected.reason
 
 
 def test_what_is_not_reported_has_a_default() -> None:
-    assert told().batch == Batch("job-0")
+    assert parsed().batch == Batch("job-0")
     assert event() == Event("train-1", S.MEMORY, NOW, "train", "train")
-    (count,) = told(counts=[{"prefix": "p", "states": {}}]).batch.counts
+    (count,) = parsed(counts=[{"prefix": "p", "states": {}}]).batch.counts
     assert count == Count("p", "p", NOW, {})
-    (failure,) = told(failures=[{"key": "train-1"}]).batch.failures
+    (failure,) = parsed(failures=[{"key": "train-1"}]).batch.failures
     assert failure == Failure("train-1", "train", "train", NOW, "")
 
 
 def test_the_requests_seq_is_that_of_entries_without_one() -> None:
-    batch = told(seq=5, events=[{"key": "a", "state": "done"}, {"key": "b", "state": "done", "seq": 9}]).batch
+    batch = parsed(seq=5, events=[{"key": "a", "state": "done"}, {"key": "b", "state": "done", "seq": 9}]).batch
     assert [one.seq for one in batch.events] == [5, 9]
 
 
@@ -65,7 +65,7 @@ def test_a_task_stays_where_a_request_reported_of_it_first() -> None:
     first = {"key": "train-0.1-1", "state": "waiting", "group": "train-0.1"}
     later = {"key": "train-0.1-1", "state": "running"}
     named_late = {"key": "test-1", "state": "done", "prefix": "p"}
-    batch = told(events=[first, {"key": "test-1", "state": "running"}, later, named_late]).batch
+    batch = parsed(events=[first, {"key": "test-1", "state": "running"}, later, named_late]).batch
     assert [(one.prefix, one.group) for one in batch.events] == [
         ("train", "train-0.1"), ("test", "test"), ("train", "train-0.1"), ("test", "test"),
     ]  # fmt: skip
@@ -73,8 +73,8 @@ def test_a_task_stays_where_a_request_reported_of_it_first() -> None:
 
 def test_a_bad_name_is_refused_wherever_the_task_is() -> None:
     first = {"key": "a", "state": "running"}
-    (refused,) = told(events=[first, {"key": "a", "state": "done", "group": 7}]).refused
-    assert (refused.index, refused.reason) == (1, "bad_name")
+    (rejected,) = parsed(events=[first, {"key": "a", "state": "done", "group": 7}]).rejected
+    assert (rejected.index, rejected.reason) == (1, "bad_name")
 
 
 @pytest.mark.parametrize("word", list(ALIASES))
@@ -83,7 +83,7 @@ def test_states_go_by_dasks_words_and_by_peoples(word: str) -> None:
 
 
 def test_two_words_for_one_state_add_up() -> None:
-    (count,) = told(counts=[{"prefix": "p", "states": {"done": 2, "memory": 3, "no-worker": 1}}]).batch.counts
+    (count,) = parsed(counts=[{"prefix": "p", "states": {"done": 2, "memory": 3, "no-worker": 1}}]).batch.counts
     assert count.states == {S.MEMORY: 5, S.NO_WORKER: 1}
 
 
@@ -96,8 +96,8 @@ def test_two_words_for_one_state_add_up() -> None:
     ],
 )  # fmt: skip
 def test_a_reporter_has_ended_with_the_last_that_it_reported(body: dict[str, Any], ended_seq: int) -> None:
-    assert told(ended=True, **body).batch.ended_seq == ended_seq
-    assert told(ended=False, **body).batch.ended_seq is None
+    assert parsed(ended=True, **body).batch.ended_seq == ended_seq
+    assert parsed(ended=False, **body).batch.ended_seq is None
 
 
 def test_a_message_is_cut_and_made_storable() -> None:
@@ -148,19 +148,19 @@ def test_a_bad_count_is_refused_by_itself(entry: dict[str, Any], why: str) -> No
 
 def test_what_is_left_knows_its_place_in_the_request() -> None:
     known = {"key": "a", "state": "done"}
-    read_back = told(
+    read_back = parsed(
         events=[known, 1, known], counts=[None, {"prefix": "p", "states": {}}], failures=[[], {"key": "a"}]
     )
-    assert dict(read_back.places) == {"events": [0, 2], "counts": [1], "failures": [1]}
-    assert [(one.list, one.index) for one in read_back.refused] == [("events", 1), ("counts", 0), ("failures", 0)]
+    assert dict(read_back.positions) == {"events": [0, 2], "counts": [1], "failures": [1]}
+    assert [(one.list, one.index) for one in read_back.rejected] == [("events", 1), ("counts", 0), ("failures", 0)]
     assert read_back.entries == 7
 
 
 def test_a_request_has_a_limit_over_all_its_lists() -> None:
     many = [{"key": "a", "state": "done"}] * (ENTRIES_MAX - 1)
-    assert told(events=many, failures=[{"key": "a"}]).entries == ENTRIES_MAX
+    assert parsed(events=many, failures=[{"key": "a"}]).entries == ENTRIES_MAX
     with pytest.raises(TooLarge):
-        told(events=many, failures=[{"key": "a"}], counts=[{}])
+        parsed(events=many, failures=[{"key": "a"}], counts=[{}])
 
 
 JSON = st.recursive(
@@ -182,11 +182,11 @@ BODY = st.fixed_dictionaries(
 @given(BODY | JSON)
 def test_every_entry_of_any_request_is_either_read_or_refused(body: Any) -> None:
     try:
-        found = read(body, "job-0", NOW)
+        found = parse_request(body, "job-0", NOW)
     except Invalid:
         return
     asked = sum(len(body.get(name) or ()) for name in ("events", "counts", "failures"))
     assert found.entries == asked
     told_of = (*found.batch.events, *found.batch.counts, *found.batch.failures)
     assert all(0 <= one.seq <= SEQ_MAX for one in told_of)
-    json.dumps([one.detail + one.key for one in found.refused]).encode()
+    json.dumps([one.detail + one.key for one in found.rejected]).encode()

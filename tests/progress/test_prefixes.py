@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.prefixes import DATA, OTHER, Place, split
+from dstackweb.progress.prefixes import DATA, OTHER, ParsedKey, split
 
 TABLE: list[tuple[object, str, str]] = [
     # What Dask's own documentation promises.
@@ -55,7 +55,7 @@ TABLE: list[tuple[object, str, str]] = [
 @pytest.mark.parametrize(("key", "prefix", "group"), TABLE, ids=[repr(key) for key, _, _ in TABLE])
 def test_the_table(key: object, prefix: str, group: str) -> None:
 
-    assert split(key) == Place(prefix, group)
+    assert split(key) == ParsedKey(prefix, group)
 
 
 WORDS = st.one_of(

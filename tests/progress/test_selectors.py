@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project
 from dstackweb.progress import selectors
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
-from dstackweb.progress.selectors import Bar, Failed, Order, TaskRow
+from dstackweb.progress.selectors import FailedTask, Order, ProgressBar, TaskRow
 from dstackweb.progress.states import CODES, TaskState
 from tests.factories import make_project
 from tests.progress.rows import add_group, make_scope
@@ -167,7 +167,7 @@ def test_failures_newest_first_of_all_or_of_one_prefix(scope: Scope) -> None:
         )
     everywhere = all_of(lambda **page: selectors.failures(scope.pk, **page), 2)
     assert [failed.key[-1] for failed in everywhere] == ["2", "1", "0", "5", "4", "3"]
-    assert everywhere[0] == Failed(everywhere[0].id, "even-2", "even", "even", "no", NOW)
+    assert everywhere[0] == FailedTask(everywhere[0].id, "even-2", "even", "even", "no", NOW)
     odd = all_of(lambda **page: selectors.failures(scope.pk, TaskPrefix.objects.get(name="odd").pk, **page), 2)
     assert [failed.key for failed in odd] == ["odd-1", "odd-5", "odd-3"]
 
@@ -194,7 +194,7 @@ def plan(statement: str) -> str:
 def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
     for number in range(400):
         add_group(scope, f"fit-{number % 8}", f"fit-{number}", memory=1, erred=number % 50 == 3)
-    of: Bar = selectors.prefixes(scope.pk, NOW, order="failed")[0][0]
+    of: ProgressBar = selectors.prefixes(scope.pk, NOW, order="failed")[0][0]
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE progress_taskgroup; ANALYZE progress_task; SET LOCAL enable_seqscan = off")

@@ -1,4 +1,4 @@
-"""Runs that move, tell, are told late and doubled, and are killed amid it: all counters equal a model and a recount."""
+"""Runs that move and report, late, twice and killed midway: all counters equal a model and a recount."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dstackweb.runs.reporting import scope_for
 from dstackweb.runs.states import PLACED, RUN_MOVES, RunStatus
 from dstackweb.runs.transitions import move_run
 from tests.factories import join, make_project, make_run, make_user
-from tests.progress.model import Counters, Told, batches, kept, modelled, of_history
+from tests.progress.model import Counters, Reported, batches, kept, modelled, of_history
 
 pytestmark = pytest.mark.django_db
 
@@ -40,10 +40,10 @@ class Killed(BaseException):
 
 @dataclass
 class Attempt:
-    """What was told inside one attempt: by whom it was meant to be, and what has arrived."""
+    """What was reported inside one attempt: by whom it was meant to be, and what has arrived."""
 
     scope_id: int
-    history: list[Told] = field(default_factory=list)
+    history: list[Reported] = field(default_factory=list)
     arrived: list[Batch] = field(default_factory=list)
     over: bool = False
 
@@ -79,14 +79,14 @@ class Machine(RuleBasedStateMachine):
         if to not in RUN_MOVES[RunStatus(run.status)]:
             return
         again = {"attempt": run.attempt + 1} if to == RunStatus.PENDING else {}
-        told = self.attempts.get((run.pk, run.attempt))
-        if told is not None and run.status in PLACED and to not in PLACED:
-            told.over = True
+        reported = self.attempts.get((run.pk, run.attempt))
+        if reported is not None and run.status in PLACED and to not in PLACED:
+            reported.over = True
         assert move_run(run, to, now=timezone.now(), **again)
 
     @precondition(lambda self: self.runs)
-    @rule(one=some, told=batches)
-    def tell(self, one: int, told: Told) -> None:
+    @rule(one=some, reported=batches)
+    def tell(self, one: int, reported: Reported) -> None:
         """Something new; where no attempt goes on, nobody takes it."""
         run = self._run(one)
         try:
@@ -95,20 +95,20 @@ class Machine(RuleBasedStateMachine):
             assert run.status not in PLACED
             return
         attempt = self.attempts.setdefault((run.pk, run.attempt), Attempt(scope_id))
-        attempt.history.append(told)
-        self._take(attempt, attempt.batches[-1])
+        attempt.history.append(reported)
+        self._ingest(attempt, attempt.batches[-1])
 
     @precondition(lambda self: self.attempts)
-    @rule(one=some, told=batches)
-    def be_late(self, one: int, told: Told) -> None:
-        """What is told now and arrives later, if ever (`tell_again`)."""
-        self._attempt(one).history.append(told)
+    @rule(one=some, reported=batches)
+    def be_late(self, one: int, reported: Reported) -> None:
+        """What is reported now and arrives later, if ever (`tell_again`)."""
+        self._attempt(one).history.append(reported)
 
     @precondition(lambda self: self.attempts)
     @rule(one=some, which=some)
     def tell_again(self, one: int, which: int) -> None:
         attempt = self._attempt(one)
-        self._take(attempt, attempt.batches[which % len(attempt.history)])
+        self._ingest(attempt, attempt.batches[which % len(attempt.history)])
 
     @precondition(lambda self: self.attempts)
     @rule(one=some, which=some, after=st.integers(0, 25))
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         attempt = self._attempt(one)
         batch = attempt.batches[which % len(attempt.history)]
         before = Scope.objects.values().get(pk=attempt.scope_id)
-        if _killed(after, lambda: self._take(attempt, batch)):
+        if _killed(after, lambda: self._ingest(attempt, batch)):
             assert Scope.objects.values().get(pk=attempt.scope_id) == before
 
     @precondition(lambda self: any(attempt.over for attempt in self.attempts.values()))
@@ -140,9 +140,9 @@ class Machine(RuleBasedStateMachine):
     def _attempt(self, one: int) -> Attempt:
         return list(self.attempts.values())[one % len(self.attempts)]
 
-    def _take(self, attempt: Attempt, batch: Batch) -> None:
+    def _ingest(self, attempt: Attempt, batch: Batch) -> None:
         try:
-            ingest.take(attempt.scope_id, batch, NOW)
+            ingest.ingest_batch(attempt.scope_id, batch, NOW)
         except Conflict:
             assert attempt.over
         else:

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from dstackweb.progress import ingest
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.events import Batch, Count, Event, Failure
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup
 from dstackweb.progress.recount import differences
@@ -25,7 +25,7 @@ WRITERS = 8
 @pytest.fixture
 def scope_id(transactional_db: None) -> int:
     """The scope of some run's first attempt."""
-    return scope_of(make_project("main").pk, 7, 1)
+    return ensure_scope(make_project("main").pk, 7, 1)
 
 
 def lives(reporter: str, tasks: int) -> Iterator[Batch]:
@@ -61,7 +61,7 @@ def at_once(act: Callable[[int], None], number: int = WRITERS) -> None:
 def test_eight_writers_of_the_same_groups_lose_nothing(scope_id: int) -> None:
     def write(index: int) -> None:
         for batch in lives(f"r{index}", 60):
-            ingest.take(scope_id, batch, NOW)
+            ingest.ingest_batch(scope_id, batch, NOW)
 
     at_once(write)
     scope = Scope.objects.get(pk=scope_id)
@@ -75,7 +75,7 @@ def test_eight_writers_of_the_same_batch_count_it_once(scope_id: int) -> None:
 
     def write(index: int) -> None:
         for batch in batches:
-            ingest.take(scope_id, batch, NOW)
+            ingest.ingest_batch(scope_id, batch, NOW)
 
     at_once(write)
     assert Scope.objects.get(pk=scope_id).memory == 270
@@ -84,7 +84,7 @@ def test_eight_writers_of_the_same_batch_count_it_once(scope_id: int) -> None:
 
 def test_a_scope_that_all_want_at_once_is_made_once(transactional_db: None) -> None:
     project, found = make_project("main"), set[int]()
-    at_once(lambda _index: found.add(scope_of(project.pk, 7, 1)))
+    at_once(lambda _index: found.add(ensure_scope(project.pk, 7, 1)))
     assert len(found) == Scope.objects.filter(run_id=7).count() == 1
 
 
@@ -95,7 +95,7 @@ class Killed(BaseException):
 @pytest.mark.django_db(transaction=True)
 def test_a_batch_that_is_killed_between_any_two_statements_left_nothing_and_is_taken_again(scope_id: int) -> None:
     first = Batch("r", (Event("a", S.PROCESSING, 1, "p", "g"), Event("b", S.FORGOTTEN, 1, "p", "g")))
-    ingest.take(scope_id, first, NOW)
+    ingest.ingest_batch(scope_id, first, NOW)
     second = Batch(
         "r",
         (Event("a", S.MEMORY, 2, "p", "g"), Event("c", S.ERRED, 2, "p", "h"), Event("d", S.WAITING, 2, "q", "q")),
@@ -117,7 +117,7 @@ def test_a_batch_that_is_killed_between_any_two_statements_left_nothing_and_is_t
         left = statements
         try:
             with connection.execute_wrapper(until):
-                receipt = ingest.take(scope_id, second, NOW)
+                receipt = ingest.ingest_batch(scope_id, second, NOW)
         except Killed:
             assert _rows() == before
             statements += 1
@@ -125,7 +125,7 @@ def test_a_batch_that_is_killed_between_any_two_statements_left_nothing_and_is_t
             break
     assert statements > 10
     assert (receipt.applied, receipt.outdated) == (5, 0)
-    assert ingest.take(scope_id, second, NOW).outdated == 5
+    assert ingest.ingest_batch(scope_id, second, NOW).outdated == 5
     assert list(differences()) == []
 
 

@@ -200,7 +200,7 @@ def test_a_migration_counts_the_runs_that_exist(project: Project, member: User) 
     assert list(differences())
     importlib.import_module("dstackweb.runs.migrations.0011_runs_by_prefix").count_runs(apps, None)
     assert shown(project, "train") == before
-    counters.scope_of(project.pk)
+    counters.ensure_scope(project.pk)
     move_run(Run.objects.get(pk=runs[1].pk), RunStatus.TERMINATED, now=timezone.now())
 
 

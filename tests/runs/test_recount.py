@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from dstackweb.lib.difference import Difference
-from dstackweb.progress.counters import scope_of
+from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.runs.management.commands import recount
 from tests.factories import make_project
@@ -22,7 +22,7 @@ def test_a_recount_sees_one_moment_and_nobody_waits_for_it(monkeypatch: pytest.M
 
     def write(number: int) -> None:
         try:
-            scope_of(project.pk, number, 1)
+            ensure_scope(project.pk, number, 1)
         finally:
             connection.close()
 

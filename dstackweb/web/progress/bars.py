@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
-from dstackweb.progress.selectors import Bar
+from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import TaskState
 from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import state as word
@@ -66,7 +66,7 @@ def colour(name: str) -> int:
     return zlib.adler32(name.encode()) % COLOURS if name else OF_SUMS
 
 
-def named(bar: Bar, name: str) -> Bar:
+def named(bar: ProgressBar, name: str) -> ProgressBar:
     """The sums of a scope as the row of what it is about."""
     return replace(bar, name=name)
 
@@ -79,7 +79,7 @@ class Line:
     tells rows of one kind from others. `had_failed`: some that are forgotten by now.
     """
 
-    bar: Bar
+    bar: ProgressBar
     of: str = ""
     where: str = ""
     kind: str = ""

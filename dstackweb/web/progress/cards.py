@@ -30,7 +30,7 @@ class Card:
     """The tasks of a run: all of them, and the first prefixes."""
 
     place: Place
-    over: progress.Overview
+    over: progress.ScopeProgress
     now: int
     poll_s: int = POLL_S
 
@@ -90,7 +90,7 @@ def card(request: PageRequest, run: str) -> HttpResponse:
 def inside_of(project: Project) -> tuple[str, list[Line]]:
     """What changes with it, and the tasks of the runs that go on: a line for each."""
     now = now_ms()
-    found = progress.inside(project.pk, now, RUNS)
+    found = progress.running_runs(project.pk, now, RUNS)
     runs = {run.pk: run for run in Run.objects.filter(pk__in=[pk for pk, _ in found]).only("name", "uid", "status")}
     lines, shown = [], []
     for pk, over in found:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from django.http import HttpResponse
 
-from dstackweb.progress.selectors import Bar
+from dstackweb.progress.selectors import ProgressBar
 from dstackweb.web.common.pages import PageRequest, shown
 from dstackweb.web.progress.bars import Line
 
@@ -67,13 +67,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def moment(bar: Bar, now: int) -> int:
+def moment(bar: ProgressBar, now: int) -> int:
     """Of what moment its rate and time left are; 0 where there is none, and nothing changes by itself."""
     return now // (RATES_S * 1000) if bar.rate and bar.live else 0
 
 
 def answer(
-    request: PageRequest, page: str, body: str, update: str, bar: Bar, now: int, listing: Callable[[], Listing]
+    request: PageRequest, page: str, body: str, update: str, bar: ProgressBar, now: int, listing: Callable[[], Listing]
 ) -> HttpResponse:
     """A page, its body, or an update of some rows; nothing (204) to whoever shows all of it.
 
@@ -95,7 +95,7 @@ def answer(
     return response
 
 
-def _changed(bar: Bar, seen: Stamp, stamp: Stamp, now: int) -> bool:
+def _changed(bar: ProgressBar, seen: Stamp, stamp: Stamp, now: int) -> bool:
     if bar.version > seen.version:
         return True
     has_rate = bar.live > 0 and bar.finished > 0 and now - bar.changed_ms < FADES_MS

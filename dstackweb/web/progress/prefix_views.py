@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
-from dstackweb.progress.selectors import Bar
+from dstackweb.progress.selectors import ProgressBar
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import Line
 from dstackweb.web.progress.live import Listing, answer, now_ms
@@ -31,7 +31,7 @@ def _gone(request: PageRequest, error: NotFound) -> HttpResponse:
     raise error
 
 
-def _found(place: Place, now: int) -> tuple[progress.Overview, Bar]:
+def _found(place: Place, now: int) -> tuple[progress.ScopeProgress, ProgressBar]:
     """The prefix that the address names. Raises NotFound."""
     name, over = place.request.GET.get("prefix", ""), place.overview(now)
     bar = progress.prefix(over.scope_id, name, now) if over and name else None
@@ -86,7 +86,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return Listing([], [(one.id, one.at_ms) for one in found], {**context(following), "failures": lines})
 
     def groups() -> Listing:
-        only = cast(progress.Only, shown)
+        only = cast(progress.GroupFilter, shown)
         found, following = progress.groups(bar.id, only=only, find=find, after=after, limit=PER_PAGE)
         said = place.line(bar).failures if place.run else ""
         lines = [Line(one, bar.name, _group_url(place, bar.name, one.name), failures=said) for one in found]

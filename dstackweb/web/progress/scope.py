@@ -48,18 +48,18 @@ class Place:
             query["attempt"] = str(self.attempt)
         return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
 
-    def line(self, bar: progress.Bar, *, had_failed: bool = False) -> Line:
+    def line(self, bar: progress.ProgressBar, *, had_failed: bool = False) -> Line:
         """A prefix's row: behind it are its groups, and of its failures what they said, or which runs failed."""
         failures = self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed")
         return Line(bar, bar.name, self.url("prefix", prefix=bar.name), failures=failures, had_failed=had_failed)
 
-    def lines(self, bars: list[progress.Bar]) -> list[Line]:
+    def lines(self, bars: list[progress.ProgressBar]) -> list[Line]:
         """Rows of prefixes; those whose failed tasks are all forgotten lead to what is remembered of them, too."""
         gone = [bar.id for bar in bars if bar.counts[TaskState.FORGOTTEN] and not bar.counts[TaskState.ERRED]]
         failed = progress.with_failures(gone) if self.run else set()
         return [self.line(bar, had_failed=bar.id in failed) for bar in bars]
 
-    def overview(self, now: int) -> progress.Overview | None:
+    def overview(self, now: int) -> progress.ScopeProgress | None:
         """Its counters; None where nothing was told of yet."""
         if self.run is None:
             return progress.of_project(self.request.project.pk, now)
@@ -74,7 +74,7 @@ class Place:
         newest = range(max(1, last - ATTEMPTS + 1), last + 1)
         return [(n, Place(self.request, self.run, self.called, n).url()) for n in newest]
 
-    def ended(self, over: progress.Overview) -> bool:
+    def ended(self, over: progress.ScopeProgress) -> bool:
         """Whether nothing can change in these counters any more."""
         return over.ended and not over.bar.live and self._is_over(over.attempt)
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid
 from dstackweb.progress import selectors as progress
-from dstackweb.progress.selectors import Overview
+from dstackweb.progress.selectors import ScopeProgress
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import Line
 from dstackweb.web.progress.cards import inside_of
@@ -85,7 +85,7 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
     return render(request, page, {**_context(place, asked), "over": None})
 
 
-def _listing(place: Place, over: Overview, asked: Asked, now: int, limit: int) -> Listing:
+def _listing(place: Place, over: ScopeProgress, asked: Asked, now: int, limit: int) -> Listing:
     try:
         bars, following = progress.prefixes(
             over.scope_id, now, find=asked.find, order=asked.order, after=asked.after, limit=limit

@@ -11,7 +11,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.progress import counters
 from dstackweb.progress.events import Batch, Event
-from dstackweb.progress.ingest import take
+from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import attempts, services
@@ -42,7 +42,7 @@ def report(run: Run, attempt: int) -> None:
         Event("load-1", TaskState.MEMORY, 1, "load", "load"),
         Event("load-2", TaskState.QUEUED, 1, "load", "load"),
     )
-    take(counters.scope_of(run.project_id, run.pk, attempt), Batch("log-0", events), 1)
+    ingest_batch(counters.ensure_scope(run.project_id, run.pk, attempt), Batch("log-0", events), 1)
 
 
 def scope(run: Run, attempt: int = 1) -> Scope:

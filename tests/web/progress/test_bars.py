@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.progress.estimate import Left, Rate
-from dstackweb.progress.selectors import Bar
+from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import FINISHED, LIVE, TaskState
 from dstackweb.web.progress.bars import COLOURS, LEAST, Line, colour, segments
 from dstackweb.wording import progress as progress_words
@@ -19,11 +19,11 @@ S = TaskState
 COUNTS = st.dictionaries(st.sampled_from(list(TaskState)), st.integers(0, 10**9))
 
 
-def bar(name: str = "train", rate: Rate | None = None, left: Left | None = None, **counts: int) -> Bar:
+def bar(name: str = "train", rate: Rate | None = None, left: Left | None = None, **counts: int) -> ProgressBar:
     """A row of counters; states by name."""
     every = {one: counts.get(one.value, 0) for one in TaskState}
     finished, live = sum(every[one] for one in FINISHED), sum(every[one] for one in LIVE)
-    made = Bar(1, name, every, finished + live, finished, live, 1, None, None, None, 1, 0)
+    made = ProgressBar(1, name, every, finished + live, finished, live, 1, None, None, None, 1, 0)
     made.__dict__.update(rate=rate, left=left)  # as if worked out from how fast they finished
     return made
 

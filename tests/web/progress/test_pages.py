@@ -64,7 +64,7 @@ def run(project: Project, ann: User) -> Run:
 @pytest.fixture
 def scope(run: Run) -> int:
     """Two prefixes, nothing of which has finished yet."""
-    scope = counters.scope_of(run.project_id, run.pk, 1)
+    scope = counters.ensure_scope(run.project_id, run.pk, 1)
     tell(scope, train={S.PROCESSING: 2, S.QUEUED: 8})
     tell(scope, test={S.WAITING: 5})
     return scope
@@ -114,8 +114,10 @@ def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
 
 
 def test_what_had_failed_before_it_was_forgotten_still_leads_to_what_it_said(client: Client, run: Run) -> None:
-    scope = counters.scope_of(run.project_id, run.pk, 1)
-    ingest.take(scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS)
+    scope = counters.ensure_scope(run.project_id, run.pk, 1)
+    ingest.ingest_batch(
+        scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS
+    )
     tell(scope, train={S.FORGOTTEN: 5}, test={S.FORGOTTEN: 5})
     (link,) = re.findall(r'<a href="([^"]*)">some had failed</a>', page(client))
     assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
@@ -187,7 +189,7 @@ def test_rates_fade_though_nothing_changes(client: Client, scope: int, clock: Ca
 
 def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run) -> None:
     first = client.get(f"/p/main/{PAGE}")
-    again = counters.scope_of(run.project_id, run.pk, 2)
+    again = counters.ensure_scope(run.project_id, run.pk, 2)
     tell(again, train={S.QUEUED: 3})
     Scope.objects.filter(pk=again).update(version=Scope.objects.get(pk=scope).version)
     Run.objects.filter(pk=run.pk).update(attempt=2)
@@ -203,7 +205,7 @@ def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run)
 def test_a_run_that_reported_of_nothing_says_how_to_and_shows_the_first_task(client: Client, run: Run) -> None:
     assert "::task key=" in page(client)
     assert poll(client).status_code == 204
-    tell(counters.scope_of(run.project_id, run.pk, 1), train={S.QUEUED: 1})
+    tell(counters.ensure_scope(run.project_id, run.pk, 1), train={S.QUEUED: 1})
     assert rows(poll(client)) == ["train"]
 
 
@@ -284,7 +286,7 @@ def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_t
     client = Client()  # line breaks in names are part of them
     client.force_login(ann)
     events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
-    ingest.take(scope, Batch("r", events=tuple(events)), NOW_MS)
+    ingest.ingest_batch(scope, Batch("r", events=tuple(events)), NOW_MS)
     links = re.findall(r'<th scope="row">\s*<a href="([^"]*)">([^<]*)</a>', page(client, f"{PAGE}?order=failed"))
     where = {html.unescape(name): html.unescape(href) for href, name in links}
     assert where.keys() >= set(NAMES)
@@ -405,7 +407,7 @@ def test_a_wall_is_updated_by_rows_too(client: Client, scope: int) -> None:
 def test_a_runs_page_has_a_card_of_its_tasks_once_there_are_some(client: Client, run: Run) -> None:
     before = client.get("/p/main/runs/sweep/")
     assert "run-tasks" not in before.content.decode()
-    scope = counters.scope_of(run.project_id, run.pk, 1)
+    scope = counters.ensure_scope(run.project_id, run.pk, 1)
     tell(scope, train={S.QUEUED: 3})
     answer = poll(client, before, "runs/sweep/")
     assert 'id="run-tasks"' in answer.content.decode()
