@@ -43,10 +43,10 @@ def eventually(fn: Callable[[], T | None], deadline: float = 30, every: float = 
         time.sleep(every)
 
 
-def examples(most: int) -> hypothesis.settings:
+def examples(most: int, quick: int = 25) -> hypothesis.settings:
     """`@examples(300)`: so many examples in the slow suite; the quick one takes 25 at most, others in each run."""
     profile = hypothesis.settings.get_current_profile_name()
-    return hypothesis.settings(max_examples=most if profile == "full" else min(most, 25))
+    return hypothesis.settings(max_examples=most if profile == "full" else min(most, quick))
 
 
 def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[str, str]:

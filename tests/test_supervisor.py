@@ -200,6 +200,7 @@ def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_qui
     assert again.end(signal.SIGTERM, deadline=60) == 0
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_comes_back(
     deployment: dict[str, str],
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
         console.end(signal.SIGTERM, deadline=60)
 
 
+@pytest.mark.slow
 def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deployment: dict[str, str]) -> None:
     """A runner is started as this sleeper is: by a worker, as a program, in a session of its own."""
     home = Path(deployment["DSTACKWEB_HOME"])

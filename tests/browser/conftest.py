@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HERE = Path(__file__).parent
@@ -43,12 +43,6 @@ class Complaints(list[str]):
         """Forget what a test provoked: answers of 4xx and 5xx, and a network that is away."""
         self[:] = [text for text in self if not text.startswith(("Failed to load resource", "htmx: htmx:error"))]
 
-    def watch(self, page: Page) -> Page:
-        """Collect what this page complains about."""
-        page.on("console", lambda message: message.type in ("error", "warning") and self.append(message.text))
-        page.on("pageerror", lambda error: self.append(str(error)))
-        return page
-
 
 @pytest.fixture
 def complaints() -> Iterator[Complaints]:
@@ -58,55 +52,77 @@ def complaints() -> Iterator[Complaints]:
     assert not found
 
 
-class Contexts:
-    """Browser contexts by their options. One that a test is done with is cleaned for the next: its cache stays."""
+class Tab:
+    """A page in a context of its own; `complaints` are of the test that has it."""
+
+    def __init__(self, browser: Browser, **options: Any) -> None:
+        self.key = _key(**options)
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(8000)
+        self.page = self.context.new_page()
+        self.complaints = Complaints()
+        self.page.on("console", lambda message: message.type in ("error", "warning") and self._note(message.text))
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+
+    def _note(self, text: str) -> None:
+        self.complaints.append(text)
+
+    def clean(self) -> None:
+        """As new, but for what the browser keeps of scripts and styles."""
+        self.complaints = Complaints()
+        self.page.unroute_all()
+        self.context.clear_cookies()
+        self.context.set_offline(False)
+        self.page.goto("about:blank")
+
+
+class Tabs:
+    """Tabs by their options: one that a test is done with is cleaned for the next, since opening one takes long."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
-        self._free: dict[str, list[BrowserContext]] = {}
+        self._free: dict[str, list[Tab]] = {}
 
-    def take(self, **options: Any) -> BrowserContext:
-        free = self._free.get(repr(sorted(options.items())))
-        context = free.pop() if free else self._browser.new_context(**options)
-        context.set_default_timeout(8000)
-        return context
+    def take(self, **options: Any) -> Tab:
+        free = self._free.get(_key(**options))
+        return free.pop() if free else Tab(self._browser, **options)
 
-    def give_back(self, context: BrowserContext, **options: Any) -> None:
-        for page in context.pages:
-            page.close()
-        context.clear_cookies()
-        context.set_offline(False)
-        self._free.setdefault(repr(sorted(options.items())), []).append(context)
+    def give_back(self, tab: Tab) -> None:
+        tab.clean()
+        self._free.setdefault(tab.key, []).append(tab)
+
+
+def _key(**options: Any) -> str:
+    return repr(sorted(options.items()))
 
 
 @pytest.fixture(scope="session")
-def contexts(chromium: Browser) -> Contexts:
-    return Contexts(chromium)
+def tabs(chromium: Browser) -> Tabs:
+    return Tabs(chromium)
 
 
 @pytest.fixture
-def new_page(contexts: Contexts, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+def new_page(tabs: Tabs, complaints: Complaints) -> Iterator[Callable[..., Page]]:
     """Opens a page in a context that no other page is in; keywords are those of a browser context.
 
-    `keep` False: nobody else gets this context, since the test leaves more in it than cookies.
+    `keep` False: no other test gets this page, since this one leaves more in it than cookies and routes.
     """
-    taken: list[tuple[BrowserContext, dict[str, Any], bool]] = []
+    taken: list[tuple[Tab, bool]] = []
 
     def make(
         viewport: ViewportSize | None = None, color_scheme: ColorScheme = "light",
         reduced_motion: ReducedMotion = "no-preference", keep: bool = True, **options: Any,
     ) -> Page:  # fmt: skip
-        options = {"locale": "en-GB", **options}
-        context = contexts.take(**options)
-        taken.append((context, options, keep))
-        page = complaints.watch(context.new_page())
-        page.set_viewport_size(viewport or {"width": 1360, "height": 900})
-        page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
-        return page
+        tab = tabs.take(locale="en-GB", **options)
+        taken.append((tab, keep))
+        tab.complaints = complaints
+        tab.page.set_viewport_size(viewport or {"width": 1360, "height": 900})
+        tab.page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+        return tab.page
 
     yield make
-    for context, options, keep in taken:
+    for tab, keep in taken:
         if keep:
-            contexts.give_back(context, **options)
+            tabs.give_back(tab)
         else:
-            context.close()
+            tab.context.close()

@@ -67,13 +67,17 @@ class Look(NamedTuple):
 LOOKS = (Look("light", 1360), Look("dark", 390), Look("dark", 1360), Look("light", 390))
 
 
-def _take(page: Page, look: Look, where: str) -> None:
+def _open(page: Page, look: Look, address: str) -> None:
     page.emulate_media(color_scheme=look.theme)
     page.set_viewport_size({"width": look.width, "height": 844})
-    if "wall" not in where:  # which is always dark
+    page.goto(address)
+    if "wall" not in address:  # which is always dark
         expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
-    settle(page)
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
+    _fits(page, address)
+
+
+def _fits(page: Page, address: str) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{address} is too wide"
 
 
 def check_pages(page: Page, addresses: Iterable[str]) -> None:
@@ -83,10 +87,12 @@ def check_pages(page: Page, addresses: Iterable[str]) -> None:
     """
     faults = {}
     for number, address in enumerate(addresses):
-        page.goto(address)
-        for look in (LOOKS[number % 2 - 1], LOOKS[number % 2]):
-            _take(page, look, address)
+        look, other = LOOKS[number % 2], LOOKS[(number + 1) % 2]
+        _open(page, look, address)
         faults[address] = accessibility_faults(page)
+        page.set_viewport_size({"width": other.width, "height": 844})
+        settle(page)
+        _fits(page, address)
     assert {address: found for address, found in faults.items() if found} == {}
 
 
@@ -100,10 +106,8 @@ def check_all_looks(page: Page, addresses: Mapping[str, str], folder: Path) -> N
     faults = {}
     for look in LOOKS:
         for name, address in addresses.items():
-            page.emulate_media(color_scheme=look.theme)
-            page.set_viewport_size({"width": look.width, "height": 844})
-            page.goto(address)
-            _take(page, look, address)
+            _open(page, look, address)
+            settle(page)
             page.screenshot(path=folder / f"{name}-{look.width}-{look.theme}.png", full_page="wall" not in name)
             faults[f"{address} {look}"] = accessibility_faults(page)
     assert {address: found for address, found in faults.items() if found} == {}

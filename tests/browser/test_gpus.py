@@ -29,7 +29,7 @@ def test_they_are_accessible_and_fit_a_phone(live_server, new_page: Callable[...
     gpu_demo.build()
     page = new_page(reduced_motion="reduce")
     sign_in(page, live_server.url, "mia")
-    check_pages(page, [f"{live_server.url}/p/main/{path}" for path in PAGES.values()])
+    check_pages(page, [f"{live_server.url}/p/main/{path}" for path in ("gpus/", "gpus/GPU-box-1-2/", "hosts/box-2/")])
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ def mia(project: Project) -> User:
 def page(live_server, mia: User, new_page: Callable[..., Page]) -> Page:
     """Signed in as a manager."""
     page = new_page()
-    page.add_init_script(HIDEABLE)
     sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/queue/")
     return page
@@ -126,6 +125,7 @@ def test_stopping_asks_first_and_escape_means_no(page: Page, project: Project, m
 
 def test_a_hidden_tab_asks_for_nothing_and_catches_up_when_it_shows(page: Page, project: Project, mia: User) -> None:
     page.goto(page.url)
+    page.evaluate(HIDEABLE)
     with page.expect_request(lambda request: request.headers.get("hx-request") == "true"):
         pass
     page.evaluate("hideTab(true)")

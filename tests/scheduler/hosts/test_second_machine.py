@@ -58,10 +58,11 @@ def token_of(server: Server) -> str:
     return str(server.http.post("/hosts/invites").json()["token"])
 
 
+@pytest.mark.slow
 def test_a_second_process_with_its_own_name_and_home_takes_runs_by_label_and_leaves(
     folder: Path, deployment: dict[str, str]
 ) -> None:
-    """The quick one: both hosts share this machine's network."""
+    """Both hosts share this machine's network."""
     with Server(folder / "server") as server, ExitStack() as stack:
         machine = Machine(folder / "far")
         stack.callback(machine.stop)

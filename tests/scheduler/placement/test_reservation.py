@@ -307,7 +307,7 @@ def simulate(seed: int, hours: int = 3) -> World:
     return world
 
 
-@examples(40)
+@examples(40, quick=8)
 @given(st.integers(0, 10**9))
 def test_a_reserved_run_is_never_delayed_by_a_backfilled_one_whose_limit_is_honest(seed: int) -> None:
     """Nor is any GPU given twice, any CPU twice, or any gang placed by half."""
@@ -316,6 +316,6 @@ def test_a_reserved_run_is_never_delayed_by_a_backfilled_one_whose_limit_is_hone
 
 def test_the_simulation_reserves_keeps_its_promises_and_backfills() -> None:
     """So that the test above can't pass because nothing happens in it."""
-    worlds = [simulate(seed) for seed in range(12)]
-    assert sum(world.kept_promises for world in worlds) > 20
-    assert sum(world.backfilled for world in worlds) > 50
+    worlds = [simulate(seed) for seed in range(5)]
+    assert sum(world.kept_promises for world in worlds) > 8
+    assert sum(world.backfilled for world in worlds) > 20
