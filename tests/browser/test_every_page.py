@@ -101,12 +101,12 @@ def test_looking_after_hosts_is_accessible_and_fits_a_phone(
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 844})
         page.goto(f"{live_server.url}/p/main/hosts/")
-        page.get_by_role("button", name="Make a join command").click()
-        expect(page.get_by_label("Run this on the other machine, as root")).to_have_value(re.compile("host join"))
+        page.get_by_role("button", name="Create join command").click()
+        expect(page.get_by_label("Run this on the new host, as root")).to_have_value(re.compile("host join"))
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert accessibility_faults(page) == []
-        page.get_by_role("button", name="Leave").first.click()
-        expect(page.get_by_role("dialog")).to_contain_text("Have cpu-box-2 leave?")
+        page.get_by_role("button", name="Remove").first.click()
+        expect(page.get_by_role("dialog")).to_contain_text("Remove host cpu-box-2?")
         assert accessibility_faults(page) == []
         page.keyboard.press("Escape")
 

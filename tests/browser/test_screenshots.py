@@ -128,8 +128,8 @@ def test_pictures_of_every_page(
     page.context.clear_cookies()
     sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/p/main/hosts/")
-    page.get_by_role("button", name="Make a join command").click()
-    page.get_by_label("Run this on the other machine, as root").wait_for()
+    page.get_by_role("button", name="Create join command").click()
+    page.get_by_label("Run this on the new host, as root").wait_for()
     take("hosts-join")
     complaints.remove_failed_loads()
 

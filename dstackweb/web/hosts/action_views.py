@@ -1,4 +1,4 @@
-"""What deployment admins do on the hosts page: drain, have one leave, and let another machine join."""
+"""Actions of deployment admins on hosts: drain, remove, add."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dstackweb.web.hosts.views import hosts_page_with
 P = ParamSpec("P")
 
 
-def _admins_alone(
+def _admins_only(
     view: Callable[Concatenate[PageRequest, P], HttpResponse],
 ) -> Callable[Concatenate[PageRequest, P], HttpResponse]:
     def inner(request: PageRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         if not request.user.is_superuser:
-            raise Forbidden(_("Only admins of the deployment look after its hosts."))
+            raise Forbidden(_("Only deployment admins can manage hosts."))
         return view(request, *args, **kwargs)
 
     return inner
@@ -33,32 +33,34 @@ def _admins_alone(
 
 @project_page()
 @require_POST
-@_admins_alone
+@_admins_only
 def drain(request: PageRequest, host: str) -> HttpResponse:
-    """Take no new jobs, or (`on=no`) take them again, which also calls off that it leaves. Then back where it was
-    asked for: to the list, or (`back=host`) to the host's own page."""
+    """Drain a host, or (`on=no`) undrain it, which also cancels its removal.
+
+    Goes back to the list or, with `back=host`, to the host's page.
+    """
     found, on = care.find(host), request.POST.get("on") != "no"
     care.set_draining(found, request.user, on)
-    text = _("%s takes no new jobs; those that run go on.") if on else _("%s takes jobs again.")
+    text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
     to = reverse("web:host", args=[request.project.name, found.name]) if request.POST.get("back") == "host" else None
     return _back(request, text % found.name, to)
 
 
 @project_page()
 @require_POST
-@_admins_alone
+@_admins_only
 def leave(request: PageRequest, host: str) -> HttpResponse:
-    """Gone once it holds nothing."""
+    """Remove a host once no job uses it."""
     found = care.find(host)
     care.leave(found, request.user)
-    return _back(request, _("%s takes no new jobs, and leaves once it holds nothing.") % found.name)
+    return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
 
 
 @project_page()
 @require_POST
-@_admins_alone
+@_admins_only
 def invite(request: PageRequest) -> HttpResponse:
-    """The command for another machine; its token is in this answer and nowhere else."""
+    """Create a join command. Its token is only in this response."""
     made, token = joining.invite(request.user)
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     insecure = " --insecure" if is_exposed(url) else ""
@@ -71,10 +73,11 @@ def invite(request: PageRequest) -> HttpResponse:
 
 @project_page()
 @require_POST
-@_admins_alone
+@_admins_only
 def withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
+    """Revoke a join command."""
     joining.withdraw(invite_id)
-    return _back(request, _("The join token is withdrawn."))
+    return _back(request, _("Join command revoked."))
 
 
 def _back(request: PageRequest, text: str, to: str | None = None) -> HttpResponse:

@@ -28,26 +28,26 @@ from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
 
 ANOTHER_MACHINE = "https://another-machine"
-"""Some address that isn't loopback: what stands in the way is judged for a machine that came by it."""
+"""An address that is not loopback: obstacles are determined for a machine that uses it."""
 EVENTS_IN_LIST = 3
 """Events of each host in the list."""
 POLL_S = 5
 JOBS_SHOWN = 30
-"""Jobs that have ended; of those that go on, all."""
+"""Ended jobs; active jobs are all shown."""
 EVENTS_ON_PAGE = 20
 """Events on a host's own page."""
 
 
-class Known(NamedTuple):
-    """What the reader may know: the projects they see, and which runs are holds."""
+class Visible(NamedTuple):
+    """The reader's projects, and which runs are holds."""
 
     projects: set[int]
     held: dict[int, HoldInfo]
 
 
 @dataclass(frozen=True)
-class GpuLine:
-    """One GPU, who holds it, whom it is kept for, and who uses it without asking."""
+class HostGpuLine:
+    """One GPU: the run that uses it, its reservation, and use outside dstackweb."""
 
     gpu: Gpu
     run: Run | None
@@ -57,12 +57,12 @@ class GpuLine:
     held: HoldInfo | None = None
 
     @classmethod
-    def of(cls, gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Known) -> GpuLine:
-        """The row; a run of a project that the reader doesn't see stays nameless."""
+    def of(cls, gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Visible) -> HostGpuLine:
+        """The row; runs of projects that the reader cannot see have no name."""
         stranger = ""
         if gpu.stranger:
             who = {"user": gpu.stranger.get("user", "?"), "pid": gpu.stranger.get("pid", "?")}
-            # Who holds a GPU for interactive work uses it with processes of no run's.
+            # The owner of a hold uses the GPU with processes outside the run.
             text = _("used by %(user)s, pid %(pid)s") if run and run.pk in known.held else None
             stranger = (text or _("used outside dstackweb by %(user)s, pid %(pid)s")) % who
         hidden = run is not None and run.project_id not in known.projects
@@ -72,18 +72,18 @@ class GpuLine:
 
 @dataclass(frozen=True)
 class HostLine:
-    """One host with its GPUs, what it keeps for a run that waits, and what happened to it lately."""
+    """One host with its GPUs, reservation and recent events."""
 
     of: HostSummary
     isolation: str
-    gpus: list[GpuLine]
+    gpus: list[HostGpuLine]
     events: list[tuple[HostEvent, str]]
     kept_hidden: bool
     may_leave: bool
 
     @property
     def kept_text(self) -> str:
-        """What is kept: `2 GPUs, 8 CPUs, 64 GB`."""
+        """What is reserved: `2 GPUs, 8 CPUs, 64 GB`."""
         kept = self.of.kept
         if kept is None:
             return ""
@@ -92,7 +92,7 @@ class HostLine:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """What of it the page shows; the moment it was last seen counts only once it is offline."""
+        """Everything that the page shows of it; the time it was last seen only while it is offline."""
         host, kept = self.of.host, self.of.kept
         taken = [(g.gpu.uuid, g.gpu.present, g.run.pk if g.run else None, g.stranger, g.held) for g in self.gpus]
         seen = None if self.of.online else host.seen_at
@@ -102,12 +102,12 @@ class HostLine:
                 [event.pk for event, _text in self.events])  # fmt: skip
 
 
-def host_line(found: HostSummary, known: Known) -> HostLine:
+def host_line(found: HostSummary, known: Visible) -> HostLine:
     """A host as this reader sees it."""
     return HostLine(
         of=found,
         isolation=host_words.isolation(found.host.isolation),
-        gpus=[GpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
+        gpus=[HostGpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, host_words.told(event)) for event in found.events],
         may_leave=care.may_leave(found.host),
         kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
@@ -116,14 +116,14 @@ def host_line(found: HostSummary, known: Known) -> HostLine:
 
 @project_page()
 def hosts_page(request: PageRequest) -> HttpResponse:
-    """The team's own machines; also what polls of it get. A few rows: the version is what they show."""
+    """The list of hosts, for the page and its polls. Its version is a hash of what it shows."""
     return hosts_page_with(request)
 
 
 def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
-    """The hosts page with something that it shows once; a poll of it without."""
+    """The hosts page, with `more` context that is shown once."""
     found = list_hosts(events=EVENTS_IN_LIST)
-    known = Known(
+    known = Visible(
         {project.pk for project in visible_projects(request.user)},
         holds.active_holds(run.pk for one in found for _gpu, run in one.gpus if run),
     )
@@ -136,7 +136,7 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
             "hosts": lines,
             "may_submit": allows(request.role, "member"),
             "can_edit": request.user.is_staff,
-            "may_care": admin,
+            "may_manage": admin,
             "waiting": selectors.counts(request.project)["submitted"],
             **(_join_panel(request) if admin and not request.htmx else {}),
             **more,
@@ -146,7 +146,7 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
 
 
 def _join_panel(request: PageRequest) -> dict[str, Any]:
-    """What the panel shows by which another machine joins."""
+    """Context of the panel for adding a host."""
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     return {
         "needs_postgres": joining.needs_postgres(),
@@ -158,8 +158,8 @@ def _join_panel(request: PageRequest) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class JobLine:
-    """A job on the host; that of a run in a project which the reader doesn't see is nameless."""
+class HostJobLine:
+    """A job on the host; `hidden` if the reader cannot see its project."""
 
     of: Job
     hidden: bool
@@ -167,16 +167,16 @@ class JobLine:
 
 @project_page()
 def host_page(request: PageRequest, host: str) -> HttpResponse:
-    """One host; also what polls of its page get."""
+    """One host, for the page and its polls."""
     now, found = timezone.now(), _found(host)
     seen = {project.pk for project in visible_projects(request.user)}
-    known = Known(seen, holds.active_holds(run.pk for _gpu, run in found.gpus if run))
+    known = Visible(seen, holds.active_holds(run.pk for _gpu, run in found.gpus if run))
     line = host_line(found, known)
     gpus = gpu_rows.of_hosts([found], seen, now)
-    look = HostSampling.objects.filter(host=found.host).first()
+    sampling = HostSampling.objects.filter(host=found.host).first()
     running, ended = _jobs(found.host)
     stamp = (
-        line.stamp, [gpu.stamp for gpu in gpus], (look.at, look.library, look.error) if look else None,
+        line.stamp, [gpu.stamp for gpu in gpus], (sampling.at, sampling.library, sampling.error) if sampling else None,
         [(job.pk, job.status) for job in [*running, *ended]],
     )  # fmt: skip
     version = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
@@ -187,10 +187,10 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "host": found.host,
             "listed": found,
             "gpus": gpus,
-            "look": look,
-            "running": [JobLine(job, job.run.project_id not in seen) for job in running],
-            "ended": [JobLine(job, job.run.project_id not in seen) for job in ended],
-            "may_care": request.user.is_superuser,
+            "sampling": sampling,
+            "running": [HostJobLine(job, job.run.project_id not in seen) for job in running],
+            "ended": [HostJobLine(job, job.run.project_id not in seen) for job in ended],
+            "may_manage": request.user.is_superuser,
             "can_edit": request.user.is_staff,
             "here": True,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
@@ -204,12 +204,12 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
 def _found(name: str) -> HostSummary:
     found = list_hosts(name, events=EVENTS_ON_PAGE)
     if not found:
-        raise NotFound(_("no host is called %s") % name)
+        raise NotFound(_("no host %s") % name)
     return found[0]
 
 
 def _jobs(host: Host) -> tuple[list[Job], list[Job]]:
-    """Those that go on, and those that ended last."""
+    """Active jobs, and the last ones that ended."""
     jobs = Job.objects.filter(host=host).select_related("run__project", "run__user")
     running = jobs.filter(status__in=JOB_ACTIVE).order_by("placed_at", "pk")
     ended = jobs.exclude(status__in=JOB_ACTIVE).order_by("-ended_at", "pk")[:JOBS_SHOWN]

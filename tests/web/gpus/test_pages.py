@@ -250,7 +250,7 @@ def test_a_host_is_drained_on_its_page_and_stays_there(project: Project, as_user
     assert 'name="back" value="host"' in page(root, "hosts/box-1/")
     answer = root.post("/p/main/hosts/box-1/drain/", {"back": "host"})
     assert answer["Location"] == "/p/main/hosts/box-1/"
-    assert "draining: takes no new jobs" in page(root, "hosts/box-1/")
+    assert "draining: no new jobs" in page(root, "hosts/box-1/")
 
 
 def test_hosts_and_gpus_lead_to_their_pages(project: Project, client: Client) -> None:

@@ -39,13 +39,13 @@ def test_only_admins_of_the_deployment_look_after_hosts(
     assert client.post(f"/p/main/hosts/{action}").status_code == 403
     assert client.get(f"/p/main/hosts/{action}").status_code in (403, 405)
     assert "Drain" not in page(client)
-    assert "Let another machine join" not in page(client)
+    assert "Add a host" not in page(client)
 
 
 def test_a_host_is_drained_and_takes_jobs_again(root: Client) -> None:
     host = make_host("box-1")
     assert root.post("/p/main/hosts/box-1/drain/").status_code == 302
-    assert "draining: takes no new jobs" in page(root)
+    assert "draining: no new jobs" in page(root)
     root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
     host.refresh_from_db()
     assert not host.draining
@@ -58,8 +58,8 @@ def test_a_host_that_is_to_leave_says_what_it_waits_for_and_may_stay(root: Clien
     make_run(project, ann)
     place_all()
     root.post("/p/main/hosts/box-1/leave/")
-    assert "leaves once its job has ended" in page(root)
-    assert "Stay" in page(root)
+    assert "will be removed after 1 job has ended" in page(root)
+    assert "Cancel removal" in page(root)
     root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
     assert Host.objects.filter(leaving=False, draining=False).exists()
 
