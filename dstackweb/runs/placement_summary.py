@@ -1,4 +1,4 @@
-"""Where runs are: the machines of their newest attempts, in a few words each."""
+"""Where runs are placed: hosts or offers of their newest attempts, in a few words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 
 
-class Place(NamedTuple):
-    """`where` is a host's name or a backend's offer; `message` says what keeps its machine from being asked for."""
+class PlacementSummary(NamedTuple):
+    """`where` is a host's name or a backend's offer; `message` is why its instance has not been requested yet."""
 
     where: str
     message: str
@@ -27,7 +27,7 @@ def where(job: Job) -> str:
     return _("%s (spot)") % told if job.is_spot else told
 
 
-def place(jobs: Iterable[Job]) -> Place | None:
+def place(jobs: Iterable[Job]) -> PlacementSummary | None:
     """Where these jobs of one attempt are, by node; None without any."""
     found = list(jobs)
     if not found:
@@ -37,10 +37,10 @@ def place(jobs: Iterable[Job]) -> Place | None:
     if len(names) > 3:
         told += " …"
     waits = next((job.message for job in found if job.status == JobStatus.PROVISIONING and job.message), "")
-    return Place(told, waits)
+    return PlacementSummary(told, waits)
 
 
-def of_runs(ids: Collection[int]) -> dict[int, Place]:
+def of_runs(ids: Collection[int]) -> dict[int, PlacementSummary]:
     """The place of each of these runs whose newest attempt has one."""
     if not ids:
         return {}

@@ -32,7 +32,7 @@ R = TypeVar("R", bound="RunRow")
 
 
 class Row:
-    """What the rows of all lists can do."""
+    """The base of all rows."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ def _hides(metadata: object) -> bool:
 
 @dataclass(slots=True)
 class QueueRow(Row):
-    """A waiting run in its place."""
+    """A waiting run in its queue."""
 
     name: str
     id: str
@@ -79,13 +79,13 @@ class QueueRow(Row):
     moved_at: dt.datetime | None
     reason: str
     reason_data: Hidden[dict[str, Any]]
-    """Shared by all runs that wait for the same."""
+    """Shared by all runs of the shape."""
     shape: Hidden[str]
 
 
 @dataclass(slots=True)
 class QueuePageRow(QueueRow):
-    """With what its page needs besides: who may change it, what it asks for, and since when it waits."""
+    """With what only the page needs: permissions, requirements, waiting time."""
 
     pk: int
     user_id: int
@@ -125,7 +125,7 @@ class RunRow(Row):
 
 @dataclass(slots=True)
 class RunPageRow(RunRow):
-    """With what its page needs besides."""
+    """With what only the page needs."""
 
     spec: dict[str, Any]
 
@@ -138,7 +138,7 @@ COLUMNS = {
     "queue": "queue.name",
     "next_at": "retry_at",
 }
-"""Which attribute of a run a field is, where not the one of its name."""
+"""The run's attribute of a field, if its name differs."""
 TABLES = {"user": "accounts_user", "moved_by": "accounts_user", "queue": "runs_queue"}
 COMPUTED = {"position", "reason", "reason_data", "held_until", "where"}
 
@@ -154,7 +154,7 @@ def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _select(names: tuple[str, ...], *more: str) -> str:
-    """A SELECT of these fields, and of what else the reader needs."""
+    """A SELECT of these fields and of what the reader computes others from."""
     columns = [_column(COLUMNS.get(name, name)) for name in names]
     return f"SELECT {', '.join([*columns, *more])} FROM runs_run run "
 
@@ -171,7 +171,7 @@ WHERE run.id IN (
 )
 ORDER BY run.rank, run.id
 """
-"""What stands before a page far back is skipped in the index."""
+"""The rows before the page are skipped in the index."""
 
 
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
@@ -236,7 +236,7 @@ def run_rows(ids: Sequence[int], kind: type[R]) -> list[R]:
 
 
 def row_of(run: Run, jobs: Sequence[Job]) -> RunRow:
-    """The row of a run that was read already, with its queue and user; `jobs` are the run's."""
+    """The row of a loaded run (with queue and user) and its jobs."""
     row = {name: attrgetter(COLUMNS.get(name, name))(run) for name in RunRow.columns()}
     placed = run.status in PLACED
     place = placement_summary.place([job for job in jobs if job.attempt == run.attempt]) if placed else None
@@ -267,7 +267,7 @@ def _held_until(row: dict[str, Any]) -> dt.datetime | None:
 
 
 def _placed(
-    kind: type[R], row: dict[str, Any], place: placement_summary.Place | None, held_until: dt.datetime | None
+    kind: type[R], row: dict[str, Any], place: placement_summary.PlacementSummary | None, held_until: dt.datetime | None
 ) -> R:
     if place:
         row["status_message"] = row["status_message"] or place.message

@@ -1,4 +1,4 @@
-"""The forms of the account pages. They check shapes; what a service refuses is put beside its field by `attempt`."""
+"""The forms of the account pages. `attempt` puts a service's errors beside their fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Styled(forms.Form):
-    """Tabler's classes on the inputs, and on those with an error its mark."""
+    """Adds Tabler's classes to the inputs, and marks those with errors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
 
 
 class AccountForm(Styled):
-    """A new account, made on the page of an invite."""
+    """A new account, created on the invite page."""
 
     username = forms.CharField(
         label=_("Username"),
@@ -58,7 +58,7 @@ class AccountForm(Styled):
 
 
 class InviteForm(Styled):
-    """Whom an invite lets in as, and for how long it waits."""
+    """The role of an invite, and when it expires."""
 
     role = forms.ChoiceField(label=_("Role"), choices=Role.choices, initial=Role.MEMBER)
     days = forms.TypedChoiceField(
@@ -71,7 +71,7 @@ class InviteForm(Styled):
 
 
 class TokenForm(Styled):
-    """What a new API token is called."""
+    """The name of a new API token."""
 
     name = forms.CharField(
         label=_("Name"),

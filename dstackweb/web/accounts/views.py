@@ -44,7 +44,7 @@ page_or_form = require_http_methods(["GET", "HEAD", "POST"])
 def account_page(
     view: Callable[Concatenate[PageRequest, P], HttpResponse],
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
-    """A page of the signed-in person's own, whatever their projects; errors are worded for them."""
+    """A page of the signed-in user, outside projects; shows domain errors as pages."""
 
     @wraps(view)
     def inner(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
@@ -62,7 +62,7 @@ def account_page(
 
 
 class SignIn(LoginView):
-    """Password sign-in; axes counts the failures, and answers for a while with its own page."""
+    """Password sign-in; axes counts failures and locks sign-in for a while."""
 
     template_name = "accounts/login.html"
     authentication_form = SignInForm
@@ -93,7 +93,7 @@ def login_link(request: HttpRequest, token: str) -> HttpResponse:
 @never_cache
 @page_or_form
 def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
-    """An invite: who is signed in joins by a button, anybody else makes an account."""
+    """An invite: a signed-in user joins with a button, others create an account."""
     user = request.user if isinstance(request.user, User) else None
     form = AccountForm() if user is None else None
     try:
@@ -179,7 +179,7 @@ def member_role(request: PageRequest, user_id: int) -> HttpResponse:
 @project_page()
 @require_POST
 def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
-    """Admins take others out; anybody may leave."""
+    """Admins remove members; members may leave."""
     member = _member(request, user_id)
     if member != request.user and not allows(request.role, Role.ADMIN):
         raise Forbidden("Only project admins can remove other members.")

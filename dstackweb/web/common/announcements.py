@@ -31,7 +31,7 @@ class Announcements(NamedTuple):
 
 
 def announcements(request: PageRequest) -> Announcements:
-    """What somebody else or the scheduler did to the reader's runs of this project, and their policy warnings."""
+    """What others or the scheduler did to the reader's runs in this project, and policy warnings."""
     last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     since = request.headers.get(HEADER, "")
     if not request.htmx or not since.isdigit() or int(since) >= last:

@@ -1,4 +1,4 @@
-"""Pages are sent compressed: a long queue is 60 KB of much the same rows, and a tenth of that on the wire."""
+"""Compression of pages: a long queue is 60 KB of similar rows, and a tenth of that compressed."""
 
 from __future__ import annotations
 

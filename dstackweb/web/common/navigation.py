@@ -1,4 +1,4 @@
-"""The navigation around every page: which pages this reader has, and where they lead."""
+"""The navigation of every page: the pages that this reader may open."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _waiting(project: Project | None) -> int:
 def _items(request: HttpRequest, user: User, project: Project) -> list[dict[str, Any]]:
     try:
         role = getattr(request, "role", None) or project_for(user, project.name)[1]
-    except DomainError:  # they left it while the page was made
+    except DomainError:  # they left the project while the page was rendered
         return []
     items = []
     for page in PAGES:
@@ -85,7 +85,7 @@ def _account_items(user: User) -> list[dict[str, Any]]:
 
 
 def _url(view: str, *args: str) -> str:
-    """The address of a page, or nothing where the deployment doesn't have it."""
+    """The address of a page, or empty if the deployment doesn't have it."""
     try:
         return reverse(view, args=args)
     except NoReverseMatch:

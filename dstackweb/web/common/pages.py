@@ -71,7 +71,7 @@ def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
 
 
 def _sign_in(request: PageRequest) -> HttpResponseBase:
-    """To the sign-in page, and back afterwards. A poll makes its whole page do that."""
+    """Redirect to the sign-in page and back afterwards; a poll reloads its whole page."""
     if request.htmx:
         return HttpResponse(status=401, headers={"HX-Refresh": "true"})
     return redirect_to_login(request.get_full_path())
@@ -85,7 +85,7 @@ def error_response(request: PageRequest, error: DomainError) -> HttpResponse:
 
 
 def sentence(text: str) -> str:
-    """Errors are written to go on after a name and a colon; on a page they stand alone."""
+    """An error's detail as a sentence: capitalized, with a full stop."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -113,7 +113,7 @@ def shown(
 
 
 class Undo(TypedDict):
-    """How the page takes back what a notice tells of: where to post the number of the move, and for how long."""
+    """How the page undoes a move: where to post its number, and for how long."""
 
     url: str
     move: int
@@ -121,14 +121,14 @@ class Undo(TypedDict):
 
 
 def notice(response: HttpResponse, text: str, level: str = "success", undo: Undo | None = None) -> HttpResponse:
-    """Add a notice that the page shows when it gets this answer to something its reader did."""
+    """Add a notice that the page shows when it gets this response."""
     toast = {"text": text, "level": level} | ({"undo": undo} if undo else {})
     response["HX-Trigger"] = json.dumps({"toast": toast})
     return response
 
 
 def done(request: PageRequest, text: str, to: str) -> HttpResponse:
-    """After a plain form or an htmx one: go to `to` and say there what was done."""
+    """Redirect to `to` with a message, after a plain or an htmx form."""
     messages.success(request, text)
     if request.htmx:
         return HttpResponse(status=200, headers={"HX-Redirect": to})
@@ -136,7 +136,7 @@ def done(request: PageRequest, text: str, to: str) -> HttpResponse:
 
 
 def whole_number(text: str | None, least: int = 0) -> int:
-    """A whole number of a query string, no larger than databases can look for; anything else is the least."""
+    """An integer of a query string, capped at what databases can store; `least` for anything else."""
     try:
         return min(max(least, int(text or "")), NUMBER_MAX)
     except ValueError:

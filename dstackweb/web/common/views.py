@@ -1,4 +1,4 @@
-"""Pages of no room: the start page, the icon, and what a fault of the server is answered with."""
+"""The start page, the icon, and the page for server errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dstackweb.accounts.access import visible_projects
 
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    """The queue of the first project; who has none is told how to get into one."""
+    """Redirect to the queue of the first project; without a project, a page on how to join one."""
     first = visible_projects(request.user).order_by("name").first()
     if first is None:
         return render(request, "common/no_project.html")
@@ -24,12 +24,12 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 def favicon(request: HttpRequest) -> HttpResponse:
-    """What browsers ask for on pages that name no icon, such as the admin's."""
+    """The icon for pages that name none, such as the admin's."""
     return redirect(static("favicon.svg"), permanent=False)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """500; 503 where the database did not answer, which is nobody's fault here and over soon."""
+    """500; 503 where the database did not answer, which is usually over soon."""
     away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
     response = HttpResponse(render_to_string("500.html", {"away": away}), status=503 if away else 500)
     if away:

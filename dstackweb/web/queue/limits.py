@@ -1,4 +1,4 @@
-"""The limits of a queue with what is used of them: tags on its page, bars on its settings."""
+"""A queue's limits and their usage: tags on its page, bars on its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dstackweb.wording.queue import setting
 
 
 class Limit(NamedTuple):
-    """One limit: `most` None is none. `text` is short, `label` says what is counted."""
+    """One limit and its usage; `most` None means no limit."""
 
     name: str
     used: int
@@ -22,17 +22,17 @@ class Limit(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the setting is called."""
+        """The name of the setting."""
         return setting(self.name)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more starts because of it."""
+        """Whether the limit is reached."""
         return self.most is not None and self.used >= self.most
 
 
 def usage(queue: Queue, user: User, placed: QueueUsage) -> list[Limit]:
-    """All four, whether they are set or not; those per member with what the reader uses."""
+    """All four limits, set or not; the per-member ones with the reader's usage."""
     everybody, own = (queue.pk, None), (queue.pk, user.pk)
     return [
         _limit("max_running", placed.runs[everybody], queue.max_running),

@@ -1,4 +1,4 @@
-"""Which runs a form of the queue page names, and the place it asks for."""
+"""Parses forms of the queue page: the runs and the target position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_MOST = 500
 
 
 def runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
-    """The runs that a form names as `id.etag`, in its order, with the etags."""
+    """The runs in a form, sent as `id.etag`, in its order, and the etags by run."""
     tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
     if not tokens:
         raise Invalid.at("run", msg=_("select at least one run"))
@@ -39,7 +39,7 @@ def runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
 
 
 def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> MoveTarget:
-    """The place that a form asks for; `up` and `down` are told by the neighbours there are now."""
+    """The target position in a form; `up` and `down` are relative to the current neighbours."""
     verb = form.get("do", "")
     match verb:
         case "top" | "bottom":
@@ -56,7 +56,7 @@ def target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: 
 
 
 def _anchor(form: QueryDict, queue: Queue) -> Run:
-    """Reference run: by its id as pages know it, or by name or position as people do."""
+    """The reference run: by its id, or by a name or position that a person typed."""
     waiting = selectors.in_order(queue).select_related("queue", "project", "user")
     name = form.get("name", "").removeprefix("#")
     if not name:
@@ -71,7 +71,7 @@ def _anchor(form: QueryDict, queue: Queue) -> Run:
 
 
 def _neighbour(queue: Queue, runs: Sequence[Run], up: bool, own: User | None) -> Run | None:
-    """The run right ahead of (or behind) these and none of them; with `own`, of those of this member."""
+    """The run directly ahead of (or behind) these; with `own`, the nearest of this member."""
     edge = (min if up else max)(runs, key=lambda run: (run.rank, run.pk))
     waiting = selectors.in_order(queue)
     if up:

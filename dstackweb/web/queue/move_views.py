@@ -1,4 +1,4 @@
-"""What people do to waiting runs on the queue page: move, change priorities, stop, see first what it would do, undo."""
+"""Actions on waiting runs of the queue page: move, preview a move, undo, set priorities, stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dstackweb.wording import moves as move_words
 
 @project_page()
 def preview(request: PageRequest, queue: str) -> HttpResponse:
-    """What a move would do, by the same function that will do it; what forbids it is told instead."""
+    """The effect of a move without making it, or why it is refused."""
     found = queue_called(request, queue)
     try:
         runs, _etags = move_targets.runs_from_form(request.GET, found)
@@ -48,7 +48,7 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
 @require_POST
 @project_page()
 def change(request: PageRequest, queue: str) -> HttpResponse:
-    """Do one thing to the runs named. A refusal is answered with what changed and the list as it is."""
+    """Apply one action to the runs in the form. Answers with the current list, also when refused."""
     found = queue_called(request, queue)
     try:
         text, runs, undo = _apply(request, found)
@@ -60,7 +60,7 @@ def change(request: PageRequest, queue: str) -> HttpResponse:
 @require_POST
 @project_page()
 def undo(request: PageRequest, queue: str) -> HttpResponse:
-    """Take a move back, while it can still be."""
+    """Undo a move within its time limit."""
     found = queue_called(request, queue)
     try:
         moved = reorder.undo(whole_number(request.POST.get("move")), request.user, request.role)
@@ -81,7 +81,7 @@ def _list_response(
     undo: int | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    """The list as it is now, and what came of it; without scripts on the page that follows."""
+    """The current list with a notice of the result; without scripts, a redirect with a message."""
     if not request.htmx:
         messages.add_message(request, messages.ERROR if level == "error" else messages.SUCCESS, text)
     response = fragment(request, queue, {run.pk for run in moved}, status)
@@ -89,7 +89,7 @@ def _list_response(
 
 
 def undo_of(queue: Queue, move: int | None) -> Undo | None:
-    """How a page takes this move back."""
+    """How a page undoes this move."""
     if move is None:
         return None
     url = reverse("web:undo", args=[queue.project.name, queue.name])
@@ -97,7 +97,7 @@ def undo_of(queue: Queue, move: int | None) -> Undo | None:
 
 
 def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | None]:
-    """What was done, to which runs, and the number to undo it by."""
+    """The result in words, the runs, and the number of the move for undo."""
     form = request.POST
     for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
         if verb in form:  # a row's own button, on a page without scripts
@@ -133,7 +133,7 @@ def _prioritise(
 
 
 def _priority(text: str | None) -> int:
-    """A priority that was typed. Raises Invalid for what is no whole number."""
+    """A typed priority. Raises Invalid if it is not an integer."""
     try:
         return int((text or "").strip())
     except ValueError:
@@ -145,7 +145,7 @@ def _reread(run: Run) -> Run:
 
 
 def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
-    """All or none of them may be stopped by this reader; those that end meanwhile are no hindrance."""
+    """Stop all of them or none: the reader needs permission for each. Runs that end meanwhile are skipped."""
     stopped = services.stop_all(runs, request.user, request.role)
     if len(stopped) == 1:
         text = _("%s ended") if stopped[0].status in ENDED else _("Stopping %s")
@@ -157,7 +157,7 @@ def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
 @require_POST
 @project_page("member")
 def set_priority(request: PageRequest, run: str) -> HttpResponse:
-    """Change one run's priority on its own page, as its reader saw it."""
+    """Change a run's priority on its own page; the etag detects concurrent changes."""
     found = selectors.find_run(request.project, run)
     etags = {found.pk: request.POST["etag"]} if request.POST.get("etag") else None
     text, _runs, move = _prioritise(request, [found], _priority(request.POST.get("priority")), etags)

@@ -1,4 +1,4 @@
-"""A queue's settings: for managers to change, for everybody to read; what was changed lately, and new queues."""
+"""A queue's settings (managers edit, others read), its latest changes, and new queues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dstackweb.web.queue.views import fragment, queue_called, queue_url
 from dstackweb.wording import queue as queue_words
 
 LATEST = 12
-"""Changes shown."""
+"""Number of changes shown."""
 
 
 def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
@@ -34,7 +34,7 @@ def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
 
 
 class QueueForm(Styled):
-    """What managers set; an empty limit is none, and no ageing is strict priority."""
+    """The settings that managers edit. An empty limit means none, empty ageing strict priority."""
 
     ageing_minutes = forms.IntegerField(
         label=gettext_lazy("Ageing: minutes of waiting per priority point"),
@@ -61,7 +61,7 @@ class QueueForm(Styled):
 
 
 class NewQueueForm(Styled):
-    """The name of another queue."""
+    """The name of a new queue."""
 
     name = forms.SlugField(
         label=gettext_lazy("Name"),
@@ -74,7 +74,7 @@ class NewQueueForm(Styled):
 @require_http_methods(["GET", "HEAD", "POST"])
 @project_page()
 def settings_page(request: PageRequest, queue: str) -> HttpResponse:
-    """The settings with what is used of each limit; saving them; the sentence for minutes that are being typed."""
+    """The settings with usage of each limit; saves them; htmx requests get the sentence for the typed ageing."""
     found = queue_called(request, queue)
     if request.htmx and request.method != "POST":
         form = QueueForm(request.GET)
@@ -108,7 +108,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
 @require_POST
 @project_page()
 def new_queue(request: PageRequest) -> HttpResponse:
-    """Make another queue and go on to its settings."""
+    """Create a queue and redirect to its settings."""
     form = NewQueueForm(request.POST)
     made = attempt(
         form, lambda: queues.create_queue(request.project, request.user, request.role, form.cleaned_data["name"])

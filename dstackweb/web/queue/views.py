@@ -1,4 +1,4 @@
-"""The queue page: what waits, in its true order. What people do to it is in `move_views` and `queue_settings_views`."""
+"""The queue page: waiting runs in order. Its actions are in `move_views` and `settings_views`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT_LIST = 8
 
 @project_page()
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
-    """The queue in its true order; also what polls of it get."""
+    """The waiting runs in order; polls get the fragment."""
     version = alerts.list_version(request.project)
     return polled(
         request,
@@ -44,12 +44,12 @@ def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
 
 
 def queue_called(request: PageRequest, name: str) -> Queue:
-    """The queue asked for. Every project has `default`, even before its first run."""
+    """The queue of this name. Every project has `default`, even before its first run."""
     return services.ensure_queue(request.project) if name == "default" else selectors.find_queue(request.project, name)
 
 
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
-    """The list as it is now, for the page that asked; whoever has no scripts is led back to it."""
+    """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
         page = whole_number(request.GET.get("page"), least=1)
         return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
@@ -58,7 +58,7 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
 
 
 def _counts(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
-    """The counters of the queue asked for, and of all the project's queues by name; each with its queue."""
+    """The counters of this queue and of all queues of the project by name, each with its queue."""
     counts = QueueCount.objects.select_related("queue")
     every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
     asked = next((one for one in every if one.queue.name == name), None)
@@ -111,7 +111,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
 
 
 def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:
-    """The newest runs in these statuses; what the counters say isn't there is not looked for."""
+    """The newest runs in these statuses. Statuses with a count of 0 are not queried."""
     there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
     found = selectors.newest(runs, SHORT_LIST, there) if there else []

@@ -1,4 +1,4 @@
-"""One run in words: its steps, why it ended, its jobs, its events and where each setting came from."""
+"""The parts of a run's page: steps, why it ended, nodes, events, and settings with their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dstackweb.wording.sentence import Sentence
 
 
 class Step(NamedTuple):
-    """One step of the line at the top: reached or not, when, and how long it took to get there."""
+    """A step of the progress line: whether and when it was reached, and how long it took."""
 
     label: str
     reached: bool
@@ -52,7 +52,7 @@ def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
 
 
 class EndNotice(NamedTuple):
-    """How a run ended: a title, a sentence of ours, and the message of what ended it as it came."""
+    """Why a run ended: a title, a sentence, and the raw message of its cause."""
 
     title: str
     text: str
@@ -61,7 +61,7 @@ class EndNotice(NamedTuple):
 
 
 def end_notice(run: Run, jobs: Sequence[Job]) -> EndNotice | None:
-    """Why it ended, or why it is being tried again; None for a run that is fine."""
+    """Why it ended or is retried; None otherwise."""
     if run.status == RunStatus.PENDING and run.attempt > 1:
         nowhere = statuses.termination(Reason.OUT_OF_CAPACITY)
         if run.status_message.startswith(nowhere):
@@ -79,14 +79,14 @@ def end_notice(run: Run, jobs: Sequence[Job]) -> EndNotice | None:
 
 
 class Cost(NamedTuple):
-    """What a run has cost, in USD, and what it costs an hour now."""
+    """Cost of a run so far (USD) and its current rate (USD per hour)."""
 
     so_far: Decimal
     rate: Decimal
 
 
 def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
-    """Of all its attempts; None for a run that was only ever on what costs nothing."""
+    """The cost of all attempts; None for a run that used only free capacity."""
     if not any(job.price for job in jobs):
         return None
     paid = Job.objects.filter(Q(instance=None) | Q(instance__launched_at__isnull=False), run=run, ended_at=None)
@@ -114,14 +114,14 @@ class NodeLine:
 
 
 def starting(run: Run) -> str:
-    """Changes with what is told of its machines while they start, which changes nothing of the run."""
+    """A version of what is shown of its instances while they start: the run's own version does not change then."""
     told = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
     shown = list(told.values_list("pk", "message", "instance_type", "instance__cloud_id"))
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
 
 
 def machine(job: Job) -> str:
-    """What the cloud calls the machine that a job is on; empty for those of the team, and before there is one."""
+    """The cloud's id of the job's instance; empty for own hosts and before it has one."""
     return job.instance.cloud_id if job.instance else ""
 
 
@@ -131,7 +131,7 @@ def _why(job: Job) -> str:
 
 
 class EventLine(NamedTuple):
-    """One thing that happened, and who did it."""
+    """One event and its actor."""
 
     event: RunEvent
     text: Sentence
@@ -143,7 +143,7 @@ def events(found: Iterable[RunEvent], nodes: int) -> list[EventLine]:
 
 
 class Setting(NamedTuple):
-    """One effective setting: `origin` says where its value came from; `code` asks for lines kept as they are."""
+    """One effective setting; `origin` is the source of its value, `code` keeps its lines as they are."""
 
     name: str
     value: str
@@ -152,14 +152,14 @@ class Setting(NamedTuple):
 
 
 FIRST = ("priority", "queue", "profile", "resources.cpu", "resources.memory", "resources.gpu", "nodes", "commands")
-"""What is looked for most, on top."""
+"""Shown first."""
 ALWAYS = {"priority", "queue", "resources.cpu", "resources.memory", "commands", "max_duration", "stop_duration"}
-"""Shown even at their defaults; of the others only what somebody set."""
+"""Shown even at their defaults; others only if set."""
 ELSEWHERE = {"type", "name"}
 
 
 def settings(run: Run) -> list[Setting]:
-    """The settings in effect, with where each came from; what people changed since says so."""
+    """The effective settings with their sources, including later changes."""
     spec = EffectiveSpec.model_validate(run.spec)
     now = {"priority": run.priority, "queue": run.queue.name, "max_duration_s": run.limit_s}
     changed = {key.removesuffix("_s") for key, value in now.items() if getattr(spec, key) != value}
@@ -167,7 +167,7 @@ def settings(run: Run) -> list[Setting]:
 
 
 def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
-    """A spec as the rows of a table, in the words of the run file. `changed` names what people changed since."""
+    """A spec as rows of a table with the run file's keys. `changed` names settings changed since submission."""
     values = _flat(spec.as_file())
     rows = []
     for key in sorted(values, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
@@ -184,7 +184,7 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
 
 
 def profile_settings(values: dict[str, Any]) -> list[Setting]:
-    """What a profile sets, as it was written."""
+    """A profile's settings as written."""
     return [Setting(key, text(value), code=isinstance(value, dict)) for key, value in values.items()]
 
 
@@ -208,7 +208,7 @@ def text(value: Any) -> str:
 
 
 def origin(source: dict[str, Any]) -> str:
-    """Where a value came from, in words."""
+    """The source of a value, in words."""
     if source.get("notifies"):
         return _("%s; a hold only notifies") % origin({**source, "notifies": False})
     match source.get("source"):

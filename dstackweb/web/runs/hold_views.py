@@ -1,4 +1,4 @@
-"""Holding GPUs for interactive work: the form, what a hold's page shows, and more time. Also when a run comes round."""
+"""Holding GPUs for interactive work: the form, the panel on the run's page, extending. Also a run's recurrence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MORE = ("30m", "1h", "2h", "4h", "8h")
 
 
 class HoldForm(Styled):
-    """What to hold, and for how long; in the notation of the run file."""
+    """What to hold and for how long, in the notation of run files."""
 
     gpu = forms.CharField(
         label=gettext_lazy("GPUs"),
@@ -73,19 +73,19 @@ class HoldForm(Styled):
 
 
 def choose(field: forms.Field, choices: list[tuple[str, str]]) -> None:
-    """Let a field of a form take one of these."""
+    """Set the choices of a form's field."""
     assert isinstance(field, forms.ChoiceField)
     field.choices = choices
 
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Durations as a choice: what the services read, and what people do."""
+    """Durations as choices: value and label."""
     return [(text, units.duration(holds.parse_hold_time(text))) for text in texts]
 
 
 @project_page("member")
 def hold_page(request: PageRequest) -> HttpResponse:
-    """The form; posting it puts the hold in its queue. `from` fills it with what another hold asked for."""
+    """The form; posting it submits the hold. `from` copies the request of another hold."""
     if request.method != "POST":
         return _form_page(request, HoldForm(request, initial=_initial(request)))
     form = HoldForm(request, request.POST)
@@ -96,7 +96,7 @@ def hold_page(request: PageRequest) -> HttpResponse:
 
 
 def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
-    """The hold; or why nothing here could ever give it, unless it is wanted anyway."""
+    """The hold; or why no host could ever fit it, unless `anyway` is set."""
     wanted = holds.HoldRequest(**fields)
     if request.POST.get("anyway") != "yes" and (wanted.gpu or wanted.cpu):
         config = holds.run_config(wanted, holds.parse_hold_time(wanted.duration))
@@ -107,7 +107,7 @@ def _hold(request: PageRequest, fields: dict[str, Any]) -> Run | str:
 
 
 def _with_form_errors(act: Callable[[], Run | str]) -> Run | str:
-    """Errors of a run file beside the field of the form that they come from."""
+    """Map errors of the run file to fields of the form."""
     fields = {"for": "duration", "max_duration": "duration"}
     try:
         return act()
@@ -123,7 +123,7 @@ def _form_page(request: PageRequest, form: HoldForm, never: str = "", status: in
 
 
 def _initial(request: PageRequest) -> dict[str, Any]:
-    """One GPU for three hours, or what the hold asked for that `from` names."""
+    """One GPU for three hours, or the request of the hold that `from` names."""
     initial: dict[str, Any] = {"gpu": "1", "duration": "3h", "priority": PRIORITY_DEFAULT, "queue": "default"}
     if "from" not in request.GET:
         return initial
@@ -142,7 +142,7 @@ def _was_asked_for(run: Run, key: str) -> bool:
 
 
 class GpuModelCount(NamedTuple):
-    """How many GPUs of a model there are on hosts that are online, and how many nobody uses."""
+    """GPUs of a model on online hosts: how many, and how many are free."""
 
     name: str
     free: int
@@ -150,7 +150,7 @@ class GpuModelCount(NamedTuple):
 
 
 def gpu_models() -> list[GpuModelCount]:
-    """The models that could be held, by name."""
+    """The models that can be held, by name."""
     total: Counter[str] = Counter()
     free: Counter[str] = Counter()
     for host in host_views():
@@ -163,7 +163,7 @@ def gpu_models() -> list[GpuModelCount]:
 @require_POST
 @project_page("member")
 def extend(request: PageRequest, run: str) -> HttpResponse:
-    """More time for a run."""
+    """Extend a run."""
     duration = request.POST.get("for", "").strip()
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
     numbers = {"run": found.name, "more": units.duration(holds.parse_hold_time(duration))}
@@ -175,7 +175,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """When a run with a schedule comes round: `at`, as which run (`following`) and after which (`previous`)."""
+    """When a scheduled run recurs (`at`), with the next and the previous run."""
 
     crons: str
     at: dt.datetime | None
@@ -198,10 +198,10 @@ class Recurrence:
 
 
 def _waits_for_its_time(run: Run) -> bool:
-    """Whether `retry_at` is a time of the schedule: a later attempt waits for the back-off of its retry."""
+    """Whether `retry_at` comes from the schedule; of a later attempt it is the retry's back-off."""
     return run.status in ENDED or (run.status == RunStatus.PENDING and run.attempt == 1)
 
 
 def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
-    """What the page of a run shows of all this."""
+    """Context of a run's page."""
     return {"way_in": holds.access_to(run, jobs), "recurrence": Recurrence.of(run), "more_times": times(MORE)}

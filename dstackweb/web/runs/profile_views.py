@@ -12,7 +12,7 @@ from dstackweb.web.runs import details
 
 @project_page()
 def profiles_page(request: PageRequest) -> HttpResponse:
-    """The profiles that runs of this project can name, and which one they get without naming any."""
+    """The profiles of this project, and its default."""
     found = [
         {"profile": profile, "settings": details.profile_settings(profile.settings)}
         for profile in profiles.visible(request.project)

@@ -1,4 +1,4 @@
-"""Rows of lists as templates show them: a row's fields, with its words and what this reader may do to it."""
+"""Rows of lists for templates: the row's fields with their words and the reader's permissions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dstackweb.wording import statuses, units, waiting
 
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
-    """Whether the controls of a run are of use to this reader; the services decide again."""
+    """Whether to show the controls of a run; services check permissions again."""
     return allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)
 
 
 def needs(spec: dict[str, Any]) -> str:
-    """What a run asks for, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
+    """A run's requirements, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
     wants = spec["requirements"]
     count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
     if count and names:
@@ -41,7 +41,7 @@ def needs(spec: dict[str, Any]) -> str:
 
 
 class _Words(NamedTuple):
-    """What all runs of one shape share."""
+    """Shared by all runs of one shape."""
 
     needs: str
     why: SafeString
@@ -52,7 +52,7 @@ class _Words(NamedTuple):
 def queue_cells(
     rows: Sequence[QueuePageRow], request: PageRequest, reserved: Reservation | None, moved: Collection[int]
 ) -> list[dict[str, Any]]:
-    """The rows as the template shows them to this reader: their fields, and what only pages show.
+    """The rows for the template: their fields, and what only the page shows.
 
     Flat and mostly text, as a template looks these up some thousand times for a page. `token` is the run with its etag;
     `reserved` what is kept for it, `moved` whether it just was, `marks` whether there is more than why it waits.
@@ -94,12 +94,12 @@ def queue_cells(
 
 
 def _plain(digits: object) -> SafeString:
-    """What has nothing in it to escape: a row names its run ten times."""
+    """Text that needs no escaping, marked as safe: faster."""
     return mark_safe(str(digits))
 
 
 def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
-    """The rows as templates show them: their fields with why a run ended, if not well, and the mark of its policy."""
+    """The rows for templates: their fields, the end reason unless done, and the policy's mark."""
     placed = [row.pk for row in rows if row.status in PLACED]
     run_alerts = alerts.alerts(selectors.listed(placed), timezone.now()) if placed else {}
     return [

@@ -1,4 +1,4 @@
-"""The submit page: a run file, its plan, and the run that comes of it."""
+"""The submit page: a run file, its plan, and submitting it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
 
 @dataclass(frozen=True)
 class Example:
-    """A run file that works as it is. `about` is its first comment line."""
+    """A run file to start from. `about` is its first comment line."""
 
     name: str
     about: str
@@ -38,7 +38,7 @@ class Example:
 
 @cache
 def examples() -> tuple[Example, ...]:
-    """All of them by name, read once: they come with the program."""
+    """All example run files by name, read once."""
     files = sorted((settings.BASE_DIR / "examples").glob("*.y*ml"), key=lambda file: (file.stem != "hello", file.stem))
     return tuple(_read(file.stem, file.read_text()) for file in files)
 
@@ -69,7 +69,7 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
 @require_POST
 @project_page("member")
 def plan_page(request: PageRequest) -> HttpResponseBase:
-    """What a submission would do; stores nothing. An archive isn't needed for it."""
+    """The plan of a submission; stores nothing, and needs no archive."""
     if not _config(request).strip():
         return render(request, "runs/submit_result.html", {})
     try:
@@ -85,7 +85,7 @@ def _config(request: PageRequest) -> str:
 
 
 def _attached(request: PageRequest) -> Archive | None:
-    """The attached archive, else the one that the form holds already. Raises Invalid or TooLarge."""
+    """The uploaded archive, else the one already attached. Raises Invalid or TooLarge."""
     upload = request.FILES.get("archive")
     if not isinstance(upload, UploadedFile):
         held = request.POST.get("archive_sha256")
@@ -123,7 +123,7 @@ def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: 
 
 
 def _errors(error: DomainError) -> dict[str, Any]:
-    """What is wrong, where, and in which line."""
+    """Errors with their field and line."""
     if not isinstance(error, Invalid):
         return {"errors": [{"where": "", "line": None, "msg": sentence(error.detail)}]}
     return {
@@ -135,7 +135,7 @@ def _errors(error: DomainError) -> dict[str, Any]:
 
 
 def _plan(planned: Plan) -> dict[str, Any]:
-    """The plan in words."""
+    """Context for the plan."""
     effective = planned.prepared.effective
     wants = effective.spec.requirements
     return {

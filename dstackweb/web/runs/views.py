@@ -1,4 +1,4 @@
-"""The runs of a project: the list, one run with its log, and what people do to it."""
+"""The list of runs, one run with its log, and stopping it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dstackweb.wording import statuses, waiting
 PER_PAGE = 50
 LOG_BYTES = 256 * 1024
 SHOWN_AT_ONCE = 200
-"""Jobs and events on a run's page, which polls ask for again and again; ordinary runs have fewer."""
+"""Most jobs and events on a run's page: each poll renders them."""
 SHOWN = {
     "active": ("pending", "submitted", "provisioning", "running", "terminating"),
     **{status.value: (status.value,) for status in RunStatus if status in ENDED},
@@ -37,7 +37,7 @@ SHOWN = {
 
 @project_page()
 def runs_page(request: PageRequest) -> HttpResponse:
-    """Newest runs first, filtered by status and words of the name; also what polls of it get."""
+    """Newest runs first, filtered by status and name; polls get the fragment."""
     version = alerts.list_version(request.project)
     return polled(request, "runs/runs.html", "runs/runs_list.html", version, lambda: _list(request))
 
@@ -75,7 +75,7 @@ def _list(request: PageRequest) -> dict[str, Any]:
 
 @project_page()
 def run_page(request: PageRequest, run: str) -> HttpResponse:
-    """One run; also what polls of it get. A waiting one also changes with the queue around it."""
+    """One run; polls get the fragment. The page of a waiting run also changes with its queue."""
     found = selectors.find_run(request.project, run)
     version = f"{found.pk}.{found.version}"
     if found.status in WAITING:

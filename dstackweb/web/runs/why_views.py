@@ -1,4 +1,4 @@
-"""Why not me: where a run stands and why there, and what a pass would decide on it now, place by place."""
+"""Why a run waits: its position, what it comes from, and what a placement pass would decide now, per host and offer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from dstackweb.wording.sentence import Label
 NEIGHBOURS = 3
 """Shown on each side."""
 CELLS = 60
-"""Up to so many waiting runs each have a cell of the strip; a longer queue is one bar."""
+"""Up to this many waiting runs each have a cell of the strip; a longer queue is one bar."""
 STRIP = 1200
 GAP = 3
 LEAST = 8
-"""Of STRIP: so wide is the run's own place at least, or nobody would see it."""
+"""Minimum width of the run's own cell, in units of STRIP."""
 FRESH_S = 10
-"""The page is computed anew that often even where nothing of the queue has changed: hosts come and go."""
+"""How often the page is evaluated again though the queue is unchanged: hosts may have changed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StripCell:
 
 @dataclass(frozen=True)
 class PlaceInQueue:
-    """Where a waiting run stands among `total`, and the factors of that."""
+    """Position of a waiting run among `total`, and its factors."""
 
     factors: RankFactors
     total: int
@@ -58,7 +58,7 @@ class PlaceInQueue:
 
     @property
     def aged(self) -> float:
-        """Points, as people read them; 0 for what rounds to nothing."""
+        """Points of priority gained by waiting, rounded."""
         return round(self.factors.aged_points, 1)
 
     @property
@@ -74,7 +74,7 @@ class PlaceInQueue:
 
 
 def place_in_queue(run: Run) -> PlaceInQueue | None:
-    """Where a run stands; None when it isn't in the queue's order."""
+    """A run's place in its queue; None unless it waits."""
     if run.status != RunStatus.SUBMITTED:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
@@ -83,7 +83,7 @@ def place_in_queue(run: Run) -> PlaceInQueue | None:
 
 @dataclass(frozen=True)
 class TriedLine:
-    """One host or offer in words, with what is free there where it is a host."""
+    """One tried host or offer in words; for a host, with its free resources."""
 
     tried: Candidate
     label: Label
@@ -91,13 +91,13 @@ class TriedLine:
 
     @property
     def gpus_free(self) -> int:
-        """GPUs of the host that a job may get now."""
+        """Free GPUs of the host."""
         return sum(gpu.free for gpu in self.host.gpus) if self.host else 0
 
 
 @project_page()
 def why_page(request: PageRequest, run: str) -> HttpResponse:
-    """The latest decision on a run; also what polls of it get."""
+    """The decision on a run, evaluated now; polls get the fragment."""
     found = selectors.find_run(request.project, run)
     version = f"{found.pk}.{found.version}.{selectors.list_version(request.project)}.{time.time() // FRESH_S:.0f}"
     return polled(request, "runs/why.html", "runs/why_body.html", version, lambda: _why(request, found))
@@ -124,7 +124,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
 
 
 def _neighbours(run: Run, position: int) -> list[tuple[int, Run]]:
-    """The runs right ahead and right behind, with this one in their midst."""
+    """This run and its neighbours, with their positions."""
     waiting = selectors.without_texts(selectors.in_order(run.queue)).select_related("user")
     ahead = waiting.filter(rank__lte=run.rank).exclude(rank=run.rank, pk__gte=run.pk).order_by("-rank", "-id")
     behind = waiting.filter(rank__gte=run.rank).exclude(rank=run.rank, pk__lte=run.pk)

@@ -1,4 +1,4 @@
-"""What templates of the pages need besides Django's own: the sidebar, icons, times, and words for codes."""
+"""Template tags and filters of the pages: the sidebar, icons, times, and words for codes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
 register.filter("status_word", statuses.status)
-register.filter("reason_word", statuses.termination)
 
 
 @register.filter
-def ticks(text: str) -> SafeString:
-    """Words between backticks as code, the rest as text."""
+def code_spans(text: str) -> SafeString:
+    """Text with words between backticks as code."""
     parts = conditional_escape(text).split("`")
     if len(parts) % 2 == 0:  # one without its partner
         return mark_safe("`".join(parts))  # escaped above
@@ -70,14 +69,14 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
 
 @register.inclusion_tag("cloud/budget.html", takes_context=True)
 def budget(context: RequestContext) -> dict[str, Any]:
-    """The warning that most of the project's budget for clouds is spent, where it is."""
+    """The warning that most of the project's cloud budget is spent."""
     project = getattr(context["request"], "project", None)
     return {"project": project, "warned": budgets.warned(project, timezone.now()) if project else None}
 
 
 @register.inclusion_tag("gpus/banners.html", takes_context=True)
 def idle_gpus(context: RequestContext, oob: bool = False) -> dict[str, Any]:
-    """The reader's own runs that their policies are about to stop, on every page but the run's own, which says more.
+    """Banners for the reader's runs that policies are about to stop, except on the run's own page.
 
     With `oob` it comes beside a fragment, and takes the place of what the page has.
     """
