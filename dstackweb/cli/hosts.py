@@ -13,6 +13,7 @@ from dstackweb.cli.output import Column, Json, age_text, clock_text, note, plura
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Manage hosts, or make this machine a host.",
 )

@@ -46,6 +46,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
     epilog="Exit codes: 1 refused or failed, 2 wrong usage, 3 server unreachable. apply exits with the run's code.",

@@ -41,7 +41,11 @@ def ps(
         show_json(page)
         return
     if not page["items"]:
-        note("No runs. Submit one: dstackweb apply -f FILE" if everything else "No active runs. All runs: ps -a")
+        note(
+            "No runs. Submit one: dstackweb apply -f FILE"
+            if everything
+            else "No active runs. All runs: dstackweb ps -a"
+        )
         return
     show_items(COLUMNS, page["items"])
     if page["next"]:
