@@ -1,6 +1,6 @@
-"""`python -m dstackweb.runner` with its orders as JSON on standard input: detach, take the job's lock, go.
+"""`python -m dstackweb.runner`: the runner of one job, with its orders as JSON on standard input.
 
-With the word `agent`, a machine's agent instead (`agent.py`).
+With the argument `agent`, the agent of a cloud instance instead (`agent.py`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import signal
 import sys
 from typing import Any
 
-from dstackweb.runner.state import State
+from dstackweb.runner.state import StateDir
 
 LOG_LIMIT = 1 << 20
 
 
 def main() -> None:
-    """Begin as what the arguments say: the runner of one job, or the agent of a machine."""
+    """Start the runner of one job, or with the argument `agent` the agent of an instance."""
     if sys.argv[1:2] == ["agent"]:
         from dstackweb.runner import agent
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _launch() -> None:
-    """Detach twice, so that no session and no parent holds the runner; say in one line who has the job now."""
+    """Detach by forking twice, so that the runner has no session or parent; print one line with the result."""
     orders: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     read_end, write_end = os.pipe()
     if os.fork():
@@ -53,7 +53,7 @@ def _launch() -> None:
 def _detached(orders: dict[str, Any], answer: int) -> int:
     os.umask(0o022)
     _plain_signals()
-    state = State(orders["state_dir"])
+    state = StateDir(orders["state_dir"])
     _redirect(state, answer)
     if not state.lock():
         _answer(answer, already=True)
@@ -76,16 +76,16 @@ def _answer(pipe: int, **said: Any) -> None:
 
 
 def _plain_signals() -> None:
-    """What the launcher ignores or blocks, as servers do with SIGINT, the commands would inherit."""
+    """Reset signals that the launcher ignores or blocks, as servers do with SIGINT: commands would inherit that."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
-    # Whoever sees the lock may nudge before the handler is there.
+    # A nudge may come as soon as the lock is held, before the handler is set.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def _redirect(state: State, keep: int) -> None:
-    """No inherited file stays open; what the runner itself has to say goes to a small log."""
+def _redirect(state: StateDir, keep: int) -> None:
+    """Close inherited files; the runner's own messages go to a small log."""
     os.closerange(3, keep)
     os.closerange(keep + 1, 65536)
     state.make()

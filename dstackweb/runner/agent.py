@@ -1,5 +1,5 @@
-"""`runner.pyz agent`: the one process that a cloud's machine is there for. It has the jobs' runners started, tells when
-the cloud takes the machine back, and switches it off when it is told to, or when nobody tells it anything any more.
+"""`runner.pyz agent`: the agent of a cloud instance. It starts the jobs' runners, reports spot interruptions, and
+powers the instance off when the server says so or has not answered for long.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from collections.abc import Callable
 from typing import Any
 
 from dstackweb.runner import machine, tree
-from dstackweb.runner.backoff import backoff
-from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.client import Client, Refused, Unreachable, backoff
 from dstackweb.runner.log import say
-from dstackweb.runner.state import State
-from dstackweb.runner.work import NotStarted, Work
+from dstackweb.runner.state import StateDir
+from dstackweb.runner.work import InstanceJobs, NotStarted
 
-LOOK_S = 0.5
+POLL_S = 0.5
 METADATA_EVERY_S = 5.0
 JOIN_S = 1800.0
-"""How long nobody may answer before the machine is anybody's."""
+"""How long to try to join."""
 ALONE_S = 3600.0
-"""How long nobody may answer, until the server has said how long."""
-UNTOLD_S = 6 * 3600.0
-"""How much longer while the end of a job has not been told: it would be lost with the machine."""
+"""How long the server may not answer, until it sets this itself."""
+UNREPORTED_S = 6 * 3600.0
+"""How much longer while a job's end is unreported: it would be lost with the instance."""
 STARTS_AT_ONCE, AGAIN_CAP_S = 3, 30.0
-"""How often a runner that dies is followed at once by another; then ever later."""
-TELLERS = 5
-"""So many runners of a job may try to tell how it ended, before that is taken for lost."""
-OFF, NEVER, NOT_YET = 0, 2, 1
-"""What the agent ends with: the machine goes off; it can't be started with these arguments; anything else."""
+"""How often a dead runner is replaced immediately, and the longest delay after that."""
+REPORT_ATTEMPTS = 5
+"""Runners of a job that may try to report its end before that counts as lost."""
+OFF, NEVER, RETRY = 0, 2, 1
+"""Exit codes: the instance powers off; invalid arguments; anything else, start the agent again."""
 
 
 class Agent:
-    """What this process knows. The job's runner and the token outlive it; all else it is told again."""
+    """The agent's state. The job's runner and the token outlive it; the server repeats everything else."""
 
-    def __init__(self, client: Client, work: Work, metadata: machine.Metadata) -> None:
+    def __init__(self, client: Client, work: InstanceJobs, metadata: machine.Metadata) -> None:
         self.client, self.work, self.metadata = client, work, metadata
         self.job = ""
         self.starts = 0
@@ -50,8 +49,8 @@ class Agent:
         self.failures = 0
 
     def run(self) -> None:
-        """Until the machine is to be switched off."""
-        self.job = self.work.at_hand()
+        """Run until the instance should be powered off."""
+        self.job = self.work.last_job()
         next_ask = next_metadata = 0.0
         had_runner = False
         while True:
@@ -59,9 +58,9 @@ class Agent:
             if now >= next_metadata:
                 next_metadata = now + METADATA_EVERY_S
                 if self.interruption is None and (at := self.metadata.interruption()):
-                    say(f"the cloud takes this machine back at {at}")
+                    say(f"spot interruption at {at}")
                     self.interruption, next_ask = at, 0.0
-            has_runner = bool(self.job) and self.work.lives(self.job)
+            has_runner = bool(self.job) and self.work.has_runner(self.job)
             if had_runner and not has_runner and self.starts < STARTS_AT_ONCE:
                 next_ask = 0.0
             had_runner = has_runner
@@ -71,29 +70,29 @@ class Agent:
                     return
                 next_ask = time.monotonic() + again_s
             if self._is_abandoned():
-                say("nobody answers any more")
+                say("the server has not answered for too long")
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _ask(self, has_runner: bool) -> float | None:
-        """Tell how things are and do what is to be done; seconds until the next time, None when it is to be off."""
-        said = {
+        """Report the status and do what the answer says; seconds until the next call, None to power off."""
+        status = {
             "job": self.job if has_runner else None,
-            "left": bool(self.job) and self._is_left(),
+            "left": bool(self.job) and self._has_remains(),
             "interruption": {"at": self.interruption} if self.interruption else None,
             "error": self.error,
         }
         try:
-            answer = self.client.post("next", said)
+            answer = self.client.post("next", status)
         except (Unreachable, Refused) as error:
-            # A refusal, too, may pass, such as that of a server with another key; it ends no job.
+            # A refusal may be temporary too, e.g. of a server with another key; it ends no job.
             self.failures += 1
             if self.failures in (1, 10):
-                say(f"the API can't be asked, trying on: {error}")
+                say(f"the API can't be reached, retrying: {error}")
             return backoff(self.failures)
         self.failures, self.contact = 0, time.monotonic()
         if answer.get("do") == "off":
-            say("not needed any more")
+            say("the server no longer needs this instance")
             return None
         self.alone_s = float(answer.get("alone_s", self.alone_s))
         if answer.get("do") == "run":
@@ -101,9 +100,11 @@ class Agent:
         self.error = ""
         return float(answer.get("again_s", METADATA_EVERY_S))
 
-    def _is_left(self) -> bool:
-        """Whether there is something of the job for another runner to find."""
-        return self.work.left(self.job) or (self.starts < TELLERS and self.work.has_end_to_tell(self.job))
+    def _has_remains(self) -> bool:
+        """Whether the job has processes or an end for another runner to handle."""
+        return self.work.has_orphans(self.job) or (
+            self.starts < REPORT_ATTEMPTS and self.work.has_end_to_report(self.job)
+        )
 
     def _start(self, answer: dict[str, Any]) -> float:
         if self.job != answer["job"]:
@@ -115,46 +116,46 @@ class Agent:
             self.error = ""
         except NotStarted as error:
             self.error = str(error)
-            say(f"it does not start: {error}")
+            say(f"the runner did not start: {error}")
         return min(AGAIN_CAP_S, 2.0 ** (self.starts - 1))
 
     def _is_abandoned(self) -> bool:
-        """Whether nobody has answered for so long that nobody counts on this machine, and nothing here goes on."""
+        """Whether the server was silent for so long that it counts the instance as lost, and no job is running."""
         silent_s = time.monotonic() - self.contact
-        if silent_s <= self.alone_s or self.work.goes_on():
+        if silent_s <= self.alone_s or self.work.is_running_any():
             return False
-        return silent_s > self.alone_s + UNTOLD_S or not self.work.has_untold()
+        return silent_s > self.alone_s + UNREPORTED_S or not self.work.has_unreported_end()
 
 
 def main(arguments: list[str]) -> int:
-    """Join unless that is done, and stay. Whoever started it starts it again unless it returns OFF."""
+    """Join if needed, and run. The caller starts it again unless it returns OFF."""
     parser = argparse.ArgumentParser(prog="agent", description=__doc__)
     parser.add_argument("--api", required=True, help="the server's URL")
-    parser.add_argument("--instance", required=True, help="the ID of this machine")
+    parser.add_argument("--instance", required=True, help="the ID of this instance")
     parser.add_argument("--home", required=True, help="where the agent keeps its files")
     parser.add_argument("--insecure", action="store_true", help="allow plain HTTP to another machine")
     options = parser.parse_args(arguments)
-    _settle_down()
-    state = State(options.home)
+    _detach()
+    state = StateDir(options.home)
     try:
         state.make()
         if not state.lock():
-            say("another agent is at work here")
-            return NOT_YET
+            say("another agent is running here")
+            return RETRY
         join_token = os.environ.pop("DSTACKWEB_JOIN_TOKEN", "")
         caller = _caller(options)
         token = _kept_token(state) or _join(caller(join_token, state.nonce()), state, join_token, options.api)
     except OSError as error:
-        say(f"can't begin: {error}")
-        return NOT_YET
+        say(f"can't start: {error}")
+        return RETRY
     except ValueError as error:
         say(str(error))
         return NEVER
     if token:
-        work = Work(options.home, os.path.abspath(sys.argv[0]))
+        work = InstanceJobs(options.home, os.path.abspath(sys.argv[0]))
         Agent(caller(token, state.nonce()), work, machine.Metadata()).run()
-    say("this machine switches off")
-    return OFF if machine.switch_off() else NOT_YET
+    say("powering off")
+    return OFF if machine.switch_off() else RETRY
 
 
 def _caller(options: argparse.Namespace) -> Callable[[str, str], Client]:
@@ -164,8 +165,8 @@ def _caller(options: argparse.Namespace) -> Callable[[str, str], Client]:
     return client
 
 
-def _settle_down() -> None:
-    """Away from the session it was started in, and closed to other processes of its user."""
+def _detach() -> None:
+    """Leave the session it was started in, and protect its memory from processes of its user."""
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -173,7 +174,7 @@ def _settle_down() -> None:
     tree.protect_memory()
 
 
-def _kept_token(state: State) -> str:
+def _kept_token(state: StateDir) -> str:
     try:
         with open(state.path("token"), encoding="utf-8") as file:
             return file.read()
@@ -181,8 +182,8 @@ def _kept_token(state: State) -> str:
         return ""
 
 
-def _join(client: Client, state: State, join_token: str, api: str) -> str:
-    """The token of this machine's own, kept for who comes after; empty when the machine is nobody's."""
+def _join(client: Client, state: StateDir, join_token: str, api: str) -> str:
+    """The instance's token, stored for later agents; empty if the instance can't join."""
     about = {"gpus": machine.gpus(), "address": machine.address(api)}
     until, failures = time.monotonic() + JOIN_S, 0
     while time.monotonic() < until:
@@ -191,14 +192,14 @@ def _join(client: Client, state: State, join_token: str, api: str) -> str:
         except Unreachable as error:
             failures += 1
             if failures in (1, 10, 100):
-                say(f"can't join yet, trying on: {error}")
+                say(f"can't join yet, retrying: {error}")
             time.sleep(backoff(failures))
         except Refused as refused:
-            say(f"may not join: {refused}")
+            say(f"join refused: {refused}")
             return ""
         else:
             state.write("token", token)
             say(f"joined with {len(about['gpus'])} GPUs")
             return token
-    say("nobody answered")
+    say("the server did not answer")
     return ""

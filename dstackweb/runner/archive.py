@@ -1,4 +1,4 @@
-"""Putting the code that was shipped with a run where its commands will find it."""
+"""Unpacking the code that was uploaded with a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from io import BufferedReader
 
 
 class BadArchive(Exception):
-    """The archive is not what was announced, or would write outside its folder."""
+    """The archive is corrupt, or would write outside its folder."""
 
 
 def unpack(archive: BufferedReader, sha256: str, target: str) -> None:
@@ -25,7 +25,7 @@ def unpack(archive: BufferedReader, sha256: str, target: str) -> None:
     while piece := archive.read(1 << 20):
         digest.update(piece)
     if digest.hexdigest() != sha256:
-        raise BadArchive("the code that arrived is not the code that was uploaded")
+        raise BadArchive("the downloaded code differs from the uploaded code")
     archive.seek(0)
     try:
         with gzip.GzipFile(fileobj=archive) as packed, tarfile.open(fileobj=packed, mode="r:") as tar:
@@ -40,7 +40,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None:
     folder = os.path.realpath(folder)
     place = os.path.join(folder, name)
     if not _is_inside(place, root):
-        raise BadArchive(f"{member.name} lies outside the code's folder")
+        raise BadArchive(f"{member.name} is outside the code's folder")
     if member.isdir():
         os.makedirs(place, exist_ok=True)
         return
@@ -49,7 +49,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None:
         os.unlink(place)
     if member.issym():
         if not _is_inside(os.path.realpath(os.path.join(folder, member.linkname)), root):
-            raise BadArchive(f"the link {member.name} leads out of the code's folder")
+            raise BadArchive(f"the link {member.name} points outside the code's folder")
         os.symlink(member.linkname, place)
         return
     content = tar.extractfile(member) if member.isfile() or member.islnk() else None

@@ -1,4 +1,4 @@
-"""The job's commands as one shell: its environment, its user, its output into the spool."""
+"""Starting the job's commands as one shell, with their environment, user and output."""
 
 from __future__ import annotations
 
@@ -8,19 +8,40 @@ import pwd
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.runner.tree import MARKER
-from dstackweb.runner.user import acting_as
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
-"""The kernel takes arguments of up to 128 KiB; a longer script goes through a file."""
+"""The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
 SETUP_S = 120.0
 
 
+@contextlib.contextmanager
+def acting_as(account: pwd.struct_passwd) -> Iterator[None]:
+    """Access files with another user's rights, so that no link or race in their folders can abuse the runner's own.
+
+    Raises PermissionError unless root.
+    """
+    if account.pw_uid == os.geteuid():
+        yield
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
+    os.setegid(account.pw_gid)
+    os.seteuid(account.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(os.getuid())
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
 class CannotStart(Exception):
-    """The commands can't be started here; the text says why."""
+    """The commands can't be started; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class Job:
 
     @property
     def switches_user(self) -> bool:
-        """Whether the commands run as somebody else than the runner."""
+        """Whether the commands run as another user than the runner."""
         return self.account.pw_uid != os.getuid()
 
 
@@ -58,7 +79,7 @@ def spawn(job: Job, output: int) -> int:
         child = _popen(job, argv, env, output)
     finally:
         os.chdir("/")
-    child.returncode = 0  # it is reaped by the runner's own loop, together with the orphans
+    child.returncode = 0  # the runner's loop reaps it, together with orphans
     return child.pid
 
 
@@ -84,22 +105,21 @@ def _identity(job: Job) -> dict[str, Any]:
 
 
 def _enter_working_dir(job: Job) -> None:
-    """Go there with the job's own rights: with root's, a directory closed to the job would be open from within."""
-    wanted = job.spec["working_dir"] or job.run_dir
+    """Change directory with the job's rights: with root's, it could enter a directory that is closed to the job."""
+    folder = job.spec["working_dir"] or job.run_dir
     try:
         with acting_as(job.account):
-            os.chdir(os.path.join(job.run_dir, wanted))
+            os.chdir(os.path.join(job.run_dir, folder))
     except FileNotFoundError:
-        raise CannotStart(f"working_dir {wanted!r} does not exist on this host") from None
+        raise CannotStart(f"working_dir {folder!r} does not exist on this host") from None
     except (OSError, ValueError) as error:
-        raise CannotStart(f"working_dir {wanted!r} can't be entered: {error}") from error
+        raise CannotStart(f"working_dir {folder!r} can't be entered: {error}") from error
 
 
 def _script(job: Job) -> str:
-    """All commands, up to the first that fails.
+    """The commands, which stop at the first that fails.
 
-    Each is an `eval` of its own, so that `set -e` sees its status as a whole: a bare `a && b` whose `a` fails stops
-    nothing.
+    Each is an `eval` of its own, so that `set -e` sees its whole status: a bare `a && b` would not stop if `a` fails.
     """
     return "\n".join(["set -e", *(f"eval {shlex.quote(command)}" for command in job.spec["commands"])]) + "\n"
 
@@ -118,9 +138,9 @@ def _script_arguments(job: Job, script: str) -> list[str]:
 
 
 def _base_env(job: Job) -> dict[str, str]:
-    """What every job gets; nothing else of the server's environment.
+    """The environment of every job, without the server's.
 
-    Python would keep what is printed back, as its output is no terminal: people follow it while it is made.
+    Python is unbuffered: it would hold back output that isn't a terminal, and users follow logs live.
     """
     account = job.account
     home = account.pw_dir
@@ -137,7 +157,7 @@ def _base_env(job: Job) -> dict[str, str]:
 
 
 def _dstack_env(job: Job) -> dict[str, str]:
-    """dstack's names for where a job stands among its nodes, and the GPUs that are its own."""
+    """dstack's variables for a job's place among its nodes, and its GPUs."""
     spec = job.spec
     return _tasks_env(job) | {
         "DSTACK_RUN_NAME": spec["run"],
@@ -156,7 +176,7 @@ def _dstack_env(job: Job) -> dict[str, str]:
 
 
 def _tasks_env(job: Job) -> dict[str, str]:
-    """Where the commands tell of their tasks; nothing where the server takes none."""
+    """Where the commands report tasks; empty if the server accepts none."""
     tasks = job.spec.get("tasks")
     if not tasks:
         return {}
@@ -164,11 +184,11 @@ def _tasks_env(job: Job) -> dict[str, str]:
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
-    """The environment as the host's set-up snippet leaves it: run by itself, so that `set -e` doesn't touch it."""
+    """The environment after the host's set-up snippet, which runs by itself so that `set -e` doesn't affect it."""
     setup = job.spec.get("setup") or ""
     if not setup.strip():
         return {}
-    # Into files, not pipes: what the snippet leaves running in the background may keep these open.
+    # Files, not pipes: background processes of the snippet may keep them open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as chatter:
         try:
             done = subprocess.run(
@@ -180,8 +200,8 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         output.seek(0)
         chatter.seek(0)
         if done.returncode:
-            told = chatter.read().decode(errors="replace").strip()[-300:]
-            raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {told}")
+            message = chatter.read().decode(errors="replace").strip()[-300:]
+            raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {message}")
         lines = output.read().decode(errors="surrogateescape").split("\0")
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name: value for name, _, value in pairs if name not in ("_", "PWD", "SHLVL")}

@@ -1,19 +1,27 @@
-"""Speaking HTTP to the API: one kept connection, and two kinds of trouble that callers tell apart."""
+"""HTTP calls to the API over one persistent connection, with two kinds of errors, and the back-off between attempts."""
 
 from __future__ import annotations
 
 import http.client
 import ipaddress
 import json
+import random
 import socket
 from typing import Any
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 10.0
+BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
+
+
+def backoff(failures: int) -> float:
+    """Seconds until the next attempt: full jitter between the base and a doubling ceiling."""
+    ceiling = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+    return random.uniform(BACKOFF_BASE_S, ceiling)
 
 
 class Unreachable(Exception):
-    """No answer of the API's own, or one that says to try again: 5xx, 429; perhaps not before `retry_after_s`."""
+    """No answer from the API, or one that says to try again (5xx, 429), possibly after `retry_after_s`."""
 
     def __init__(self, why: str, retry_after_s: float | None = None) -> None:
         super().__init__(why)
@@ -21,7 +29,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The API said no, for good. `body` is its JSON: a proxy before an API that is away speaks otherwise."""
+    """The API refused for good. `body` is its JSON, which a proxy before an unreachable API would not send."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         super().__init__(f"{status}: {body.get('detail', '')}")
@@ -29,18 +37,18 @@ class Refused(Exception):
 
 
 class Client:
-    """Calls about one thing below `/api/v1/runner/`: `jobs/ID` or `instances/ID`.
+    """Calls below `/api/v1/runner/` for `jobs/ID` or `instances/ID`.
 
-    Raises ValueError for plain HTTP to another machine, where the token would cross the network in the open, unless
-    that is `insecure` by decision.
+    Raises ValueError for plain HTTP to another machine, which would send the token in the clear, unless `insecure`
+    allows it.
     """
 
-    def __init__(self, api: str, what: str, token: str, nonce: str, *, insecure: bool = False) -> None:
+    def __init__(self, api: str, resource: str, token: str, nonce: str, *, insecure: bool = False) -> None:
         parts = urlsplit(api)
         if parts.scheme != "https" and not insecure and not _is_this_machine(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
         self._parts = parts
-        self._base = f"{parts.path.rstrip('/')}/api/v1/runner/{what}"
+        self._base = f"{parts.path.rstrip('/')}/api/v1/runner/{resource}"
         self._headers = {"Authorization": f"Bearer {token}", "X-Nonce": nonce, "Connection": "keep-alive"}
         self._connection: http.client.HTTPConnection | None = None
 
@@ -57,7 +65,7 @@ class Client:
         return self._json("GET", path, None, "")
 
     def download(self, path: str, target: str) -> None:
-        """Write the answer's bytes to a file, piece by piece."""
+        """Stream the answer to a file."""
         try:
             response = self._send("GET", path, None, "")
             if response.status != 200:
@@ -89,7 +97,7 @@ class Client:
         try:
             return self._ask(method, path, body, kind)
         except (OSError, http.client.HTTPException) as error:
-            # A kept connection may have been closed meanwhile; every call is safe to repeat.
+            # The server may have closed an idle connection; every call is safe to repeat.
             self.close()
             if fresh or isinstance(error, TimeoutError):
                 raise
@@ -121,7 +129,7 @@ class Client:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether what is sent to a host stays on this machine: loopback, or an address that is its own."""
+    """Whether a host is this machine: loopback, or one of its own addresses."""
     if host == "localhost":
         return True
     try:
@@ -132,7 +140,7 @@ def _is_this_machine(host: str) -> bool:
         return True
     try:
         with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing; only to itself does a machine speak from the address it speaks to
+            probe.connect((host, 9))  # sends nothing; only for the machine itself are both addresses equal
             return ipaddress.ip_address(probe.getsockname()[0]) == address
     except OSError:
         return False

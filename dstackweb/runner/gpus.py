@@ -1,7 +1,6 @@
-"""What a job's GPUs do, read beside the job on machines that have no server of ours: by NVML, else by `nvidia-smi`.
+"""Samples a job's GPUs on cloud instances, by NVML or else by `nvidia-smi`.
 
-A process of its own reads them, since a broken GPU may keep whoever asks for ever: the runner takes what has come and
-never waits.
+A separate process reads them, since reading a broken GPU may hang for ever: the runner never waits for it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ NAMES = ("memory_mib", "memory_used_mib", "utilization", "power_w", "power_limit
 
 
 class NoGpus(Exception):
-    """The GPUs can't be read; the text says why."""
+    """The GPUs can't be read; the message says why."""
 
 
 def start(uuids: Sequence[str], every_s: float) -> int:
     """Start reading these GPUs every so many seconds; returns the end of a pipe, which never blocks.
 
-    Each line of it is JSON: `at`, by the machine's monotonic clock, and `gpus`. What can't be read is missing. It ends
-    with its reader. It must not come back to the runner as an orphan of the job: call this before
-    `tree.adopt_orphans`.
+    Each line is JSON with `at`, by the machine's monotonic clock, and `gpus` without those that can't be read. The
+    process ends when the pipe's reader does. Call this before `tree.adopt_orphans`, so that it doesn't become an orphan
+    of the job.
     """
     source, sink = os.pipe()
     if pid := os.fork():
@@ -50,23 +49,23 @@ def start(uuids: Sequence[str], every_s: float) -> int:
 
 
 def _keep_watching(sink: int, uuids: Sequence[str], every_s: float) -> None:
-    """Have them read, anew where that fails: on a machine short of memory, or in a library that crashes."""
+    """Sample them, starting again where that fails: out of memory, or in a library that crashes."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(sink, 1)
-    os.closerange(3, 65536)  # the runner's lock among them, which is to end with the runner
-    told = False
+    os.closerange(3, 65536)  # among them the runner's lock, which must end with the runner
+    logged = False
     while pid := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == 0:
             return
-        if not told:
-            told = True
-            say(f"what reads the GPUs ended with code {code}, and is started again")
+        if not logged:
+            logged = True
+            say(f"the process that samples the GPUs ended with code {code} and is started again")
         time.sleep(every_s)
-        # What it wrote last may have no end.
+        # Its last line may be incomplete.
         try:
             _write(b"\n")
         except OSError:
@@ -74,7 +73,7 @@ def _keep_watching(sink: int, uuids: Sequence[str], every_s: float) -> None:
     try:
         _watch(uuids, every_s)
     except Exception as error:
-        if not told:
+        if not logged:
             say(f"reading the GPUs: {error!r}")
         os._exit(1)
 
@@ -93,7 +92,7 @@ def _watch(uuids: Sequence[str], every_s: float) -> None:
                 say(f"the GPUs can't be read: {trouble}")
             gpus = []
         try:
-            # Without any GPU, too: whether there still is a reader shows only by writing.
+            # Also without any GPU: only writing shows whether the reader still exists.
             _write(json.dumps({"at": at, "gpus": gpus}).encode() + b"\n")
         except OSError:
             return
@@ -105,7 +104,7 @@ def _write(line: bytes) -> None:
 
 
 def read(uuids: Sequence[str]) -> list[dict[str, Any]]:
-    """Those of these GPUs that answer, as the API takes them; what one doesn't tell is null. Raises NoGpus."""
+    """Those of these GPUs that answer, in the API's format; values that one doesn't report are null. Raises NoGpus."""
     try:
         found = _by_nvml(uuids)
     except (OSError, AttributeError, NoGpus) as error:
@@ -114,7 +113,7 @@ def read(uuids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _bounded(gpu: dict[str, Any]) -> dict[str, Any]:
-    """Broken GPUs tell numbers that none can have, and the API would refuse all for one: these are not told."""
+    """Drop impossible values of broken GPUs: the API would refuse the whole sample."""
     odd = {name: None for name, most in MOST.items() if gpu[name] is not None and not 0 <= gpu[name] <= most}
     return {**gpu, **odd, "processes": gpu["processes"][:PROCESSES]}
 
@@ -150,15 +149,15 @@ class _Process(ctypes.Structure):
 
 MOST = {"utilization": 100, "power_w": 2**15 - 1, "power_limit_w": 2**15 - 1, "temperature_c": 1000, "throttle": 2**61}
 PROCESSES = 64
-"""The API takes so many of one GPU."""
+"""The most processes per GPU that the API accepts."""
 
 MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
-NOT_TOLD = 2**64 - 1
+NO_VALUE = 2**64 - 1
 TOO_SMALL = 7
 
 
 class _Nvml:
-    """The library, asked as far as it goes."""
+    """The functions of NVML, where the library has them."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -201,7 +200,7 @@ class _Nvml:
     def _of(
         self, function: str, device: Any, cell: Any, value: Callable[[Any], Any] = lambda cell: cell, *arguments: int
     ) -> Any:
-        """What a function puts into the cell; None when it isn't told, or the library doesn't know the function."""
+        """What a function writes into the cell; None if it fails or the library lacks it."""
         call = getattr(self._library, function, None)
         if call is None or call(device, *arguments, ctypes.byref(cell)):
             return None
@@ -217,7 +216,11 @@ class _Nvml:
         if call(device, ctypes.byref(count), room):
             return []
         return [
-            {"pid": one.pid, "user": _user_of(one.pid), "memory_mib": None if one.used == NOT_TOLD else one.used // MIB}
+            {
+                "pid": one.pid,
+                "user": _user_of(one.pid),
+                "memory_mib": None if one.used == NO_VALUE else one.used // MIB,
+            }
             for one in room[: count.value]
         ]
 

@@ -1,4 +1,4 @@
-"""What the runner and the agent have to say for themselves."""
+"""Log messages of the runner and the agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 def say(text: str) -> None:
-    """A line in runner.log, if there is room for it."""
+    """Write a line to runner.log, if the disk has room."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         sys.stderr.flush()

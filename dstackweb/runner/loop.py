@@ -1,4 +1,4 @@
-"""One job from claim to exit. The API may be away at any moment: what could not be told is told later."""
+"""One job from claim to exit. The API may be unreachable at any time: reports are repeated until they arrive."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ from typing import Any
 
 from dstackweb.runner import gpus, relay, tree
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.backoff import BACKOFF_CAP_S, backoff
-from dstackweb.runner.child import CannotStart, Job, spawn
-from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
+from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.log import say
 from dstackweb.runner.samples import Samples
 from dstackweb.runner.shipper import Shipper
-from dstackweb.runner.state import State
+from dstackweb.runner.state import StateDir
 from dstackweb.runner.task_lines import TaskLines
-from dstackweb.runner.user import acting_as
 
-LOOK_S = 0.2
+POLL_S = 0.2
 LEFTOVER_GRACE_S = 2.0
-"""What background processes get between TERM and KILL once the commands have ended."""
+"""Time for background processes between TERM and KILL once the commands have ended."""
 
 LAST_OUTPUT_S = 5.0
-"""How long the output is waited for once the last process is gone; more would be that of a process that escaped."""
+"""How long to wait for output after the last process is gone; later output is of a process that escaped."""
 
 COMMON_CODES = {
     126: "the command can't be executed (exit code 126)",
     127: "command not found (exit code 127)",
-    137: "killed (exit code 137), often for want of memory",
+    137: "killed (exit code 137), often out of memory",
 }
 
 
-class Unwanted(Exception):
-    """The API no longer wants this job, or wants it from another runner."""
+class Rejected(Exception):
+    """The API no longer accepts this job, or not from this runner."""
 
 
 class Runner:
-    """Orders are what the host said on standard input; `state` is what this or an earlier runner left."""
+    """`orders` come from the host on standard input; `state` holds the files of this and earlier runners."""
 
-    def __init__(self, orders: dict[str, Any], state: State) -> None:
+    def __init__(self, orders: dict[str, Any], state: StateDir) -> None:
         self.orders, self.state = orders, state
         self.job_id: str = orders["job"]
         self.client = self._new_client()
         self.spool = state.path("spool")
         self.spec: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
-        self.beat = 0
+        self.heartbeats = 0
         self.heartbeat_s = 5.0
         self.contact = time.monotonic()
-        """When a heartbeat was last answered: only these tell the API that somebody looks after the job."""
+        """When a heartbeat was last answered: only heartbeats show the API that the job has a runner."""
         self.has_child = False
         self.samples: Samples | None = None
         self.task_lines: TaskLines | None = None
@@ -62,7 +60,7 @@ class Runner:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _new_client(self) -> Client:
-        """A connection to the API, for one thread."""
+        """A client for one thread."""
         return Client(
             self.orders["api"],
             f"jobs/{self.job_id}",
@@ -72,23 +70,23 @@ class Runner:
         )
 
     def run(self) -> None:
-        """Do whatever is left to do for the job."""
+        """Do what remains to be done for the job."""
         tree.protect_memory()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGUSR1, self._on_nudge)
         signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # it ends a pause
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # ends a pause
         try:
             self._go()
-        except Unwanted as unwanted:
-            say(f"not wanted any more: {unwanted}")
-            # Without a start of its own, what runs here is that of the runner who has the job.
+        except Rejected as rejected:
+            say(f"the API rejected this runner: {rejected}")
+            # Without a start of its own, the processes belong to the runner that has the job.
             if self.state.has("started"):
                 tree.end(self.job_id)
 
     def _go(self) -> None:
         self._claim()
-        self.spec = self._insist(lambda: self.client.get("spec"))
+        self.spec = self._retry(lambda: self.client.get("spec"))
         secrets = [value.encode() for value in self.spec["redact"]]
         self.shipper = Shipper(self.client, self.spool, secrets)
         if self.spec.get("tasks"):
@@ -99,15 +97,15 @@ class Runner:
             self._salvage()
         else:
             self._begin()
-        self._tell_end()
+        self._report_end()
 
     def _claim(self) -> None:
-        """Become the one runner of this job, or end without having done anything."""
+        """Claim the job for this runner. Raises Rejected."""
         body = {"nonce": self.state.nonce(), "pid": os.getpid(), "host": socket.gethostname()}
-        self.heartbeat_s = float(self._insist(lambda: self.client.post("claim", body))["heartbeat_s"])
+        self.heartbeat_s = float(self._retry(lambda: self.client.post("claim", body))["heartbeat_s"])
 
     def _begin(self) -> None:
-        """Fetch the code, wait for the other nodes, start the commands, and see them through."""
+        """Fetch the code, wait for the other nodes, start the commands and wait for their end."""
         job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"], self.orders["api"])
         try:
             self._prepare(job)
@@ -121,7 +119,7 @@ class Runner:
         else:
             if self.task_lines is not None:
                 self.task_lines.start()
-            Watched(self, pid).until_it_ends()
+            CommandsRun(self, pid).until_it_ends()
         finally:
             self.has_child = False
 
@@ -131,53 +129,53 @@ class Runner:
             self.samples = Samples(self.client, gpus.start(self.spec["gpus"], float(every_s)))
         try:
             tree.adopt_orphans()
-            # From here on nobody may start the commands again, whatever happens to this process.
+            # From here on the commands must not be started again, whatever happens to this process.
             self.state.write("started", "")
             return spawn(job, output)
         finally:
             os.close(output)
 
     def _prepare(self, job: Job) -> None:
-        """The job's directory, its user's own, with the code in it. What lies in it is touched as that user only."""
+        """Make the job's directory, owned by its user, and unpack the code with that user's rights."""
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
         archive = self.spec["archive"]
         if archive:
             path = self.state.path("archive.tar.gz")
-            self._insist(lambda: self.client.download("archive", path))
+            self._retry(lambda: self.client.download("archive", path))
             with open(path, "rb") as file, acting_as(job.account):
                 unpack(file, archive["sha256"], job.run_dir)
             os.unlink(path)
 
     def _barrier(self) -> bool:
-        """Wait until every node of the attempt has its runner; False when told to stop instead."""
+        """Wait until every node of the attempt has a runner; False if the job is to stop instead."""
         while True:
-            answer = self._insist(lambda: self.heartbeat("waiting"))
+            answer = self._retry(lambda: self.heartbeat("waiting"))
             if answer["action"] == "stop":
                 self._finish(None, answer["reason"], "stopped before its commands were started")
                 return False
             if answer["action"] == "go":
-                # Where the others are may have been unknown before they came up.
+                # The other nodes' addresses may have been unknown before they started.
                 self.spec.update(answer.get("nodes", {}))
                 return True
             self.pause(float(answer["heartbeat_s"]))
 
     def _salvage(self) -> None:
-        """An earlier runner died after the start: end what it left, and say so."""
+        """An earlier runner died after the start: end its processes and report that."""
         tree.end(self.job_id)
-        self._finish(None, "instance_unreachable", "its runner was killed; what was left of the job has been ended")
+        self._finish(None, "instance_unreachable", "its runner was killed; the job's remaining processes were ended")
 
     def _finish(self, exit_code: int | None, reason: str, message: str) -> None:
-        """Remember the end before telling it. On a disk that the commands have filled, telling it must do."""
+        """Store the end before reporting it. On a full disk it is only reported."""
         self.end = {"exit_code": exit_code, "reason": reason, "message": message}
         try:
             self.state.write("exit", json.dumps(self.end))
         except OSError as error:
-            say(f"the end can't be kept: {error}")
+            say(f"the end can't be stored: {error}")
 
     def finish(self, status: int, reason: str | None) -> None:
-        """The commands have ended with this wait status; `reason` is why they were stopped, if they were."""
+        """The commands ended with this wait status; `reason` is why they were stopped, if they were."""
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
         if reason is not None:
@@ -185,51 +183,51 @@ class Runner:
         elif code == 0:
             self._finish(0, "done_by_runner", "")
         else:
-            self._finish(code, "container_exited_with_error", COMMON_CODES.get(code) or _worded(code))
+            self._finish(code, "container_exited_with_error", COMMON_CODES.get(code) or _failure_message(code))
 
-    def _tell_end(self) -> None:
-        """Ship the rest of the output, then the end; until the API has heard it."""
+    def _report_end(self) -> None:
+        """Send the rest of the output and then the end, until the API has it."""
         until = time.monotonic() + LAST_OUTPUT_S
         while not relay.is_done(self.spool) and time.monotonic() < until:
             self.pause(0.01)
-        while self._insist(lambda: self.shipper.ship(final=True)):
+        while self._retry(lambda: self.shipper.ship(final=True)):
             pass
         if self.samples is not None:
             self.samples.send_last()
         if self.task_lines is not None:
             self.task_lines.finish()
-        self._insist(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
+        self._retry(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
-        """Say that the job is looked after; the answer says what to do."""
-        self.beat += 1
-        answer = self.client.post("heartbeat", {"beat": self.beat, "phase": phase})
+        """Send a heartbeat; the answer says what to do."""
+        self.heartbeats += 1
+        answer = self.client.post("heartbeat", {"beat": self.heartbeats, "phase": phase})
         self.heartbeat_s = float(answer.get("heartbeat_s", self.heartbeat_s))
         self.contact = time.monotonic()
-        # People may have lengthened it; a server that knows no such thing says nothing of it.
+        # It may have been extended; older servers don't send it.
         self.spec["max_duration_s"] = answer.get("max_duration_s", self.spec["max_duration_s"])
         return answer
 
-    def _insist(self, call: Callable[[], Any]) -> Any:
-        """Repeat a call until it is answered. Raises Unwanted when the answer is no, or nobody waits for one."""
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        """Repeat a call until it is answered. Raises Rejected if it is refused, or the runner's folder was removed."""
         failures = 0
         while True:
             try:
                 answer = call()
             except Unreachable as error:
                 if not self.state.has("lock"):
-                    raise Unwanted("the runner's folder was removed, and the API is away") from None
+                    raise Rejected("the runner's folder was removed and the API is unreachable") from None
                 failures += 1
                 if failures in (1, 10):
-                    say(f"the API can't be reached, trying on: {error}")
+                    say(f"the API can't be reached, retrying: {error}")
                 self.pause(backoff(failures))
             except Refused as refused:
-                raise Unwanted(str(refused)) from None
+                raise Rejected(str(refused)) from None
             else:
                 return answer
 
     def pause(self, seconds: float) -> None:
-        """Wait, or until a signal comes: a nudge, or the end of a child."""
+        """Wait, or until a signal: a nudge, or the end of a child."""
         readable, _, _ = select.select([self._wake_read], [], [], seconds)
         if readable:
             os.read(self._wake_read, 64)
@@ -243,33 +241,33 @@ class Runner:
         self._nudged = True
 
     def _on_term(self, *_: Any) -> None:
-        """With commands running only the API ends a job; without any, this runner may go and another may come."""
+        """Running commands are ended only by the API; without them this runner may exit and be replaced."""
         if not self.has_child:
             os._exit(0)
 
 
-class Watched:
-    """The time between start and end of the commands."""
+class CommandsRun:
+    """The commands from start to end."""
 
     def __init__(self, runner: Runner, pid: int) -> None:
         self.runner, self.pid = runner, pid
         self.began = time.monotonic()
-        self.told_start = False
+        self.reported_start = False
         self.kill_at: float | None = None
-        """Set once the processes have been told to end; `reason` is why, None when the commands had ended."""
+        """Set once the processes were asked to end; `reason` is why, None if the commands had ended."""
         self.reason: str | None = None
-        self.next_beat = 0.0
+        self.next_heartbeat = 0.0
         self.next_ship = 0.0
         self.failures = 0
         self.wanted = True
 
     def until_it_ends(self) -> None:
-        """Look every LOOK_S: limits, contact, output, and whether the last process of the tree has ended."""
+        """Every POLL_S, check limits, communicate, and see whether the last process of the tree has ended."""
         status: int | None = None
         while status is None or tree.processes(self.runner.job_id):
             self._keep_limits()
-            self._talk()
-            self.runner.pause(LOOK_S)
+            self._communicate()
+            self.runner.pause(POLL_S)
             ended = tree.reap()
             if self.pid in ended:
                 status = ended[self.pid]
@@ -277,7 +275,7 @@ class Watched:
                     self._stop(None, LEFTOVER_GRACE_S)
         self.runner.finish(status, self.reason)
         if not self.wanted:
-            raise Unwanted("the API ended this job")
+            raise Rejected("the API ended this job")
 
     def _keep_limits(self) -> None:
         spec, now = self.runner.spec, time.monotonic()
@@ -289,54 +287,54 @@ class Watched:
             tree.kill(tree.processes(self.runner.job_id))
 
     def _stop(self, reason: str | None, grace_s: float) -> None:
-        """TERM to the whole tree now, KILL after the grace. The first reason counts, and the shortest grace."""
+        """Send TERM to the whole tree now, KILL after the grace. The first reason and the shortest grace apply."""
         kill_at = time.monotonic() + grace_s
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
             tree.send(tree.processes(self.runner.job_id), signal.SIGTERM)
         self.kill_at = min(self.kill_at, kill_at)
 
-    def _talk(self) -> None:
-        """Tell what there is to tell, unless the API was away a moment ago."""
+    def _communicate(self) -> None:
+        """Send what is due, unless the API was unreachable a moment ago."""
         now = time.monotonic()
         if self.runner.nudged():
-            self.next_beat = self.next_ship = 0.0
+            self.next_heartbeat = self.next_ship = 0.0
         try:
-            # The heartbeat comes first, so that trouble with the output alone doesn't silence the job.
-            if now >= self.next_beat:
-                self._tell_start()
-                self._beat()
+            # The heartbeat comes first: failing to send output must not stop heartbeats.
+            if now >= self.next_heartbeat:
+                self._report_start()
+                self._heartbeat()
             if now >= self.next_ship:
-                while self.runner.shipper.ship() and time.monotonic() - now < LOOK_S:
+                while self.runner.shipper.ship() and time.monotonic() - now < POLL_S:
                     continue
                 self.failures = 0
         except Unreachable as error:
             self.failures += 1
             if self.failures in (1, 10):
-                say(f"the API can't be reached; the job goes on: {error}")
-            self.next_ship = self.next_beat = now + backoff(self.failures)
+                say(f"the API can't be reached; the job continues: {error}")
+            self.next_ship = self.next_heartbeat = now + backoff(self.failures)
         except Refused as refused:
             say(f"the API refuses this job: {refused}")
             self.wanted = False
             self._stop("terminated_by_server", 0)
-            self.next_ship = self.next_beat = now + BACKOFF_CAP_S
-        # Last, and only while all else arrives.
+            self.next_ship = self.next_heartbeat = now + BACKOFF_CAP_S
+        # Last, and only while everything else arrives.
         if self.runner.samples is not None and self.failures == 0:
             self.runner.samples.send()
 
-    def _tell_start(self) -> None:
-        if not self.told_start:
+    def _report_start(self) -> None:
+        if not self.reported_start:
             self.runner.client.post("started", {})
-            self.told_start = True
+            self.reported_start = True
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         answer = self.runner.heartbeat("running" if self.kill_at is None else "stopping")
-        self.next_beat = time.monotonic() + self.runner.heartbeat_s
+        self.next_heartbeat = time.monotonic() + self.runner.heartbeat_s
         if answer["action"] == "stop":
             self._stop(answer["reason"], float(answer["grace_s"]))
 
 
-def _worded(code: int) -> str:
+def _failure_message(code: int) -> str:
     if code > 128:
         try:
             return f"killed by {signal.Signals(code - 128).name} (exit code {code})"

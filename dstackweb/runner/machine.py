@@ -1,4 +1,4 @@
-"""What the agent finds out about its machine, and how it switches it off."""
+"""What the agent finds out about its instance, and powering it off."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ METADATA = "http://169.254.169.254"
 METADATA_TIMEOUT_S = 1.0
 METADATA_TOKEN_S = 21600
 DRIVER_WAIT_S = 120.0
-"""How long the driver may take after the boot to show what is on the bus."""
+"""How long the driver may take after boot to show all GPUs on the bus."""
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
 
 
 def gpus() -> list[str]:
-    """NVML's UUIDs of the GPUs, once the driver shows as many as there are on the bus, or has had its time."""
+    """NVML UUIDs of the GPUs, once the driver shows as many as are on the bus, or DRIVER_WAIT_S has passed."""
     until = time.monotonic() + DRIVER_WAIT_S
     while len(found := _shown()) < _on_bus() and time.monotonic() < until:
         time.sleep(2)
@@ -54,7 +54,7 @@ def _read(path: str) -> str:
 
 
 def address(api: str) -> str:
-    """The address from which this machine speaks to the API, where others of its network may reach it."""
+    """The address from which this instance reaches the API, where its network can reach it."""
     parts = urlsplit(api)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
@@ -67,7 +67,7 @@ def address(api: str) -> str:
 
 
 class Metadata:
-    """The cloud's own word on this machine: EC2's instance metadata, version 2."""
+    """EC2's instance metadata, version 2."""
 
     def __init__(self, endpoint: str = "") -> None:
         self._base = (endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA).rstrip("/")
@@ -75,7 +75,7 @@ class Metadata:
         self._token = ""
 
     def interruption(self) -> str | None:
-        """When the cloud takes the machine back (ISO 8601, UTC); None while it has not said so, or can't be asked."""
+        """When a spot interruption ends the instance (ISO 8601, UTC); None if there is none, or it can't be read."""
         try:
             if not self._token:
                 lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(METADATA_TOKEN_S)}
@@ -99,7 +99,7 @@ class Metadata:
 
 
 def switch_off() -> bool:
-    """Power the machine off; False when nothing here can."""
+    """Power the instance off; False if no command can."""
     for command in (["shutdown", "-h", "now"], ["poweroff"], ["halt", "-p"]):
         try:
             if subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 0:

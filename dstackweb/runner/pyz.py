@@ -11,7 +11,7 @@ from typing import IO
 
 MAIN = """\
 import os, sys
-sys.path[0] = os.path.abspath(sys.path[0])  # the runner leaves the directory it was started in
+sys.path[0] = os.path.abspath(sys.path[0])  # the runner changes directory
 from dstackweb.runner.__main__ import main
 main()
 """

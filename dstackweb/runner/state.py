@@ -1,6 +1,6 @@
-"""What a runner knows, as files that survive it: whoever comes after decides from them what is left to do.
+"""A runner's state as files that survive it: a later runner decides from them what remains to be done.
 
-`lock` is held for the runner's life, `nonce` names it at the API, `started` is there before the commands can run,
+`lock` is held for the runner's life, `nonce` identifies it at the API, `started` exists before the commands can run,
 `spool` is their output, locked while more may come, `exit` is how they ended.
 """
 
@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
-"""Others look whether a runner lives by taking a shared lock for an instant; that must not look like a runner."""
+"""Checking for a runner takes a shared lock for an instant, which must not be mistaken for a runner."""
 
 
 def runner_lives(folder: str) -> bool:
-    """Whether a runner holds a job's lock. Asking takes a shared lock for an instant, and never an exclusive one."""
+    """Whether a runner holds a job's lock. Checking takes a shared lock for an instant, never an exclusive one."""
     try:
         file = os.open(os.path.join(folder, "lock"), os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -33,7 +33,7 @@ def runner_lives(folder: str) -> bool:
     return False
 
 
-class State:
+class StateDir:
     """The private folder of one job's runners."""
 
     def __init__(self, folder: str) -> None:
@@ -49,7 +49,7 @@ class State:
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
 
     def lock(self) -> bool:
-        """Become the job's one living runner on this machine; False when another is."""
+        """Become the job's only runner on this machine; False if it has another."""
         self._lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT, 0o600)
         for _ in range(LOCK_TRIES):
             try:
@@ -59,13 +59,13 @@ class State:
                     return False
                 time.sleep(LOCK_WAIT_S)
             else:
-                # Always as long, so that a full disk holds up none but the first.
+                # Always of the same length, so that a full disk affects only the first.
                 os.pwrite(self._lock, b"%-19d\n" % os.getpid(), 0)
                 return True
         return False
 
     def _holder_lives(self) -> bool:
-        """Whether the lock is a runner's: a second shared lock would go through beside a mere look."""
+        """Whether a runner holds the lock: beside a mere check, another shared lock is granted."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -74,7 +74,7 @@ class State:
         return False
 
     def nonce(self) -> str:
-        """The name under which this job was, or will be, claimed: made once, so that a successor may ask again."""
+        """The nonce that claims this job: made once, so that a later runner can repeat the claim."""
         with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="utf-8") as file:
             if nonce := file.read():
                 return nonce

@@ -1,4 +1,4 @@
-"""A job's processes: all below the runner, to which orphans come, and all that carry the job's marker."""
+"""A job's processes: all descendants of the runner, which adopts orphans, and all with the job's marker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
 def protect_memory() -> None:
-    """Keep the runner's memory, where its token is, from processes of the same user."""
+    """Protect the runner's memory, with its token, from processes of the same user."""
     _prctl(PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:
-    """Take in whatever descends from this process from now on and loses its parent."""
+    """Adopt descendants of this process that lose their parent from now on."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -72,7 +72,7 @@ def send(pids: set[int], number: signal.Signals) -> None:
 
 
 def kill(pids: set[int]) -> None:
-    """Stop all before any dies, so that none sees another's end: a shell would tell of it, a loop would go on."""
+    """Stop all before killing any, so that none sees another's end: a shell would print it, a loop would continue."""
     send(pids, signal.SIGSTOP)
     send(pids, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The jobs on a cloud's machine, as its agent starts and sees them: their runners, files and processes."""
+"""The jobs on a cloud instance: their runners, files and processes, for the agent."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 from uuid import UUID
 
 from dstackweb.runner import tree
-from dstackweb.runner.state import State, runner_lives
-from dstackweb.runner.user import acting_as
+from dstackweb.runner.child import acting_as
+from dstackweb.runner.state import StateDir, runner_lives
 
 JOB_USERS = ("dstackweb", "nobody")
-"""Whom jobs run as where the agent is root: an image's own user for them, else the one that is everywhere."""
-ELSEWHERE = "/var/lib/dstackweb"
+"""Users that jobs run as where the agent is root: the first that exists."""
+FALLBACK_HOME = "/var/lib/dstackweb"
 LAUNCH_S = 60.0
 
 
 class NotStarted(Exception):
-    """A job's runner could not be started; the text says why."""
+    """A job's runner could not be started; the message says why."""
 
 
-class Work:
-    """`home` is the agent's folder, `program` the archive that is runner and agent in one."""
+class InstanceJobs:
+    """`home` is the agent's folder, `program` the archive with runner and agent."""
 
     def __init__(self, home: str, program: str) -> None:
         self.home, self.program = home, program
 
     def start(self, orders: dict[str, Any]) -> None:
-        """Start the runner of a job, unless one lives. Raises NotStarted."""
+        """Start the runner of a job unless it has one. Raises NotStarted."""
         try:
             answer = self._launch(self._complete(orders))
         except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
@@ -40,36 +40,36 @@ class Work:
         if "pid" not in answer and not answer.get("already"):
             raise NotStarted(str(answer.get("error", answer)))
 
-    def lives(self, job: str) -> bool:
-        """Whether a job's runner lives."""
+    def has_runner(self, job: str) -> bool:
+        """Whether a job has a running runner."""
         return runner_lives(self._folder(job))
 
-    def left(self, job: str) -> bool:
-        """Whether processes of a job go on without a runner."""
-        return not self.lives(job) and bool(tree.processes(job))
+    def has_orphans(self, job: str) -> bool:
+        """Whether processes of a job run without a runner."""
+        return not self.has_runner(job) and bool(tree.processes(job))
 
-    def has_end_to_tell(self, job: str) -> bool:
-        """Whether a runner that is started now would find how a job ended, or that it has to end what was begun."""
-        return not self.lives(job) and (self._has(job, "started") or self._has(job, "exit"))
+    def has_end_to_report(self, job: str) -> bool:
+        """Whether a new runner would have an end to report, or processes to end first."""
+        return not self.has_runner(job) and (self._has(job, "started") or self._has(job, "exit"))
 
-    def at_hand(self) -> str:
-        """The job that an agent which has just been started finds here: the last one, or empty."""
+    def last_job(self) -> str:
+        """The job that an agent finds when it starts: the last one, or empty."""
 
         def last(job: str) -> tuple[bool, float]:
-            return self.lives(job), os.stat(self._folder(job)).st_mtime
+            return self.has_runner(job), os.stat(self._folder(job)).st_mtime
 
         return max(self._jobs(), key=last, default="")
 
-    def goes_on(self) -> bool:
-        """Whether the commands of any job may still be at work."""
+    def is_running_any(self) -> bool:
+        """Whether the commands of any job may still be running."""
         return any(
-            self._has(job, "started") and not self._has(job, "exit") and (self.lives(job) or self.left(job))
+            self._has(job, "started") and not self._has(job, "exit") and (self.has_runner(job) or self.has_orphans(job))
             for job in self._jobs()
         )
 
-    def has_untold(self) -> bool:
-        """Whether a runner has yet to tell how its job ended."""
-        return any(self._has(job, "exit") and self.lives(job) for job in self._jobs())
+    def has_unreported_end(self) -> bool:
+        """Whether a runner still has to report how its job ended."""
+        return any(self._has(job, "exit") and self.has_runner(job) for job in self._jobs())
 
     def _jobs(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -77,13 +77,13 @@ class Work:
         return []
 
     def _has(self, job: str, name: str) -> bool:
-        return State(self._folder(job)).has(name)
+        return StateDir(self._folder(job)).has(name)
 
     def _folder(self, job: str) -> str:
         return os.path.join(self.home, "jobs", job)
 
     def _complete(self, orders: dict[str, Any]) -> dict[str, Any]:
-        """The server's orders with what is this machine's own."""
+        """The server's orders, completed with the instance's own settings."""
         job, run, node = UUID(orders["job"]), UUID(orders["run_uid"]), int(orders["node"])
         account = job_account()
         os.makedirs(self._folder(""), mode=0o700, exist_ok=True)
@@ -99,8 +99,8 @@ class Work:
         }
 
     def _runs(self, account: pwd.struct_passwd | None) -> str:
-        """Where runs' directories lie: with the agent, if the jobs' user gets there. Others see nothing in it."""
-        above = self.home if _may_enter(self.home, account) else ELSEWHERE
+        """The parent of runs' directories: the agent's folder if the jobs' user can enter it. Not listable."""
+        above = self.home if _may_enter(self.home, account) else FALLBACK_HOME
         runs = os.path.join(above, "runs")
         for folder in (above, runs):
             os.makedirs(folder, mode=0o711, exist_ok=True)
@@ -122,7 +122,7 @@ class Work:
 
 
 def job_account() -> pwd.struct_passwd | None:
-    """The other user that jobs run as; None where the agent is not root and they share its own. Raises KeyError."""
+    """The user that jobs run as; None where the agent is not root and they run as its user. Raises KeyError."""
     if os.getuid() != 0:
         return None
     for name in JOB_USERS:
@@ -132,7 +132,7 @@ def job_account() -> pwd.struct_passwd | None:
 
 
 def job_path(account: pwd.struct_passwd | None) -> str:
-    """The agent's PATH, less what the jobs' user may not enter, which a shell would tell as "permission denied"."""
+    """The agent's PATH without entries that the jobs' user can't enter, for which shells print "permission denied"."""
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(entry for entry in entries if _may_enter(entry, account)) or os.defpath
 

@@ -92,7 +92,7 @@ def test_the_keyboard_walks_through_time_and_says_what_it_finds(page: Page) -> N
     page.keyboard.press("ArrowLeft")
     expect(chart).to_have_attribute("aria-valuenow", str(last - 2))
     expect(chart).to_have_attribute(
-        "aria-valuetext", re.compile(r"^\w+, Nov \d+\. 75–100: .+; 50–74: \d+ min, .*0–24: ")
+        "aria-valuetext", re.compile(r"^\w+, Nov \d+\. 75–100: .+; 50–74: median \d+ min, .*0–24: ")
     )
     page.keyboard.press("Home")
     expect(chart).to_have_attribute("aria-valuenow", "0")
@@ -138,7 +138,7 @@ def test_the_first_visit_is_told_in_utc_and_at_once_again_in_the_readers_zone(
     page.goto(live_server.url + PATH + "?days=30")
     expect(page.locator("#history-charts")).to_have_attribute("data-zone", "Asia/Tokyo")
     page.goto(live_server.url + PATH + "?days=30&as=table")
-    expect(page.get_by_text("By the day (Asia/Tokyo)")).to_be_visible()
+    expect(page.get_by_text("By day (Asia/Tokyo)")).to_be_visible()
     assert complaints == []
 
 

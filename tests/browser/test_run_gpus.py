@@ -114,7 +114,7 @@ def test_the_countdown_counts_and_keeping_ends_it(page: Page) -> None:
     expect(verdict.locator("time").last).not_to_have_text(left)
     page.get_by_label("Reason to keep it running for 30 min").fill("it waits for its data")
     page.get_by_role("button", name="Keep for 30 min").click()
-    expect(page.get_by_text("train-llama-sft is kept for 30 min")).to_be_visible()
+    expect(page.get_by_text("train-llama-sft will not be stopped for 30 min")).to_be_visible()
     expect(page.locator("#run-policy")).to_contain_text("by ann: “it waits for its data”")
     expect(page.get_by_role("button", name="Keep for 30 min")).to_have_count(0)
     assert PolicyExemption.objects.get().reason == "it waits for its data"

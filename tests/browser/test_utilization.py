@@ -59,18 +59,18 @@ def test_a_policy_is_tried_by_filling_the_form(page: Page) -> None:
     page.get_by_label("Time window").fill("30m")
     page.get_by_role("button", name="Simulate").click()
     result = page.locator("#what-if-result")
-    expect(result).to_contain_text("It would have stopped 2 runs of 3")
+    expect(result).to_contain_text("Would have stopped 2 of 3 runs")
     page.get_by_role("link", name="notebook-left-open").click()
     expect(page).to_have_url(re.compile("/p/main/runs/"))
 
 
 def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(page: Page, project: Project) -> None:
     page.get_by_role("button", name="Observe only").click()
-    expect(page.get_by_text("Policies only observe now")).to_be_visible()
+    expect(page.get_by_text("Policies are now observe only")).to_be_visible()
     assert policies_of(project).observe_only is True
-    page.get_by_role("button", name="Enforce").click()
+    page.get_by_role("button", name="Enforce", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Enforce").click()
-    expect(page.get_by_text("Policies are in force: unused runs are stopped")).to_be_visible()
+    expect(page.get_by_text("Policies are now enforced: idle runs will be stopped")).to_be_visible()
     assert policies_of(project).observe_only is False
 
 

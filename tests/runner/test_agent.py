@@ -16,7 +16,7 @@ from django.db import connections
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.runner import tree
-from dstackweb.runner.agent import UNTOLD_S, Agent
+from dstackweb.runner.agent import UNREPORTED_S, Agent
 from dstackweb.runner.client import Client
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import runner_lives
@@ -248,16 +248,16 @@ def test_plain_http_to_another_machine_is_refused_for_good(rent: Rent) -> None:
 
 
 class Quiet:
-    """Work of which only this is known."""
+    """Instance jobs in a given state."""
 
-    def __init__(self, *, goes_on: bool = False, has_untold: bool = False) -> None:
-        self._goes_on, self._has_untold = goes_on, has_untold
+    def __init__(self, *, is_running_any: bool = False, has_unreported_end: bool = False) -> None:
+        self._running, self._unreported = is_running_any, has_unreported_end
 
-    def goes_on(self) -> bool:
-        return self._goes_on
+    def is_running_any(self) -> bool:
+        return self._running
 
-    def has_untold(self) -> bool:
-        return self._has_untold
+    def has_unreported_end(self) -> bool:
+        return self._unreported
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ class Quiet:
     [
         (Quiet(), 99, False),
         (Quiet(), 101, True),
-        (Quiet(goes_on=True), 1e6, False),
-        (Quiet(has_untold=True), 101 + UNTOLD_S / 2, False),
-        (Quiet(has_untold=True), 101 + UNTOLD_S, True),
+        (Quiet(is_running_any=True), 1e6, False),
+        (Quiet(has_unreported_end=True), 101 + UNREPORTED_S / 2, False),
+        (Quiet(has_unreported_end=True), 101 + UNREPORTED_S, True),
     ],
 )
 def test_what_goes_on_or_is_yet_to_be_told_keeps_a_lonely_machine_up(

@@ -70,7 +70,7 @@ def test_a_machine_boots_runs_its_job_and_ends_when_it_is_not_needed(cloud: Clou
     eventually(lambda: cloud.machine(cloud_id)["state"] == "terminated")
     said = cloud.machine(cloud_id)["console"]
     assert "joined with 0 GPUs" in said
-    assert "this machine switches off" in said
+    assert "powering off" in said
 
 
 def test_a_job_has_the_gpus_of_its_machine(cloud: Cloud, server: str) -> None:

@@ -172,7 +172,7 @@ def test_a_runner_that_is_refused_its_claim_executes_nothing_and_ends_nothing(bo
     other = Box(job.state.parents[1] / "other", job.api)
     other.orders["run_dir"] = str(job.run_dir)
     other.launch()
-    eventually(lambda: "not wanted any more: 409" in other.said())
+    eventually(lambda: "the API rejected this runner: 409" in other.said())
     other.wait_until_gone()
     assert sorted(os.listdir(other.state)) == ["lock", "nonce", "runner.log"]
     (job.run_dir / "enough").touch()

@@ -119,7 +119,7 @@ def test_an_api_that_takes_no_samples_is_no_trouble_for_the_job(on_gpus: MakeBox
     beats = job.api.count("heartbeat")
     eventually(lambda: job.api.count("heartbeat") > beats + 5)
     finish(job)
-    assert ("does not take samples" in job.said()) == (answer != 500)
+    assert ("refuses samples" in job.said()) == (answer != 500)
 
 
 def test_a_lost_gpu_is_missing_and_no_zero(on_gpus: MakeBox, nvml: Nvml) -> None:
@@ -183,7 +183,7 @@ def test_who_reads_the_gpus_and_dies_of_it_is_replaced(
     job.env = {"PATH": f"{folder}:{os.defpath}"}
     job.launch()
     eventually(lambda: job.api.samples)
-    assert job.said().count(f"what reads the GPUs ended with code {code}") == 1
+    assert job.said().count(f"the process that samples the GPUs ended with code {code}") == 1
     finish(job)
 
 

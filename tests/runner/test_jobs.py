@@ -43,7 +43,7 @@ def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
         ("touch file; ./file", 126, "the command can't be executed (exit code 126)"),
         ("exit 3", 3, "a command failed with exit code 3"),
         ("false && true", 1, "a command failed with exit code 1"),
-        ("kill -KILL $$", 137, "killed (exit code 137), often for want of memory"),
+        ("kill -KILL $$", 137, "killed (exit code 137), often out of memory"),
         ("kill -SEGV $$", 139, "killed by SIGSEGV (exit code 139)"),
     ],
 )
@@ -298,11 +298,11 @@ FIFO.type = tarfile.FIFOTYPE
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (packed({"../out.txt": b"x"}), "../out.txt lies outside"),
-        (packed({"/tmp/out.txt": b"x"}), "/tmp/out.txt lies outside"),
-        (packed({}, link("up", "..")), "the link up leads out"),
-        (packed({}, link("abs", "/etc/passwd")), "the link abs leads out"),
-        (packed({}, link("here", "."), link("up", "here/..")), "the link up leads out"),
+        (packed({"../out.txt": b"x"}), "../out.txt is outside"),
+        (packed({"/tmp/out.txt": b"x"}), "/tmp/out.txt is outside"),
+        (packed({}, link("up", "..")), "the link up points outside"),
+        (packed({}, link("abs", "/etc/passwd")), "the link abs points outside"),
+        (packed({}, link("here", "."), link("up", "here/..")), "the link up points outside"),
         (packed({}, FIFO), "pipe is neither a file nor a directory nor a link"),
         (packed({"a": os.urandom(50_000)})[:-20_000], "could not be unpacked"),
         (gzip.compress(b"no tar at all" * 100), "could not be unpacked"),
@@ -327,7 +327,7 @@ def test_with_a_bad_archive_nothing_runs(box: MakeBox) -> None:
     job.launch()
     end = job.end()
     assert (end["reason"], end["exit_code"], end["log_size"]) == ("executor_error", None, 0)
-    assert end["message"] == "the link up leads out of the code's folder"
+    assert end["message"] == "the link up points outside the code's folder"
 
 
 def test_code_that_differs_from_what_was_uploaded_is_refused(box: MakeBox) -> None:
@@ -335,7 +335,7 @@ def test_code_that_differs_from_what_was_uploaded_is_refused(box: MakeBox) -> No
     job.api.ship(packed({"a": b"a"}))
     job.api.archive = packed({"a": b"b"})
     job.launch()
-    assert job.end()["message"] == "the code that arrived is not the code that was uploaded"
+    assert job.end()["message"] == "the downloaded code differs from the uploaded code"
 
 
 def test_a_download_that_breaks_off_is_tried_again(box: MakeBox) -> None:

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from dstackweb.runner import relay, shipper
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.redact import mask, settled
-from dstackweb.runner.shipper import Shipper
+from dstackweb.runner.shipper import Shipper, mask, settled
 from tests.runner.conftest import Box
 from tests.support import eventually, examples
 
 MakeBox = Callable[..., Box]
 WORK = "while [ ! -e enough ]; do sleep 0.02; done"
 LIMIT = 100_000
-LAST_LINE = b"\n[dstackweb: the log reached its limit of 100000 bytes; what followed is lost]\n"
+LAST_LINE = b"\n[dstackweb: the log reached its limit of 100000 bytes; further output is discarded]\n"
 FLOOD = "head -c 6000000 /dev/zero | tr '\\0' x"
 
 

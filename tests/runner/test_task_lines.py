@@ -77,10 +77,10 @@ def test_a_server_that_takes_none_is_asked_once(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", MORE, "echo ::task key=a state=done", tasks=TASKS)
     job.api.trouble = lambda what: 404 if what == "tasks" else None
     job.launch()
-    eventually(lambda: "takes no task lines" in job.said(), every=0.02)
+    eventually(lambda: "refuses task lines" in job.said(), every=0.02)
     (job.run_dir / "go").touch()
     assert job.end()["exit_code"] == 0
-    assert job.said().count("takes no task lines") == 1
+    assert job.said().count("refuses task lines") == 1
 
 
 def test_bad_lines_are_told_once_and_harm_nothing(box: MakeBox) -> None:
@@ -205,7 +205,7 @@ def test_what_there_was_no_time_for_is_said(tmp_path: Path, monkeypatch: pytest.
 
     TaskLines(Slow(), str(spool), []).finish(0.2)
     answer.set()
-    assert said == ["task lines from byte 24 of the output on could not be told in 0.2 s"]
+    assert said == ["task lines from byte 24 of the output on could not be sent in 0.2 s"]
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_a_line_is_read_as_a_shell_would(line: str, event: dict[str, Any]) -> No
     ("line", "why"),
     [
         ("::task", "key is missing"), ("::task key=a", "state is missing"), ("::task key= state=a", "key is missing"),
-        ("::task key=a state=done lr=3", "no field 'lr'"), ("::task key=a key=b state=done", "twice"),
-        ("::task key=a state=done extra", "no name=value"), ("::task key='a state=done", "quotation"),
-        ("::task key=a state=a duration=soon", "no duration"), ("::task key=a state=a duration=-1", "no duration"),
-        ("::task key=a state=a duration=nan", "no duration"), ("::task key=a state=a duration=inf", "no duration"),
+        ("::task key=a state=done lr=3", "unknown field 'lr'"), ("::task key=a key=b state=done", "twice"),
+        ("::task key=a state=done extra", "is not name=value"), ("::task key='a state=done", "quotation"),
+        ("::task key=a state=a duration=soon", "a duration"), ("::task key=a state=a duration=-1", "a duration"),
+        ("::task key=a state=a duration=nan", "a duration"), ("::task key=a state=a duration=inf", "a duration"),
         ("::task key=a duration=1 duration=2 state=done", "twice"), (f"::task key={'a' * LINE_MAX}", "longer"),
     ],
 )  # fmt: skip
