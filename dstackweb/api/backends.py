@@ -81,8 +81,8 @@ def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=
     this_hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     found = figures.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
     return CacheOut(
-        total=FiguresOut.of(sum((one for _, one in found), Figures())),
-        items=[HourOut(hour=hour, **FiguresOut.of(one).dict()) for hour, one in found],
+        total=FiguresOut.from_orm(sum((one for _, one in found), Figures())),
+        items=[HourOut(hour=hour, **FiguresOut.from_orm(one).dict()) for hour, one in found],
     )
 
 

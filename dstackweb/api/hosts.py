@@ -168,7 +168,6 @@ HOST_FIELDS = (
     "labels", "seen_at", "error",
 )  # fmt: skip
 SAMPLE_FIELDS = ("utilization", "memory_used_mib", "power_w", "power_limit_w", "temperature_c")
-SAMPLING_FIELDS = ("at", "took_ms", "library", "error")
 LISTED_FIELDS = ("online", "gpus_total", "gpus_used", "jobs")
 
 
@@ -301,7 +300,7 @@ def _host(found: HostSummary, seen: set[int], series: Mapping[str, GpuSeries], l
             )
             for gpu, run in found.gpus
         ],
-        sampling=SamplingOut(**{name: getattr(look, name) for name in SAMPLING_FIELDS}) if look else None,
+        sampling=SamplingOut.from_orm(look) if look else None,
         reserved=_reserved(found.kept, name_of(found.kept.run)) if found.kept else None,
         **{name: getattr(found.host, name) for name in HOST_FIELDS},
         **{name: getattr(found, name) for name in LISTED_FIELDS},

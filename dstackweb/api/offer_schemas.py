@@ -11,7 +11,6 @@ from dstackweb.api.schemas import OfferOut
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
-from dstackweb.offers.figures import Figures
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.listing import RegionQuotas
 from dstackweb.spec.requirements import Requirements
@@ -160,10 +159,6 @@ class FiguresOut(Schema):
     stale_served: int
     uncached: int
     saved: int
-
-    @classmethod
-    def of(cls, found: Figures) -> FiguresOut:
-        return cls(**{name: getattr(found, name) for name in cls.model_fields})
 
 
 class HourOut(FiguresOut):
