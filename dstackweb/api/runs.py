@@ -28,6 +28,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.runs import rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.plan import plan as plan_submission
+from dstackweb.wording import messages
 
 router = Router(tags=["runs"])
 REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
@@ -78,7 +79,10 @@ def index(
     page, following = rows.newest_rows(
         found, statuses=status or (), user=user, text=q, before=cursor, limit=limit, kind=rows.RunRow
     )
-    return ready(request, {"items": rows.sent(page), "next": str(following) if following else None})
+    return ready(
+        request,
+        {"items": rows.sent([messages.worded(row) for row in page]), "next": str(following) if following else None},
+    )
 
 
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")

@@ -22,6 +22,7 @@ from dstackweb.runs.rows import QueueRow, RunRow, row_of, sent
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.plan import Plan
+from dstackweb.wording import messages
 from dstackweb.wording.waiting import reason as reason_told
 
 
@@ -85,6 +86,7 @@ class JobOut(Schema):
     def of(cls, job: Job) -> JobOut:
         worded: dict[str, Any] = {
             "id": str(job.pk),
+            "message": messages.message(job.detail, job.message),
             "backend": job.backend.name,
             "host": job.host.name if job.host else None,
             "spot": job.is_spot,
@@ -171,7 +173,7 @@ class RunOut(RunRow):
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         return cls(
-            **row_of(run, jobs).values(),
+            **messages.worded(row_of(run, jobs)).values(),
             position=found.position if found else None,
             factors=FactorsOut.of(found) if found else None,
             reason=reason or None,

@@ -28,12 +28,6 @@ LEFTOVER_GRACE_S = 2.0
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""
 
-COMMON_CODES = {
-    126: "the command can't be executed (exit code 126)",
-    127: "command not found (exit code 127)",
-    137: "killed (exit code 137), often out of memory",
-}
-
 
 class Rejected(Exception):
     """The API no longer accepts this job, or not from this runner."""
@@ -183,7 +177,7 @@ class Runner:
         elif code == 0:
             self._finish(0, "done_by_runner", "")
         else:
-            self._finish(code, "container_exited_with_error", COMMON_CODES.get(code) or _failure_message(code))
+            self._finish(code, "container_exited_with_error", "")
 
     def _report_end(self) -> None:
         """Send the rest of the output and then the end, until the API has it."""
@@ -332,12 +326,3 @@ class CommandsRun:
         self.next_heartbeat = time.monotonic() + self.runner.heartbeat_s
         if answer["action"] == "stop":
             self._stop(answer["reason"], float(answer["grace_s"]))
-
-
-def _failure_message(code: int) -> str:
-    if code > 128:
-        try:
-            return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
-        except ValueError:
-            pass
-    return f"a command failed with exit code {code}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
@@ -15,14 +16,13 @@ from django.utils import timezone
 from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs import allocations, wakeups
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.outcome import EndRun, JobView, NoChange, RetryRun, RunStarted, RunView, StopOthers, decide
 from dstackweb.runs.schedule import next_after_end
 from dstackweb.runs.states import HOLD_END, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.wording import statuses
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
 RUNNER_GONE_S = 60.0
@@ -61,10 +61,17 @@ def start_job(job_id: UUID) -> None:
 
 
 def end_job(
-    job_id: UUID, reason: str, *, exit_code: int | None = None, message: str = "", log_size: int | None = None
+    job_id: UUID,
+    reason: str,
+    *,
+    exit_code: int | None = None,
+    message: str = "",
+    detail: dict[str, Any] | None = None,
+    log_size: int | None = None,
 ) -> bool:
     """End a job whose processes are gone: free what it held, and settle the run.
 
+    `message` is what a program or a cloud said, `detail` what this server says (`MessageCode`).
     Returns False when it had ended before. A job that was told to stop ends for that reason.
     """
     now = timezone.now()
@@ -84,13 +91,22 @@ def end_job(
             now=now,
             termination_reason=reason,
             exit_code=exit_code,
-            message=job.message if job.stop_reason and job.message else message,
+            **_said(job, reason, exit_code, message, detail),
             log_size=log_size,
         )
         if job.host_id is None:
             wakeups.request_job_checks([job])
         settle_run(run)
     return True
+
+
+def _said(job: Job, reason: str, exit_code: int | None, message: str, detail: dict[str, Any] | None) -> dict[str, Any]:
+    """Message and detail of the end: those of the request to stop, if it had any."""
+    if job.stop_reason and (job.message or job.detail):
+        return {"message": job.message, "detail": job.detail}
+    if reason == Reason.CONTAINER_EXITED_WITH_ERROR and exit_code and not message:
+        detail = {"code": MessageCode.EXITED, "exit_code": exit_code}
+    return {"message": message, "detail": detail or {}}
 
 
 def _fresh(job: Job, run: Run) -> Job:
@@ -142,6 +158,7 @@ def _follow(run: Run) -> None:
                 data=data,
                 termination_reason=end.reason,
                 status_message=end.message,
+                status_detail=end.detail,
                 exit_code=end.exit_code,
             )
             if moved and (again := _comes_again(run, now)):
@@ -162,10 +179,8 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
     """Return the run to waiting, with its seniority, for the next attempt after a jittered delay."""
     delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
-    said = because.message
-    if because.reason == Reason.OUT_OF_CAPACITY:
-        # What the last offer was refused with says little by itself: there were others before it.
-        said = f"{statuses.termination(because.reason)} {said}".strip()
+    # What the last offer was refused with says little by itself: there were others before it.
+    nowhere = because.reason == Reason.OUT_OF_CAPACITY
     move_run(
         run,
         RunStatus.PENDING,
@@ -175,7 +190,8 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
         attempt=run.attempt + 1,
         retry_at=retry_at,
         first_failed_at=since,
-        status_message=said,
+        status_message=because.message,
+        status_detail={"code": MessageCode.OUT_OF_CAPACITY} if nowhere else because.detail,
         stop_reason="",
     )
 
@@ -226,6 +242,7 @@ def job_view(job: Job) -> JobView:
         reason=job.termination_reason,
         exit_code=job.exit_code,
         message=job.message,
+        detail=job.detail,
         ended_at=job.ended_at,
         started_at=job.started_at,
     )
@@ -238,7 +255,7 @@ def run_view(run: Run) -> RunView:
         status=RunStatus(run.status),
         stop_reason=run.stop_reason,
         # For all other reasons the reason says everything.
-        stop_message=run.status_message if run.stop_reason == Reason.UTILIZATION_POLICY else "",
+        stop_detail=run.status_detail if run.stop_reason == Reason.UTILIZATION_POLICY else {},
         retry_on=frozenset(retry.on_events) if retry else frozenset(),
         retry_for=dt.timedelta(seconds=retry.duration_s) if retry and retry.duration_s else None,
         first_failed_at=run.first_failed_at,

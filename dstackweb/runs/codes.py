@@ -166,6 +166,26 @@ class ScheduleWait(StrEnum):
     NO_MEMBER = "no_member"
 
 
+class MessageCode(StrEnum):
+    """`code` of the detail of a run's or job's message: what this server knows, worded when it is read."""
+
+    EXITED = "exited"
+    """`exit_code`."""
+    OUT_OF_CAPACITY = "out_of_capacity"
+    LOW_UTILIZATION = "low_utilization"
+    """What was low, as the event has it."""
+    LATE = "late"
+    """`deadline_s`, and `cause`: the detail before."""
+    HOST_SILENT = "host_silent"
+    """`host`, `silent_s`."""
+    RUNNER_GONE = "runner_gone"
+    GIVEN_UP = "given_up"
+    NO_GPUS = "no_gpus"
+    """`instance_type`, `seen`, `total`."""
+    SOURCE_FAILED = "source_failed"
+    """`kind` of the backend, `error`: code and data of the cloud's failure."""
+
+
 class RunEventKind(StrEnum):
     """What happened to a run or to one of its jobs."""
 

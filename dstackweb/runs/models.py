@@ -117,6 +117,9 @@ class Run(models.Model):
 
     status = models.CharField(max_length=12, choices=_choices(RunStatus), default=RunStatus.SUBMITTED.value)
     status_message = models.TextField(blank=True)
+    status_detail: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, blank=True, help_text="Code and data of what the server itself says (`runs.codes.MessageCode`)"
+    )
     termination_reason = models.CharField(max_length=60, blank=True)
     exit_code = models.IntegerField(null=True)
     attempt = models.PositiveIntegerField(default=1)
@@ -235,6 +238,9 @@ class Job(models.Model):
     exit_code = models.IntegerField(null=True)
     termination_reason = models.CharField(max_length=60, blank=True)
     message = models.TextField(blank=True)
+    detail: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, blank=True, help_text="Code and data of what the server itself says (`runs.codes.MessageCode`)"
+    )
     stop_reason = models.CharField(max_length=60, blank=True)
     stop_grace_s = models.PositiveIntegerField(null=True)
     status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")

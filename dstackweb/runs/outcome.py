@@ -21,18 +21,19 @@ class JobView:
     message: str = ""
     ended_at: dt.datetime | None = None
     started_at: dt.datetime | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunView:
     """A run as the decision sees it. Without `retry`, `retry_on` is empty and `retry_for` None.
 
-    `stop_message`: more about `stop_reason`, where there is more.
+    `stop_detail`: more about `stop_reason`, where there is more.
     """
 
     status: RunStatus
     stop_reason: str = ""
-    stop_message: str = ""
+    stop_detail: dict[str, Any] = field(default_factory=dict)
     retry_on: frozenset[str] = frozenset()
     retry_for: dt.timedelta | None = None
     first_failed_at: dt.datetime | None = None
@@ -75,6 +76,7 @@ class EndRun:
     message: str = ""
     exit_code: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 Outcome = NoChange | RunStarted | StopOthers | RetryRun | EndRun
@@ -93,7 +95,7 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
         return EndRun(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:
         reason = run.stop_reason or Reason.SERVER_ERROR
-        return EndRun(RunStatus.TERMINATED, reason, run.stop_message, _exit_code(jobs))
+        return EndRun(RunStatus.TERMINATED, reason, exit_code=_exit_code(jobs), detail=run.stop_detail)
     return _failed(run, culprit, now)
 
 
@@ -129,7 +131,7 @@ def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
     if covered and (run.retry_for is None or now - since < run.retry_for):
         return RetryRun(culprit, since)
     if culprit.status == JobStatus.TERMINATED:
-        return EndRun(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code)
+        return EndRun(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code, detail=culprit.detail)
     reason = Reason.RETRY_LIMIT_EXCEEDED if covered else Reason.JOB_FAILED
     return EndRun(
         RunStatus.FAILED,
@@ -137,4 +139,5 @@ def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
         culprit.message,
         culprit.exit_code,
         {"node": culprit.node, "job_reason": culprit.reason},
+        culprit.detail,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import F
 from django.utils.translation import gettext as _
@@ -13,10 +13,11 @@ from dstackweb.runs.states import JobStatus
 
 
 class PlacementSummary(NamedTuple):
-    """`where` is a host's name or a backend's offer; `message` is why its instance has not been requested yet."""
+    """`where` is a host's name or a backend's offer; `detail` and `message` say why it has not started."""
 
     where: str
     message: str
+    detail: dict[str, Any]
 
 
 def where(job: Job) -> str:
@@ -36,8 +37,9 @@ def place(jobs: Iterable[Job]) -> PlacementSummary | None:
     told = names[0] if len(found) == 1 else f"{len(found)} × {names[0]}" if len(names) == 1 else ", ".join(names[:3])
     if len(names) > 3:
         told += " …"
-    waits = next((job.message for job in found if job.status == JobStatus.PROVISIONING and job.message), "")
-    return PlacementSummary(told, waits)
+    starting = [job for job in found if job.status == JobStatus.PROVISIONING]
+    message, detail = next(((job.message, job.detail) for job in starting if job.message or job.detail), ("", {}))
+    return PlacementSummary(told, message, detail)
 
 
 def of_runs(ids: Collection[int]) -> dict[int, PlacementSummary]:

@@ -121,6 +121,8 @@ class RunRow(Row):
         str | None, Field(description="The host or cloud instance that it is on; null unless it is placed")
     ]
     pk: Hidden[int]
+    status_detail: Hidden[dict[str, Any]]
+    """What the server says of it, which its readers put into words before `status_message` (`wording.messages`)."""
 
 
 @dataclass(slots=True)
@@ -269,13 +271,14 @@ def _held_until(row: dict[str, Any]) -> dt.datetime | None:
 def _placed(
     kind: type[R], row: dict[str, Any], place: placement_summary.PlacementSummary | None, held_until: dt.datetime | None
 ) -> R:
-    if place:
-        row["status_message"] = row["status_message"] or place.message
+    if place and not row["status_message"] and not row["status_detail"]:
+        row |= {"status_message": place.message, "status_detail": place.detail}
     return kind(**row, held_until=held_until, where=place.where if place else None)
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
     row["id"] = sql.uid(row["id"])
-    if row.get("spec"):
-        row["spec"] = json.loads(row["spec"])
+    for name in ("spec", "status_detail"):
+        if row.get(name):
+            row[name] = json.loads(row[name])
     return row

@@ -213,8 +213,8 @@ def move_job(
     with transaction.atomic():
         if not Job.objects.filter(pk=job.pk, status=old, **guard).update(status=new, **fields):
             return False
-        told = ("exit_code", "termination_reason", "message", "stop_reason")
-        detail = {name: fields[name] for name in told if fields.get(name) not in (None, "")}
+        told = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
+        detail = {name: fields[name] for name in told if fields.get(name) not in (None, "", {})}
         record(
             job.run,
             event or RunEventKind(f"job_{new.value}"),

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 from dstackweb.runs.codes import ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import Reason
-from dstackweb.wording import policy
+from dstackweb.wording import messages, policy
 from dstackweb.wording.sentence import Sentence, as_text, fill, known
 from dstackweb.wording.statuses import exited, instance_end, status, termination
 from dstackweb.wording.units import dollars, duration, gpus
@@ -255,15 +255,10 @@ def _offer(data: Data) -> str:
 
 
 def _job_end(data: Data) -> str:
-    text = why = termination(data.get("termination_reason", "")) or _("ended")
+    text = termination(data.get("termination_reason", "")) or _("ended")
     if (code := data.get("exit_code")) is not None:
         text += f" {exited(code)}"
-    return f"{text} {beyond(why, data.get('message', ''))}".strip()
-
-
-def beyond(reason: str, message: str) -> str:
-    """A message as it came; empty where it only repeats the reason's sentence, which stands before it."""
-    return "" if reason and message.lower().startswith(reason.rstrip(".").lower()) else message
+    return f"{text} {messages.beyond_reason(data.get('detail', {}), data.get('message', ''))}".strip()
 
 
 REPEATED = ("no_capacity", "quota")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import assert_never
 
 from django.utils.translation import gettext as _
@@ -139,6 +140,9 @@ def _instance_end(code: InstanceEnd) -> str:
             assert_never(never)
 
 
+SIGNALS = {int(one): one.name for one in signal.Signals}
+
+
 def exited(code: int) -> str:
     """An exit code, with what it usually means where it has a usual meaning."""
     usual = {
@@ -149,5 +153,7 @@ def exited(code: int) -> str:
         139: _("crashed: segmentation fault"),
         143: _("terminated"),
     }.get(code)
+    if usual is None and code - 128 in SIGNALS:
+        usual = _("killed by %s") % SIGNALS[code - 128]
     text = _("Exit code %d") % code
     return f"{text}: {usual}." if usual else f"{text}."

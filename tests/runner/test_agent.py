@@ -177,7 +177,7 @@ def test_a_job_of_which_nothing_is_left_has_ended(rent: Rent) -> None:
     shutil.rmtree(machine.home / "jobs" / str(job.pk))
     Job.objects.update(silent_s=100)
     machine.start()
-    assert until(job, "failed").message == "its runner and what it knew are gone from the machine"
+    assert until(job, "failed").detail == {"code": "runner_gone"}
 
 
 def test_a_runner_that_can_not_start_is_told_of(rent: Rent) -> None:

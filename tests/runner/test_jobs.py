@@ -37,21 +37,21 @@ def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "message"),
+    ("command", "code"),
     [
-        ("no-such-command", 127, "command not found (exit code 127)"),
-        ("touch file; ./file", 126, "the command can't be executed (exit code 126)"),
-        ("exit 3", 3, "a command failed with exit code 3"),
-        ("false && true", 1, "a command failed with exit code 1"),
-        ("kill -KILL $$", 137, "killed (exit code 137), often out of memory"),
-        ("kill -SEGV $$", 139, "killed by SIGSEGV (exit code 139)"),
+        ("no-such-command", 127),
+        ("touch file; ./file", 126),
+        ("exit 3", 3),
+        ("false && true", 1),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
     ],
 )
-def test_a_failure_is_told_in_words(box: MakeBox, command: str, code: int, message: str) -> None:
+def test_a_failure_is_reported_with_its_exit_code(box: MakeBox, command: str, code: int) -> None:
     job = box("echo before", command, "echo never")
     job.launch()
     end = job.end()
-    assert (end["exit_code"], end["reason"], end["message"]) == (code, "container_exited_with_error", message)
+    assert (end["exit_code"], end["reason"], end["message"]) == (code, "container_exited_with_error", "")
     assert job.lines()[0] == "before"
     assert "never" not in job.lines()
 

@@ -58,11 +58,11 @@ def test_a_stop_by_a_person_ends_as_terminated_and_is_never_retried() -> None:
 
 
 def test_a_stop_that_said_why_ends_with_that_message() -> None:
-    said = "GPU 1 was below 50 % for 30 min."
-    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.UTILIZATION_POLICY, stop_message=said)
+    said = {"code": "low_utilization", "gpu": 1}
+    run = RunView(RunStatus.TERMINATING, stop_reason=Reason.UTILIZATION_POLICY, stop_detail=said)
     outcome = decide(run, [failed(0, Reason.UTILIZATION_POLICY)], NOW)
     assert isinstance(outcome, EndRun)
-    assert (outcome.status, outcome.reason, outcome.message) == (
+    assert (outcome.status, outcome.reason, outcome.detail) == (
         RunStatus.TERMINATED, Reason.UTILIZATION_POLICY, said,
     )  # fmt: skip
 

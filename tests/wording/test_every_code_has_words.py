@@ -17,6 +17,7 @@ from dstackweb.progress.states import TaskState
 from dstackweb.runs.codes import (
     Impossible,
     LimitCode,
+    MessageCode,
     ReservationEnd,
     RunEventKind,
     ScheduleWait,
@@ -26,7 +27,7 @@ from dstackweb.runs.codes import (
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.wording import events, hosts, offers, policy, progress, queue, statuses, waiting
+from dstackweb.wording import events, hosts, messages, offers, policy, progress, queue, statuses, waiting
 
 AT = "2031-05-04T09:30:00+00:00"
 DATA: dict[str, Any] = {
@@ -36,7 +37,8 @@ DATA: dict[str, Any] = {
     "by_s": 60, "total_s": 120, "cpus": 2, "memory_mib": 2048, "set": {"disk": "nvme"}, "code": "no_capacity",
     "short": ["gpus"], "gpus": 2, "gpus_free": 0, "gpus_total": 1, "limit": 1, "used": 1, "asked": 2,
     "budget": "100", "spent": "100", "starts_at": AT, "expires_at": None, "backends": ["aws"], "offers": 1,
-    "reason": "stopped_by_user",
+    "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
+    "total": 8, "kind": "aws", "error": {"code": "failed", "text": "i"},
 }  # fmt: skip
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {
     RunEventKind.PROVISIONING: {"nodes": [{"host": "box-1", "gpus": 2}]},
@@ -67,8 +69,9 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
+    MessageCode: lambda code: messages.message({**DATA, "code": code}, ""),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
-    HostEventKind: lambda kind: hosts.told(HostEvent(kind=kind, data=DATA)),
+    HostEventKind: lambda kind: hosts.told(HostEvent(kind=kind, data={**DATA, "error": "i"})),
     Isolation: hosts.isolation,
     ThrottleReason: lambda code: policy.held_back([code])[0],
     TaskState: progress.state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -11,7 +12,7 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web.templatetags import dstackweb_tags
 from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, units, waiting
+from dstackweb.wording import messages, statuses, units, waiting
 from dstackweb.wording.sentence import fill, joined
 
 
@@ -36,16 +37,31 @@ def test_events_of_jobs_name_their_node_where_there_are_several(status: JobStatu
     assert "node" not in event_words.told(event, nodes=1)
 
 
+UNREAD = {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "text": "x"}}
+
+
 @pytest.mark.parametrize(
-    ("reason", "message", "left"),
+    ("detail", "text", "whole", "beyond"),
     [
-        ("A command failed.", "a command failed with exit code 3", ""),
-        ("A command failed.", "command not found (exit code 127)", "command not found (exit code 127)"),
-        ("", "the disk is full", "the disk is full"),
+        ({}, "the disk is full", "the disk is full", "the disk is full"),
+        ({"code": "exited", "exit_code": 3}, "", "Exit code 3.", ""),
+        ({"code": "exited", "exit_code": 134}, "", "Exit code 134: killed by SIGABRT.", ""),
+        ({"code": "out_of_capacity"}, "None in eu.", "No cloud had an instance for it. None in eu.", "None in eu."),
+        (
+            {
+                "code": "late",
+                "deadline_s": 90,
+                "cause": {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "text": "x"}},
+            },
+            "",
+            "it did not start within 90 s: Its offers cannot be read: x",
+            "it did not start within 90 s: Its offers cannot be read: x",
+        ),
+        ({"code": "full_moon"}, "tide", "tide", "tide"),
     ],
 )
-def test_a_message_that_repeats_the_reason_before_it_is_left_out(reason: str, message: str, left: str) -> None:
-    assert event_words.beyond(reason, message) == left
+def test_messages_are_worded_when_they_are_read(detail: dict[str, Any], text: str, whole: str, beyond: str) -> None:
+    assert (messages.message(detail, text), messages.beyond_reason(detail, text)) == (whole, beyond)
 
 
 def test_a_machine_that_starts_is_told_of_with_its_price() -> None:

@@ -23,6 +23,7 @@ from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Forbidden, NotFound, TooEarly
 from dstackweb.lib.secrets import digest
 from dstackweb.runs import attempts
+from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_token, read_id, sign_id
@@ -137,9 +138,7 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
     if not job.claim_nonce and instance.interrupted_at is not None:
         return None
     if job.claim_nonce and job.silent_s > attempts.RUNNER_GONE_S and not report.left:
-        attempts.end_job(
-            job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the machine"
-        )
+        attempts.end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
         return None
     if not job.claim_nonce and job.gpus != instance.gpus:
         Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(gpus=instance.gpus)
@@ -156,14 +155,11 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
 
 def _end_without_gpus(job: Job, instance: Instance) -> None:
     """GPUs are missing: the job fails and the instance ends."""
-    message = (
-        f"{instance.instance_type} shows {len(instance.gpus)} of its {instance.gpu_count} GPUs to nvidia-smi: its "
-        "image needs NVIDIA's driver"
-    )
+    seen = {"instance_type": instance.instance_type, "seen": len(instance.gpus), "total": instance.gpu_count}
     with transaction.atomic():
-        attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=message)
+        attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, detail={"code": MessageCode.NO_GPUS, **seen})
         Instance.objects.filter(pk=instance.pk, status=InstanceStatus.RUNNING).update(
-            status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.NO_GPUS, error=message
+            status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.NO_GPUS, error=""
         )
 
 

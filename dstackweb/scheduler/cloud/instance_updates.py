@@ -61,7 +61,7 @@ def _record_started(instance: Instance, machine: Machine) -> None:
     run = lock_run(job.run_id) if job is not None else None
     instance.price = Decimal(instance.zone_prices.get(machine.zone, instance.price))
     landed = Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED, cloud_id=machine.cloud_id).update(
-        status=InstanceStatus.STARTING, status_s=0, error="", price=instance.price
+        status=InstanceStatus.STARTING, status_s=0, error="", error_detail={}, price=instance.price
     )
     if landed and job is not None and run is not None:
         Job.objects.filter(pk=job.pk).update(price=instance.price)
@@ -145,6 +145,7 @@ def _reassign_job(
         instance=made,
         status_s=0,
         message="",
+        detail={},
         **{name: getattr(fresh, name) for name in _OFFER_FIELDS},
     )
 

@@ -21,6 +21,7 @@ from dstackweb.backends.user_data import user_data
 from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
 from dstackweb.runner.pyz import pyz
+from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
@@ -90,10 +91,7 @@ def _launch(instance: Instance) -> bool:
         return True
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
         log.warning("%s: cannot start an instance, will retry: %s", instance.backend, error)
-        text = ""
-        if isinstance(error, SourceFailed):
-            text = registry.kind_of(instance.backend).source_failure({"code": error.code, **error.data})
-        _store_error(instance, text or str(error))
+        _store_error(instance, error)
         return False
     cloud_rows.record_found(instance, machine)
     cloud_rows.refresh_quotas(instance.backend, instance.region)
@@ -121,7 +119,11 @@ def _order(instance: Instance, join_token: str) -> MachineOrder:
     )
 
 
-def _store_error(instance: Instance, why: str) -> None:
+def _store_error(instance: Instance, error: Exception) -> None:
     """Show why the cloud could not be called on the instance and the job; the order is retried."""
-    Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED).update(error=why)
-    Job.objects.filter(instance=instance, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
+    failed = {"code": error.code, **error.data} if isinstance(error, SourceFailed) else {}
+    said = "" if failed else str(error)
+    Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED).update(error=said, error_detail=failed)
+    detail = {"code": MessageCode.SOURCE_FAILED, "kind": instance.backend.kind, "error": failed} if failed else {}
+    waiting = Job.objects.filter(instance=instance, status=JobStatus.PROVISIONING, claim_nonce="")
+    waiting.update(message=said, detail=detail)

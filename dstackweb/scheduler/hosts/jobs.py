@@ -14,6 +14,7 @@ from dstackweb.backends.contract import Availability, Handle, Offer, Presence, S
 from dstackweb.backends.hosts import local
 from dstackweb.backends.registry import hosts
 from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
+from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_token
@@ -41,7 +42,7 @@ def check_job(job_id: str) -> None:
             backend.stop(handle, job.stop_grace_s or 0)
         return
     if presence == Presence.GONE and job.claim_nonce and job.silent_s > RUNNER_GONE_S:
-        end_job(job.pk, Reason.INSTANCE_UNREACHABLE, message="its runner and what it knew are gone from the host")
+        end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
         return
     try:
         backend.start(launch_spec(job), _offer(job))

@@ -21,7 +21,7 @@ from django.utils import timezone
 from dstackweb.backends.models import Host, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.runs.attempts import end_job, requeue_due, settle_run
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import create_due
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
@@ -147,18 +147,16 @@ def _end_unstarted() -> None:
 
 
 def _end_late_job(late: Job) -> None:
-    message = f"it did not start within {settings.DSTACKWEB_START_DEADLINE_S:.0f} s"
     with transaction.atomic():
         run = lock_run(late.run_id)
         job = Job.objects.get(pk=late.pk)
         job.run = run
         if job.status != JobStatus.PROVISIONING:
             return
-        if job.message:
-            message += f": {job.message}"
+        detail = {"code": MessageCode.LATE, "deadline_s": settings.DSTACKWEB_START_DEADLINE_S, "cause": job.detail}
         record(run, RunEventKind.START_DEADLINE, {}, node=job.node, attempt=job.attempt)
         if not job.claim_nonce:
-            end_job(job.pk, Reason.NO_CAPACITY, message=message)
+            end_job(job.pk, Reason.NO_CAPACITY, message=job.message, detail=detail)
             return
         # Its runner waits for nodes that never came, and ends the job when it polls next.
         move_job(
@@ -167,7 +165,7 @@ def _end_late_job(late: Job) -> None:
             now=timezone.now(),
             stop_reason=Reason.NO_CAPACITY,
             stop_grace_s=0,
-            message=message,
+            detail=detail,
         )
 
 
@@ -189,7 +187,8 @@ def _end_lost_job(job: Job) -> None:
     if not spec.retry or job.silent_s <= settings.DSTACKWEB_LOST_AFTER_S + spec.stop_duration_s + LOST_MARGIN_S:
         return
     host = job.host.name if job.host else "its host"
-    end_job(job.pk, Reason.INSTANCE_UNREACHABLE, message=f"{host} has not answered for {job.silent_s / 60:.0f} min")
+    detail = {"code": MessageCode.HOST_SILENT, "host": host, "silent_s": job.silent_s}
+    end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail=detail)
 
 
 def _settle_leftovers() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.utils import translation
 
 from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
@@ -26,12 +25,11 @@ from dstackweb.gpus.policy.policy_status import index_of
 from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_action, stop_warning
 from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, VerdictKind, judge
 from dstackweb.runs.attempts import settle_run, stop_jobs
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, record, touch
-from dstackweb.wording import policy as policy_words
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +171,7 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> P
     if verdict is None:
         return PolicyAction.NOTHING
     data = _event_data(run, node, verdict)
-    with translation.override("en"):
-        message = policy_words.was_low(data) + "."
+    detail = {"code": MessageCode.LOW_UTILIZATION, **data}
     if first := _first_waiting_for_gpus(run):
         data["next"] = first
     JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)
@@ -186,7 +183,7 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> P
         event=RunEventKind.UTILIZATION_STOP,
         data={"reason": Reason.UTILIZATION_POLICY, **data},
         stop_reason=Reason.UTILIZATION_POLICY,
-        status_message=message,
+        status_detail=detail,
     )
     stop_jobs(run, Reason.UTILIZATION_POLICY, grace_s=None)
     settle_run(run)

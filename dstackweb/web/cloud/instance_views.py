@@ -28,7 +28,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import idle
 from dstackweb.web.cloud import budget, offer_rows
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page
-from dstackweb.wording import statuses
+from dstackweb.wording import offers, statuses
 from dstackweb.wording.events import REPEATED
 
 POLL_S = 3
@@ -49,6 +49,7 @@ class MachineLine:
     run: Run | None
     cost: Decimal
     why: str
+    error: str
 
     @classmethod
     def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> MachineLine:
@@ -57,7 +58,9 @@ class MachineLine:
         status = _("idle") if idle else _STATUS[machine.status]()
         tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
         told = statuses.instance_end(machine.why) if machine.why else ""
-        return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told)
+        failed = machine.error_detail
+        error = machine.error or (offers.failure(machine.backend.kind, failed) if failed else "")
+        return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told, error)
 
     @property
     def idle(self) -> bool:

@@ -21,6 +21,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.monitoring import utilization
+from dstackweb.wording import messages
 from dstackweb.wording.events import told
 from tests.factories import cloud_job, make_host, make_run, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, START_MS, sample
@@ -54,7 +55,7 @@ def test_the_default_profiles_policy_stops_a_run_that_does_not_use_its_gpu_after
     assert job.stop_grace_s == 20
     run = stopped(run)
     assert (run.status, run.termination_reason) == ("terminated", "terminated_due_to_utilization_policy")
-    assert run.status_message == "GPU 0 was below 50 % for 1 min."
+    assert messages.of(run) == "GPU 0 was below 50 % for 1 min."
     assert (run.attempt, run.retry_at) == (1, None)
     assert list(differences()) == []
 
@@ -103,7 +104,7 @@ def test_one_idle_gpu_of_two_is_named(project: Project, member: User) -> None:
     assert watch(MINUTE, lambda uuid, ms: 0 if uuid == job.gpus[1] else 99) == [(MINUTE, PolicyAction.STOP)]
     index = GpuSeries.objects.get(job=job, uuid=job.gpus[1]).index
     run = Run.objects.get(pk=job.run_id)
-    assert run.status_message == f"GPU {index} was below 50 % for 1 min."
+    assert messages.of(run) == f"GPU {index} was below 50 % for 1 min."
     stop = PolicyStop.objects.get()
     assert (stop.gpu_index, sorted(stop.gpus), stop.observed) == (index, sorted(job.gpus), False)
 
@@ -112,7 +113,7 @@ def test_with_the_scope_all_one_busy_gpu_keeps_the_run(project: Project, member:
     job = begin(project, member, gpus=2, utilization_policy={**IDLE, "scope": "all"})
     assert watch(3 * MINUTE, lambda uuid, ms: 99 if uuid == job.gpus[0] else 0) == []
     assert watch(5 * MINUTE, from_ms=3 * MINUTE + EVERY_MS) == [(4 * MINUTE, PolicyAction.STOP)]
-    assert Run.objects.get(pk=job.run_id).status_message == "All GPUs were below 50 % for 1 min."
+    assert messages.of(Run.objects.get(pk=job.run_id)) == "All GPUs were below 50 % for 1 min."
 
 
 def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project, member: User) -> None:
@@ -124,7 +125,7 @@ def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project,
     assert {one.status for one in Job.objects.filter(run=job.run)} == {"terminating"}
     run = stopped(job.run)
     assert (run.status, run.attempt) == ("terminated", 1)
-    assert run.status_message == "GPU 0 of node 1 was below 50 % for 1 min."
+    assert messages.of(run) == "GPU 0 of node 1 was below 50 % for 1 min."
     assert PolicyStop.objects.get().node == 1
 
 

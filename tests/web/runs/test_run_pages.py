@@ -10,7 +10,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, logs
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Run
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
@@ -85,12 +85,11 @@ def test_a_waiting_runs_place_is_shown_and_follows_the_queue(project: Project, a
     assert "Waiting at position 1" in poll.content.decode()
 
 
-def test_a_jobs_message_that_says_its_reason_is_told_once(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_reason_and_the_exit_code_of_a_job_are_shown_once(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = ended(make_run(project, ann), "container_exited_with_error", exit_code=3)
-    Job.objects.filter(run=run).update(message="a command failed with exit code 3")
     page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
-    assert "a command failed with exit code 3" not in page
+    assert page.count("Exit code 3.") == 2  # the verdict and the event
     assert '<div class="why">A command failed.</div>' in page
 
 

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.backends.hosts.views import is_online
 from dstackweb.runs.attempts import end_job
+from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, Reason
 
@@ -33,5 +34,5 @@ class Command(BaseCommand):
                     "Stop the run instead."
                 )
         for job in jobs:
-            end_job(job.pk, Reason.INSTANCE_UNREACHABLE, message="given up by an operator: its host is gone")
+            end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.GIVEN_UP})
             self.stdout.write(f"{run.name}: node {job.node} ended, its resources are free.")
