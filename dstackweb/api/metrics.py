@@ -105,7 +105,7 @@ def metrics(
     jobs = list(Job.objects.filter(run=run, attempt=attempt).select_related("host", "backend").order_by("node"))
     gpus = sum(len(job.gpus) for job in jobs)
     room = max(2, MOST_NUMBERS // max(1, gpus))
-    told = samples_of(jobs, to_ms(since), to_ms(until), min(points, room))
+    columns = samples_of(jobs, to_ms(since), to_ms(until), min(points, room))
     policy = PolicyOut.of(policy_status(run, now))
     return ready(
         request,
@@ -114,10 +114,10 @@ def metrics(
             "id": str(run.uid),
             "status": run.status,
             "attempt": attempt,
-            "step_s": told[0].step_ms / 1000 if told else None,
-            "times": [to_moment(at_ms) for at_ms in told[0].at_ms] if told else [],
+            "step_s": columns[0].step_ms / 1000 if columns else None,
+            "times": [to_moment(at_ms) for at_ms in columns[0].at_ms] if columns else [],
             "policy": policy.dict() if policy else None,
-            "jobs": [_node(job, [one for one in told if one.series.job_id == job.pk]) for job in jobs],
+            "jobs": [_node(job, [one for one in columns if one.series.job_id == job.pk]) for job in jobs],
         },
     )
 
@@ -125,7 +125,7 @@ def metrics(
 def _range(
     run: Run, since: dt.datetime | None, until: dt.datetime | None, now: dt.datetime
 ) -> tuple[dt.datetime, dt.datetime]:
-    """What is asked for. Raises Invalid for no span of time, or too long a one."""
+    """The requested time range. Raises Invalid if it is empty or too long."""
     until = _aware(until or min(run.ended_at or now, now))
     try:
         since = _aware(since or until - RANGE)
@@ -143,9 +143,9 @@ def _aware(moment: dt.datetime) -> dt.datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
-def _node(job: Job, told: Sequence[Columns]) -> dict[str, Any]:
-    unseen = set(job.gpus) - {one.series.uuid for one in told}
-    gpus = [_gpu(one) for one in told] + [_unseen(uuid, told) for uuid in job.gpus if uuid in unseen]
+def _node(job: Job, columns: Sequence[Columns]) -> dict[str, Any]:
+    unseen = set(job.gpus) - {one.series.uuid for one in columns}
+    gpus = [_gpu(one) for one in columns] + [_unseen(uuid, columns) for uuid in job.gpus if uuid in unseen]
     return {"node": job.node, "status": job.status, "where": where(job), "gpus": gpus}
 
 
@@ -167,8 +167,8 @@ def _last(series: GpuSeries) -> dict[str, Any] | None:
     return {"at": to_moment(series.last_ms), **{name: getattr(series, name) for name in seen}}
 
 
-def _unseen(uuid: str, told: Sequence[Columns]) -> dict[str, Any]:
+def _unseen(uuid: str, columns: Sequence[Columns]) -> dict[str, Any]:
     """A GPU of the job without a sample."""
-    nothing = [None] * (len(told[0].at_ms) if told else 0)
+    nothing = [None] * (len(columns[0].at_ms) if columns else 0)
     empty = dict.fromkeys(("index", "memory_mib", "power_limit_w", "last", "low_since"))
     return {"uuid": uuid, "name": "", **empty, **dict.fromkeys(MEASURED, nothing)}

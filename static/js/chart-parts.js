@@ -1,20 +1,20 @@
-// What all charts share: colours of the theme, axes, points that no line would show, the keyboard.
+// Shared by all charts: theme colours, axes, isolated points, keyboard control.
 const locale = document.documentElement.lang || undefined;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric" });
 
-/** A custom property of the page, as it is in the theme that is on. */
+/** A CSS custom property in the current theme. */
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export const mixed = (name, alpha = 1) => `color-mix(in srgb, ${css(name)} ${alpha * 100}%, transparent)`;
 
-/** The places whose neighbours on both sides are missing: a line would not show them. */
+/** Indexes of values without neighbours on both sides: a line would not show them. */
 export function lonely(values) {
   const has = (i) => values[i] !== null && values[i] !== undefined;
   return values.flatMap((_value, i) => (has(i) && !has(i - 1) && !has(i + 1) ? [i] : []));
 }
 
-/** What the marks below a chart say: the hour, and at midnight the day. */
+/** Labels of the time axis: the hour, and at midnight the day. */
 export function timeMarks(_u, splits) {
   const dates = splits.map((at) => new Date(at * 1000));
   return dates.map((date) => (date.getHours() || date.getMinutes() ? clock : day).format(date));
@@ -37,7 +37,7 @@ export const cursor = (key) => ({
 
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, Home: -Infinity, End: Infinity };
 
-/** The arrow keys walk along a chart, PageUp and PageDown in strides; Escape goes back to the newest. */
+/** Arrow keys move along a chart, PageUp and PageDown in larger steps; Escape returns to the newest value. */
 export function walk(event, u, stride) {
   const step = event.key === "Escape" ? 0 : { ...STEPS, PageUp: stride, PageDown: -stride }[event.key];
   if (step === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -52,10 +52,10 @@ export function walk(event, u, stride) {
   u.setCursor({ left: u.valToPos(times[i], "x"), top: u.over.clientHeight / 2 });
 }
 
-/** As wide as its place, whatever becomes of that; `chart` gives the one that is there by then. */
+/** Keep a chart as wide as its container; `chart` returns the current one. */
 export const fit = (chart, element) =>
   new ResizeObserver(() => element.clientWidth && chart().setSize({ width: element.clientWidth, height: element.clientHeight })).observe(element);
 
-/** Colours are drawn into the canvas: when the theme changes they are drawn again. */
+/** Redraw when the theme changes: colours are drawn into the canvas. */
 export const onTheme = (act) =>
   new MutationObserver(act).observe(document.documentElement, { attributes: true, attributeFilter: ["data-bs-theme"] });

@@ -1,5 +1,5 @@
-// The history's two charts. The numbers lie in <script type="application/json" id="history-data">, which a poll renews;
-// what stands still (canvases, readouts, the reader's choice of bands) is left out of its morph.
+// The two history charts. Their data is in <script type="application/json" id="history-data">, which polls replace.
+// Canvases, readouts and the selected bands are excluded from the morph.
 import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
 import { anew } from "./polling.js";
 import { durationText } from "./times.js";
@@ -11,14 +11,14 @@ const DAY_S = 86400;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
 
-/** Per chart: the line, the shade's upper edge, how values are marked, and one band's numbers of one span in words. */
+/** Per chart: the line, the shading's upper edge, the axis labels, and the text for one band at one time. */
 const KINDS = {
   wait: {
     line: "wait_median_s",
     edge: "wait_p90_s",
     scale: { distr: 4, asinh: 60, range: (_u, _min, max) => [0, MARKS_S.find((mark) => mark >= Math.max(max, 300)) ?? max] },
     splits: (u) => MARKS_S.filter((mark) => mark <= u.scales.y.max),
-    filter: (_u, splits) => splits, // uPlot's own drops what is no power of ten
+    filter: (_u, splits) => splits, // uPlot's own filter keeps only powers of ten
     mark: (seconds) => (seconds ? durationText(seconds) : "0"),
     tell: (band, i, words) =>
       band.placed[i]
@@ -45,7 +45,7 @@ const KINDS = {
 };
 
 const colour = (band, alpha) => mixed(`--dw-band-${band}`, alpha);
-const hidden = new Set(); // bands that the reader switched off
+const hidden = new Set(); // bands that the user switched off
 const charts = new Map(); // kind → uPlot
 let data = null;
 let seconds = []; // the spans' beginnings, since the epoch
@@ -85,7 +85,7 @@ function series(kind) {
   ]);
 }
 
-/** A lonely point's shade would have no width: a thin bar says the same. */
+/** The shading of a single point would have no width: draw a thin bar instead. */
 function bars(u) {
   const { ctx } = u;
   ctx.save();
@@ -129,7 +129,7 @@ const spanText = (i) => {
   return `${weekday.format(at)} ${clock.format(at)}–${clock.format(new Date(at.getTime() + 3600e3))}`;
 };
 
-/** The numbers of one span beside their bands: for the pointer, the keyboard and a screen reader alike. */
+/** Show the values at one time beside their bands, for pointer, keyboard and screen readers. */
 function tell(kind, index) {
   const i = Math.min(Math.max(index, 0), last());
   const words = root().dataset;
@@ -190,5 +190,5 @@ document.addEventListener("htmx:after:swap", () => read() && draw());
 onTheme(() => charts.forEach((u) => u.redraw(false)));
 
 if (read()) draw();
-// The first visit with this browser was told in UTC: now that the zone is known, once more.
+// The first visit with this browser was rendered in UTC: load it again now that the time zone is known.
 if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone) anew(root());

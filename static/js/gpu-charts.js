@@ -1,6 +1,6 @@
-// A run's GPUs over time: utilization with its policy's minimum and the stretch below it, and memory. The numbers lie in
-// <script type="application/json" id="gpu-data">, which a poll renews; canvases, readouts and the reader's choice of
-// GPUs are left out of its morph.
+// GPU charts: utilization with the policy's minimum and the time below it, and memory. Their data is in
+// <script type="application/json" id="gpu-data">, which polls replace. Canvases, readouts and the selected GPUs are
+// excluded from the morph.
 import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
 import { clockText } from "./times.js";
 
@@ -15,7 +15,7 @@ const INCRS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720].map((n) => n * MINUT
 const day = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
 const gibibytes = (mib) => (mib / 1024).toLocaleString(locale, { maximumFractionDigits: 1 });
 
-/** Per chart: which numbers, how far its scale goes, how it is marked, and one GPU's number at one moment in words. */
+/** Per chart: its values, scale and axis labels, and the text for one GPU at one time. */
 const KINDS = {
   utilization: {
     of: (gpu) => gpu.utilization,
@@ -35,7 +35,7 @@ const KINDS = {
 };
 
 const colour = (place, alpha) => mixed(`--dw-gpu-${place % COLOURS}`, alpha);
-const hidden = new Set(); // places of GPUs that the reader switched off
+const hidden = new Set(); // indexes of GPUs that the user switched off
 const charts = new Map(); // kind → uPlot
 let data = null;
 let shown = null; // which GPUs the charts were made for
@@ -49,7 +49,7 @@ function read() {
   return true;
 }
 
-/** uPlot's columns: the moments, and each GPU's numbers at them. */
+/** uPlot's columns: the times, and each GPU's values at them. */
 const columns = (kind) => [data.at_ms.map((ms) => ms / 1000), ...data.gpus.map((gpu) => KINDS[kind].of(gpu))];
 
 const span = () => [data.since_ms / 1000, data.until_ms / 1000];
@@ -65,7 +65,7 @@ function series() {
   }));
 }
 
-/** Beneath the lines: the stretch below the minimum. */
+/** Below the lines: shade the time below the minimum. */
 function shade(u) {
   if (!data.low_since_ms) return;
   const { ctx, bbox } = u;
@@ -84,7 +84,7 @@ function shade(u) {
   ctx.restore();
 }
 
-/** Above them: the minimum. */
+/** Above the lines: draw the minimum. */
 function minimum(u) {
   if (data.minimum === null) return;
   const { ctx, bbox } = u;
@@ -127,7 +127,7 @@ function momentText(seconds) {
   return Date.now() - at > 20 * HOUR_S * 1000 ? `${day.format(at)} ${clockText(at)}` : clockText(at);
 }
 
-/** The numbers of one moment beside their GPUs: for the pointer, the keyboard and a screen reader alike. */
+/** Show the values at one time beside their GPUs, for pointer, keyboard and screen readers. */
 function tell(kind, u) {
   const times = u.data[0];
   const last = times.length - 1;
