@@ -1,7 +1,7 @@
-// The screen for the wall: what doesn't fit is counted, the screen stays on, and it goes on by itself after anything.
+// Wall screen: counts rows that do not fit, keeps the screen on, and reloads after interruptions.
 const numbers = new Intl.NumberFormat(document.documentElement.lang || undefined);
 const AWAKE_MS = 4000;
-const ANEW_MS = 6 * 3600 * 1000;
+const RELOAD_MS = 6 * 3600 * 1000;
 
 function fit() {
   const rows = document.querySelector("[data-wall-rows]");
@@ -9,7 +9,7 @@ function fit() {
   const more = document.querySelector("[data-wall-more]");
   for (const row of rows.rows) row.hidden = false;
   more.hidden = false;
-  more.textContent = more.dataset.wallMore; // it takes up room, too
+  more.textContent = more.dataset.wallMore; // its height counts, too
   const bottom = innerHeight - more.offsetHeight - 8;
   const beyond = [...rows.rows].filter((row) => row.getBoundingClientRect().bottom > bottom);
   for (const row of beyond) row.hidden = true;
@@ -18,30 +18,30 @@ function fit() {
   more.textContent = more.dataset.wallMore.replace("%s", numbers.format(count));
 }
 
-async function stayOn() {
+async function keepScreenOn() {
   if (document.hidden || !navigator.wakeLock) return;
   try {
     await navigator.wakeLock.request("screen");
   } catch {
-    // the machine saves power, or the page is not served securely: the screen's own settings count
+    // power saving, or not a secure context
   }
 }
 
-/** After the server was away it may be another release; and the session lasts as long as the page is opened at times. */
-function openAnew() {
+/** Reload after the server was unreachable, which may be upgraded, and regularly, which keeps the session alive. */
+function reloadWhenNeeded() {
   const live = document.querySelector("[data-live]");
   const opened = Date.now();
   let lost = false;
   new MutationObserver(() => {
     const { state } = live.dataset;
     if (state === "lost") lost = true;
-    if (state === "live" && (lost || Date.now() - opened > ANEW_MS)) location.reload();
+    if (state === "live" && (lost || Date.now() - opened > RELOAD_MS)) location.reload();
   }).observe(live, { attributes: true, childList: true, subtree: true });
 }
 
 let asleep = 0;
 
-/** Pointer and buttons are there while somebody is. */
+/** Show pointer and buttons for a while after each action. */
 function awake() {
   document.body.classList.add("awake");
   clearTimeout(asleep);
@@ -53,9 +53,9 @@ document.querySelector("[data-full-screen]").addEventListener("click", () => {
   if (document.fullscreenElement) document.exitFullscreen();
   else document.documentElement.requestFullscreen();
 });
-document.addEventListener("visibilitychange", stayOn);
+document.addEventListener("visibilitychange", keepScreenOn);
 document.addEventListener("htmx:after:swap", fit);
 addEventListener("resize", fit);
-stayOn();
-openAnew();
+keepScreenOn();
+reloadWhenNeeded();
 fit();

@@ -1,5 +1,5 @@
-// Pages of task counters: all of a bar's states over it, for the pointer, the finger and the keyboard.
-// The bars themselves are the server's: polling.js asks for those that changed.
+// Progress pages: a tooltip with all states of a bar, for pointer, touch and keyboard.
+// The server renders the bars; polling.js fetches those that changed.
 const words = document.getElementById("progress-words")?.dataset ?? {};
 const codes = (words.codes ?? "").split(",");
 const locale = document.documentElement.lang || undefined;
@@ -8,8 +8,8 @@ const GAP = 12;
 const SVG = "http://www.w3.org/2000/svg";
 
 let tip = null;
-let shownFor = null; // the bar whose states are shown
-let at = null; // where the pointer is; null when it came by keyboard
+let shownFor = null; // the bar of the tooltip
+let at = null; // position of the pointer; null for the keyboard
 
 function cell(row, content) {
   const td = row.insertCell();
@@ -30,7 +30,7 @@ function swatch(bar, code) {
   return svg;
 }
 
-/** A part of a whole as people say it; what is there is never 0 %, and what lacks something never 100 %. */
+/** A percentage that is 0 % only for nothing and 100 % only for everything. */
 function percent(n, total) {
   const share = (100 * n) / total;
   if (share > 0 && share < 0.1) return "< 0.1 %";
@@ -61,7 +61,7 @@ function fill(bar) {
   tip.replaceChildren(...parts);
 }
 
-/** Beside the pointer, or under the bar; always within the window. */
+/** Place the tooltip beside the pointer or below the bar, within the window. */
 function place() {
   const box = shownFor.getBoundingClientRect();
   const x = at ? at.x + GAP : box.left;
@@ -76,7 +76,7 @@ function show(bar, pointer) {
   if (!tip) {
     tip = document.createElement("div");
     tip.className = "pg-tip";
-    tip.setAttribute("aria-hidden", "true"); // the bar's own label says the same
+    tip.setAttribute("aria-hidden", "true"); // the bar's label has the same content
     document.body.append(tip);
   }
   const another = shownFor !== bar;
@@ -114,5 +114,5 @@ document.addEventListener("scroll", hide, { passive: true });
 document.addEventListener("htmx:after:swap", () => {
   if (!shownFor) return;
   if (!shownFor.isConnected) hide();
-  else fill(shownFor); // it goes on counting under the pointer
+  else fill(shownFor); // counts changed while the tooltip is shown
 });

@@ -1,10 +1,10 @@
-"""A row of counters as templates show it: the segments of its bar, and its numbers in words. Pure."""
+"""A row of a progress page: the segments of its bar, and its numbers as text. Pure."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,22 +16,22 @@ from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import state as word
 
 COLOURS = 8
-"""As many as static/progress.css has; whoever sees few of them apart still has the names."""
-OF_SUMS = 2
+"""Number of colours in static/progress.css."""
+SUMMARY_COLOUR = 2
 WHOLE = 100.0
-LEAST = 0.7
-"""Percent of the bar: what has failed, or has nobody to run it, is seen however little it is."""
+MIN_WIDTH = 0.7
+"""Percent of the bar that failed tasks and tasks without a worker take at least."""
 
 DRAWN = (
     TaskState.MEMORY, TaskState.FORGOTTEN, TaskState.RELEASED, TaskState.ERRED, TaskState.PROCESSING, TaskState.QUEUED,
     TaskState.NO_WORKER,
 )  # fmt: skip
-"""From left to right. Waiting is the rest, which has no colour."""
-_SEEN = (TaskState.ERRED, TaskState.NO_WORKER)
+"""From left to right. Waiting tasks are the empty rest."""
+_ALWAYS_VISIBLE = (TaskState.ERRED, TaskState.NO_WORKER)
 
 
 class Segment(NamedTuple):
-    """One state's part of a bar: where it begins and how wide it is, percent with the digits that a screen can show."""
+    """One state's part of a bar: position and width, in percent with two digits."""
 
     state: str
     x: str
@@ -39,16 +39,16 @@ class Segment(NamedTuple):
 
 
 def segments(counts: Mapping[TaskState, int]) -> list[Segment]:
-    """The coloured parts of a bar, side by side, together at most as long as it."""
+    """The coloured parts of a bar, side by side."""
     total = sum(counts.values())
     if not total:
         return []
     widths = {state: WHOLE * counts.get(state, 0) / total for state in (*DRAWN, TaskState.WAITING)}
-    for state in _SEEN:
-        if 0 < widths[state] < LEAST:
+    for state in _ALWAYS_VISIBLE:
+        if 0 < widths[state] < MIN_WIDTH:
             widest = max(widths, key=lambda one: widths[one])
-            widths[widest] -= LEAST - widths[state]
-            widths[state] = LEAST
+            widths[widest] -= MIN_WIDTH - widths[state]
+            widths[state] = MIN_WIDTH
     drawn, x = [], 0.0
     for state in DRAWN:
         if widths[state]:
@@ -62,44 +62,39 @@ def _percent(number: float) -> str:
 
 
 def colour(name: str) -> int:
-    """The same for a name wherever and whenever it is shown; sums have that of the legend."""
-    return zlib.adler32(name.encode()) % COLOURS if name else OF_SUMS
-
-
-def named(bar: ProgressBar, name: str) -> ProgressBar:
-    """The sums of a scope as the row of what it is about."""
-    return replace(bar, name=name)
+    """The colour of a name, the same on all pages. Totals have the legend's colour."""
+    return zlib.adler32(name.encode()) % COLOURS if name else SUMMARY_COLOUR
 
 
 @dataclass(frozen=True)
-class Line:
-    """One bar with its words.
+class ProgressRow:
+    """A bar with its texts and links.
 
-    `of` is whose colour it has; `where`, the address of what is behind it, and `failures` of what failed of it; `kind`
-    tells rows of one kind from others. `had_failed`: some that are forgotten by now.
+    `colour_name` determines the colour (default: the bar's name); `kind` makes keys unique among kinds of rows.
+    `has_stored_failures`: tasks have failed that are forgotten now.
     """
 
     bar: ProgressBar
-    of: str = ""
-    where: str = ""
+    colour_name: str = ""
+    url: str = ""
     kind: str = ""
-    failures: str = ""
-    had_failed: bool = False
+    failures_url: str = ""
+    has_stored_failures: bool = False
 
     @property
     def key(self) -> str:
-        """What tells its row from all others on the page."""
+        """Unique within the page."""
         return f"{self.kind}{self.bar.id}"
 
     @property
     def name(self) -> str:
-        """Of its prefix or group."""
+        """Name of the prefix or group."""
         return self.bar.name
 
     @property
     def colour(self) -> int:
-        """Which colour it has."""
-        return colour(self.of or self.bar.name)
+        """Index of its colour."""
+        return colour(self.colour_name or self.bar.name)
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -107,63 +102,63 @@ class Line:
         return segments(self.bar.counts)
 
     @property
-    def numbers(self) -> str:
-        """All counts in the order of the states, for what is shown over a bar."""
+    def counts(self) -> str:
+        """All counts in the order of the states, for the tooltip."""
         return ",".join(str(self.bar.counts[state]) for state in TaskState)
 
     @property
     def parts(self) -> list[tuple[TaskState, str]]:
-        """What there is beside what is done, in words."""
+        """Counts of states other than done."""
         return progress_words.parts(self.bar.counts)
 
     @property
     def sentence(self) -> str:
-        """For whoever can't see the bar."""
+        """Text for screen readers."""
         return progress_words.sentence(self.bar.name or _("All"), self.bar.counts, self.bar.finished, self.bar.total)
 
     @property
     def finished(self) -> str:
-        """How many have finished."""
+        """Number of finished tasks."""
         return progress_words.count(self.bar.finished)
 
     @property
     def total(self) -> str:
-        """How many there are."""
+        """Number of tasks."""
         return progress_words.count(self.bar.total)
 
     @property
     def groups(self) -> str:
-        """In how many groups."""
+        """Number of groups."""
         return progress_words.count(self.bar.groups)
 
     @property
     def rate(self) -> str:
-        """How fast they finish."""
+        """The rate, empty without unfinished tasks."""
         return progress_words.rate(self.bar.rate.per_s) if self.bar.rate and self.bar.live else ""
 
     @property
-    def rate_spread(self) -> str:
-        """From where to where that may be."""
+    def rate_range(self) -> str:
+        """The range of the rate."""
         return progress_words.rate_spread(self.bar.rate) if self.bar.live else ""
 
     @property
     def mean(self) -> str:
-        """What one takes on average."""
+        """Average processing time."""
         return progress_words.took(self.bar.mean_s) if self.bar.mean_s is not None else ""
 
     @property
     def left(self) -> str:
-        """When all will have finished, or why nobody can say."""
+        """The time left, else the state that explains its absence."""
         if not self.bar.total:
             return "–"
         if not self.bar.live:
-            return _("done") if self.ended_well else _("finished")
+            return _("done") if self.all_done else _("finished")
         if self.bar.left:
             return progress_words.left(self.bar.left)
-        return self._stands
+        return self._stalled_state
 
     @property
-    def _stands(self) -> str:
+    def _stalled_state(self) -> str:
         counts = self.bar.counts
         if counts[TaskState.NO_WORKER] == self.bar.live:
             return word(TaskState.NO_WORKER)
@@ -172,42 +167,42 @@ class Line:
         return word(TaskState.QUEUED if counts[TaskState.QUEUED] else TaskState.WAITING)
 
     @property
-    def about(self) -> str:
-        """The most likely time left, without its range; where some have nobody to run them, the least."""
-        return progress_words.about(self.bar.left) if self.bar.left and not self._is_the_least else self.left
+    def estimate(self) -> str:
+        """The time left as one number; a lower bound if some tasks have no worker."""
+        return progress_words.about(self.bar.left) if self.bar.left and not self._is_lower_bound else self.left
 
     @property
-    def spread(self) -> str:
-        """The range of it."""
-        return "" if self._is_the_least else progress_words.spread(self.bar.left)
+    def left_range(self) -> str:
+        """The range of the time left."""
+        return "" if self._is_lower_bound else progress_words.spread(self.bar.left)
 
     @property
-    def _is_the_least(self) -> bool:
+    def _is_lower_bound(self) -> bool:
         return self.bar.counts[TaskState.NO_WORKER] > 0
 
     @property
-    def ended_well(self) -> bool:
-        """Whether there is something, and all of it is done: of what is forgotten nobody knows."""
+    def all_done(self) -> bool:
+        """Whether all tasks are known to be done. How forgotten tasks ended is unknown."""
         return 0 < self.bar.counts[TaskState.MEMORY] == self.bar.total
 
     @property
     def done(self) -> str:
-        """How many are done."""
+        """Number of done tasks."""
         return progress_words.count(self.bar.counts[TaskState.MEMORY])
 
     @property
     def failed(self) -> str:
-        """How many have failed, where any has."""
+        """Number of failed tasks, empty for none."""
         return self._any(TaskState.ERRED)
 
     @property
     def forgotten(self) -> str:
-        """How many are forgotten, where any is."""
+        """Number of forgotten tasks, empty for none."""
         return self._any(TaskState.FORGOTTEN)
 
     @property
     def released(self) -> str:
-        """How many are released, where any is."""
+        """Number of released tasks, empty for none."""
         return self._any(TaskState.RELEASED)
 
     def _any(self, state: TaskState) -> str:
@@ -215,7 +210,7 @@ class Line:
 
     @property
     def percent(self) -> str:
-        """Of them that have finished; not all before it is all."""
+        """Share of finished tasks, rounded down."""
         if not self.bar.total:
             return ""
         return f"{100 * self.bar.finished // self.bar.total} %"

@@ -1,4 +1,4 @@
-"""Whose progress an address is about: a project's runs, or the tasks inside one run."""
+"""The subject of a progress page: a project's runs, or the tasks of one run."""
 
 from __future__ import annotations
 
@@ -14,84 +14,89 @@ from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
 from dstackweb.web.common.pages import PageRequest, whole_number
-from dstackweb.web.progress.bars import DRAWN, Line
+from dstackweb.web.progress.bars import DRAWN, ProgressRow
 from dstackweb.web.progress.live import POLL_S
 from dstackweb.wording.progress import meaning, state
 
 ATTEMPTS = 8
-"""Of a run that was tried again, so many of the newest are offered."""
+"""Attempts of a retried run that are linked, the newest ones."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Whose progress: of a project's runs, or of the tasks inside a run, as its address says."""
+class PageScope:
+    """The subject of a page: a project's runs, or the tasks of a run's attempt (None: the latest with reports)."""
 
     request: PageRequest
     run: Run | None = None
-    called: str = ""
+    run_ref: str = ""
     attempt: int | None = None
 
     @classmethod
-    def of(cls, request: PageRequest, run: str = "") -> Place:
-        """What an address is about. Raises NotFound where there is no such run."""
+    def of(cls, request: PageRequest, run: str = "") -> PageScope:
+        """The subject of a request. Raises NotFound for an unknown run."""
         if not run:
             return cls(request)
         attempt = whole_number(request.GET.get("attempt")) or None
         return cls(request, selectors.find_run(request.project, run), run, attempt)
 
     def url(self, view: str = "", **query: str) -> str:
-        """The address of its page, or of one beneath it: `wall`, `prefix`, `group`."""
+        """The address of the page, or of its `wall`, `prefix`, `group` or `card`."""
         name = "-".join(filter(None, ("run" if self.run else "", "progress", view)))
-        args = [self.request.project.name, *([self.called] if self.run else [])]
+        args = [self.request.project.name, *([self.run_ref] if self.run else [])]
         query = {key: value for key, value in query.items() if value}
         if self.attempt:
             query["attempt"] = str(self.attempt)
         return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
 
-    def line(self, bar: progress.ProgressBar, *, had_failed: bool = False) -> Line:
-        """A prefix's row: behind it are its groups, and of its failures what they said, or which runs failed."""
-        failures = self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed")
-        return Line(bar, bar.name, self.url("prefix", prefix=bar.name), failures=failures, had_failed=had_failed)
+    def row(self, bar: progress.ProgressBar, *, has_stored_failures: bool = False) -> ProgressRow:
+        """A prefix's row, with links to its groups and to its failures (of runs: to the failed groups)."""
+        return ProgressRow(
+            bar,
+            bar.name,
+            self.url("prefix", prefix=bar.name),
+            failures_url=self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed"),
+            has_stored_failures=has_stored_failures,
+        )
 
-    def lines(self, bars: list[progress.ProgressBar]) -> list[Line]:
-        """Rows of prefixes; those whose failed tasks are all forgotten lead to what is remembered of them, too."""
+    def rows(self, bars: list[progress.ProgressBar]) -> list[ProgressRow]:
+        """Rows of prefixes. Those whose failed tasks are all forgotten link to the stored failures."""
         gone = [bar.id for bar in bars if bar.counts[TaskState.FORGOTTEN] and not bar.counts[TaskState.ERRED]]
         failed = progress.with_failures(gone) if self.run else set()
-        return [self.line(bar, had_failed=bar.id in failed) for bar in bars]
+        return [self.row(bar, has_stored_failures=bar.id in failed) for bar in bars]
 
-    def overview(self, now: int) -> progress.ScopeProgress | None:
-        """Its counters; None where nothing was told of yet."""
+    def totals(self, now: int) -> progress.ScopeProgress | None:
+        """Its totals. None without reports."""
         if self.run is None:
             return progress.of_project(self.request.project.pk, now)
         return progress.of_run(self.run.pk, now, self.attempt)
 
     @property
     def attempts(self) -> list[tuple[int, str]]:
-        """The newest attempts of a run that was tried again, each with its address."""
+        """The latest attempts of a retried run, with their addresses."""
         if self.run is None or self.run.attempt < 2:
             return []
         last = self.run.attempt
         newest = range(max(1, last - ATTEMPTS + 1), last + 1)
-        return [(n, Place(self.request, self.run, self.called, n).url()) for n in newest]
+        return [(n, PageScope(self.request, self.run, self.run_ref, n).url()) for n in newest]
 
-    def ended(self, over: progress.ScopeProgress) -> bool:
-        """Whether nothing can change in these counters any more."""
-        return over.ended and not over.bar.live and self._is_over(over.attempt)
+    def ended(self, totals: progress.ScopeProgress) -> bool:
+        """Whether these counters are final."""
+        return totals.ended and not totals.bar.live and self._has_ended(totals.attempt)
 
     @property
     def stays_empty(self) -> bool:
-        """Whether an attempt that told of no task can no longer tell of any."""
-        return self._is_over(self.attempt)
+        """Whether the attempt has ended, so that it cannot report tasks any more."""
+        return self._has_ended(self.attempt)
 
-    def _is_over(self, attempt: int | None) -> bool:
+    def _has_ended(self, attempt: int | None) -> bool:
         if self.run is None:
             return False
         return self.run.status in ENDED or (attempt or self.run.attempt) < self.run.attempt
 
     def context(self) -> dict[str, Any]:
-        """What all pages about it show."""
+        """Template context of all pages."""
         return {
-            "place": self,
+            "scope": self,
             "run": self.run,
             "legend": [(one.value, state(one), meaning(one)) for one in (*DRAWN, TaskState.WAITING)],
             "states": states(),
@@ -101,5 +106,5 @@ class Place:
 
 
 def states() -> list[tuple[str, str]]:
-    """All states in the order in which a bar's numbers stand, with their words, for scripts."""
+    """All states in the order of a bar's counts, with their labels, for scripts."""
     return [(one.value, state(one)) for one in TaskState]

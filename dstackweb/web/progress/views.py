@@ -1,36 +1,38 @@
-"""The progress of a project's runs, and of the tasks inside one run: all prefixes, and a screen for the wall."""
+"""Pages of progress: prefixes (also as a wall screen), the groups of a prefix, and the tasks of a group."""
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlencode
 
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from dstackweb.lib.errors import Invalid
+from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
-from dstackweb.progress.selectors import ScopeProgress
+from dstackweb.progress.selectors import ProgressBar, ScopeProgress
 from dstackweb.web.common.pages import PageRequest, project_page
-from dstackweb.web.progress.bars import Line
-from dstackweb.web.progress.cards import inside_of
-from dstackweb.web.progress.live import Listing, answer, now_ms
-from dstackweb.web.progress.scope import Place
+from dstackweb.web.progress.bars import ProgressRow
+from dstackweb.web.progress.cards import running_run_rows
+from dstackweb.web.progress.live import PageRows, live_response, now_ms
+from dstackweb.web.progress.scope import PageScope
+from dstackweb.wording.progress import state
 
-PER_PAGE = 50
+PREFIXES_PER_PAGE = 50
+GROUPS_PER_PAGE = 100
+"""Groups, failures, or tasks."""
 ON_A_WALL = 40
-"""Bars for a screen that nobody scrolls."""
+"""Prefixes on a wall screen, which does not scroll."""
 ORDERS = ("active", "failed", "name")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an address asks for: prefixes with `find` in their names, in which order and from where on.
-
-    `light` is the theme of a wall; all other pages have their reader's.
-    """
+class PrefixFilters:
+    """Query of a page of prefixes: `find` is a part of the name, `after` a cursor, `light` a wall screen's theme."""
 
     order: progress.Order
     find: str
@@ -38,94 +40,210 @@ class Asked:
     light: bool
 
     @classmethod
-    def of(cls, request: PageRequest) -> Asked:
-        """Whatever an address says that is not known is left out."""
+    def of(cls, request: PageRequest) -> PrefixFilters:
+        """Parse a request. Unknown values are ignored."""
         order = request.GET.get("order", "")
         known = cast(progress.Order, order if order in ORDERS else "active")
-        return cls(known, asked_find(request), asked_page(request), request.GET.get("theme") == "light")
+        return cls(known, _name_filter(request), _page_cursor(request), request.GET.get("theme") == "light")
 
     @property
     def query(self) -> dict[str, str]:
-        """Of the list's other pages and of its wall; what goes without saying is empty."""
+        """The query without the cursor; defaults are empty."""
         return self.ordered(self.order)
 
     def ordered(self, order: str) -> dict[str, str]:
-        """Of the same list in another order."""
+        """The same query in another order."""
         return {"q": self.find, "order": "" if order == "active" else order}
 
 
-def asked_find(request: PageRequest) -> str:
-    """The part of names that is looked for."""
+def _name_filter(request: PageRequest) -> str:
     return request.GET.get("q", "").strip()
 
 
-def asked_page(request: PageRequest) -> str | None:
-    """Where the list begins, if not at its beginning."""
+def _page_cursor(request: PageRequest) -> str | None:
     return request.GET.get("after") or None
-
-
-def bad_page() -> Invalid:
-    """For an address of a page of a list that never was one."""
-    return Invalid.at("after", msg=_("there is no such page of the list"))
 
 
 @project_page()
 def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> HttpResponse:
-    """All prefixes; also what polls of the page get. On a wall they are large, and nothing is around them."""
-    place, asked, now = Place.of(request, run), Asked.of(request), now_ms()
+    """All prefixes, as a page or as a wall screen, and its polls."""
+    scope, filters, now = PageScope.of(request, run), PrefixFilters.of(request), now_ms()
     page, body, update = (f"progress/{'wall' if wall else 'overview'}{part}.html" for part in ("", "_body", "_update"))
     if wall and not request.htmx:
-        request.session.modified = True  # it lasts as long as somebody has the page open
-    over = place.overview(now)
-    if over is not None:
-        limit = ON_A_WALL if wall else PER_PAGE
-        return answer(request, page, body, update, over.bar, now, lambda: _listing(place, over, asked, now, limit))
+        request.session.modified = True  # the session lasts while the page is open
+    totals = scope.totals(now)
+    if totals is not None:
+        limit = ON_A_WALL if wall else PREFIXES_PER_PAGE
+        return live_response(
+            request, page, body, update, totals.bar, now, lambda: _prefix_rows(scope, totals, filters, now, limit)
+        )
     if request.htmx:
         return HttpResponse(status=204)
-    return render(request, page, {**_context(place, asked), "over": None})
+    return render(request, page, {**_context(scope, filters), "totals": None})
 
 
-def _listing(place: Place, over: ScopeProgress, asked: Asked, now: int, limit: int) -> Listing:
-    try:
-        bars, following = progress.prefixes(
-            over.scope_id, now, find=asked.find, order=asked.order, after=asked.after, limit=limit
-        )
-    except ValueError:
-        raise bad_page() from None
+def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters, now: int, limit: int) -> PageRows:
+    bars, following = progress.prefixes(
+        totals.scope_id, now, find=filters.find, order=filters.order, after=filters.after, limit=limit
+    )
     context = {
-        **_context(place, asked),
-        "over": over,
-        "whole": Line(over.bar, failures=place.url(**asked.ordered("failed"))),
-        "following": place.url(**asked.query, after=following or ""),
+        **_context(scope, filters),
+        "totals": totals,
+        "summary": ProgressRow(totals.bar, failures_url=scope.url(**filters.ordered("failed"))),
+        "following": scope.url(**filters.query, after=following or ""),
         "has_following": following is not None,
-        "beyond": 0 if asked.find else max(0, over.prefixes - len(bars)),
-        "ended": place.ended(over),
+        "beyond": 0 if filters.find else max(0, totals.prefixes - len(bars)),
+        "ended": scope.ended(totals),
     }
-    return Listing(place.lines(bars), [bar.id for bar in bars], context)
+    return PageRows(scope.rows(bars), [bar.id for bar in bars], context)
 
 
-def _context(place: Place, asked: Asked) -> dict[str, Any]:
-    """What the page shows beside its counters."""
+def _context(scope: PageScope, filters: PrefixFilters) -> dict[str, Any]:
+    """The context without counters."""
     labels = (("active", _("Active first")), ("failed", _("Failed first")), ("name", _("By name")))
     return {
-        **place.context(),
-        **_inside(place),
-        "theme": "light" if asked.light else "dark",
-        "theme_url": place.url("wall", **asked.query, theme="" if asked.light else "light"),
-        "order": asked.order,
-        "q": asked.find,
-        "after": asked.after,
-        "wall_url": place.url("wall", **asked.query),
-        "first_url": place.url(**asked.query),
-        "orders": [(order, label, place.url(**asked.ordered(order))) for order, label in labels],
+        **scope.context(),
+        **_inside(scope),
+        "theme": "light" if filters.light else "dark",
+        "theme_url": scope.url("wall", **filters.query, theme="" if filters.light else "light"),
+        "order": filters.order,
+        "q": filters.find,
+        "after": filters.after,
+        "wall_url": scope.url("wall", **filters.query),
+        "first_url": scope.url(**filters.query),
+        "orders": [(order, label, scope.url(**filters.ordered(order))) for order, label in labels],
     }
 
 
-def _inside(place: Place) -> dict[str, Any]:
-    """The tasks inside a project's runs, for a page that is opened: afterwards it asks for them by themselves."""
-    if place.run or place.request.htmx:
+def _inside(scope: PageScope) -> dict[str, Any]:
+    """A project's running runs, on page loads only: the page polls them separately."""
+    if scope.run or scope.request.htmx:
         return {}
-    project = place.request.project
-    version, lines = inside_of(project)
+    project = scope.request.project
+    version, rows = running_run_rows(project)
     url = reverse("web:progress-inside", args=[project.name])
-    return {"inside": lines, "inside_version": version, "inside_url": url}
+    return {"inside": rows, "inside_version": version, "inside_url": url}
+
+
+def _gone(request: PageRequest, error: NotFound) -> HttpResponse:
+    """A prefix or group was deleted: reload a polling page, which then shows the error."""
+    if request.htmx:
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    raise error
+
+
+def _found(scope: PageScope, now: int) -> tuple[progress.ScopeProgress, ProgressBar]:
+    """The prefix that the request names. Raises NotFound."""
+    name, totals = scope.request.GET.get("prefix", ""), scope.totals(now)
+    bar = progress.prefix(totals.scope_id, name, now) if totals and name else None
+    if totals is None or bar is None:
+        raise NotFound(_("there is no task prefix %s") % name)
+    return totals, bar
+
+
+@project_page()
+def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
+    """The groups or the failures of a prefix, and its polls."""
+    scope, now = PageScope.of(request, run), now_ms()
+    try:
+        totals, bar = _found(scope, now)
+    except NotFound as error:
+        return _gone(request, error)
+    shown = request.GET.get("show", "")
+    shown = shown if shown in ("running", "failed") or (shown == "failures" and scope.run) else ""
+    find, after = _name_filter(request), _page_cursor(request)
+
+    def url(**query: str) -> str:
+        return scope.url("prefix", prefix=bar.name, **query)
+
+    def context(following: str | None) -> dict[str, Any]:
+        tabs = [("", _("All groups")), ("running", _("Running")), ("failed", _("Failed"))]
+        if scope.run:
+            tabs.append(("failures", _("Errors")))
+        return {
+            **scope.context(),
+            "totals": totals,
+            "summary": scope.row(bar),
+            "ended": scope.ended(totals),
+            "shown": shown,
+            "q": find,
+            "after": after,
+            "tabs": [(key, label, url(show=key, q="" if key == "failures" else find)) for key, label in tabs],
+            "first_url": url(show=shown, q=find),
+            "following": url(show=shown, q=find, after=following or ""),
+            "has_following": following is not None,
+        }
+
+    def failures() -> PageRows:
+        found, following = progress.failures(totals.scope_id, bar.id, after, GROUPS_PER_PAGE)
+        rows = [(one, _as_datetime(one.at_ms), scope.url("group", prefix=bar.name, group=one.group)) for one in found]
+        return PageRows([], [(one.id, one.at_ms) for one in found], {**context(following), "failures": rows})
+
+    def groups() -> PageRows:
+        only = cast(progress.GroupFilter, shown)
+        found, following = progress.groups(bar.id, only=only, find=find, after=after, limit=GROUPS_PER_PAGE)
+        errors = scope.row(bar).failures_url if scope.run else ""
+        rows = [ProgressRow(one, bar.name, _group_url(scope, bar.name, one.name), failures_url=errors) for one in found]
+        return PageRows(rows, [one.id for one in found], context(following))
+
+    return live_response(
+        request,
+        "progress/prefix.html",
+        "progress/prefix_body.html",
+        "progress/prefix_update.html",
+        bar,
+        now,
+        failures if shown == "failures" else groups,
+    )
+
+
+def _as_datetime(ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+def _group_url(scope: PageScope, prefix: str, group: str) -> str:
+    """The tasks of a group. For a project: the runs with this name."""
+    if scope.run is None:
+        return reverse("web:runs", args=[scope.request.project.name]) + f"?{urlencode({'q': group})}"
+    return scope.url("group", prefix=prefix, group=group)
+
+
+@project_page()
+def group_page(request: PageRequest, run: str) -> HttpResponse:
+    """The tasks of a group, and its polls."""
+    scope, now = PageScope.of(request, run), now_ms()
+    name, after = request.GET.get("group", ""), _page_cursor(request)
+    try:
+        totals, bar = _found(scope, now)
+        group = progress.group(bar.id, name)
+        if group is None:
+            raise NotFound(_("there is no group %s; its tasks may all be forgotten") % name)
+    except NotFound as error:
+        return _gone(request, error)
+
+    def tasks() -> PageRows:
+        found, following = progress.tasks(group.id, after, GROUPS_PER_PAGE)
+        context = {
+            **scope.context(),
+            "totals": totals,
+            "prefix": bar,
+            "summary": ProgressRow(group, bar.name, failures_url=scope.row(bar).failures_url),
+            "tasks": [(one, state(one.state), _as_datetime(one.since_ms)) for one in found],
+            "after": after,
+            "ended": scope.ended(totals),
+            "prefix_url": scope.url("prefix", prefix=bar.name),
+            "first_url": scope.url("group", prefix=bar.name, group=name),
+            "following": scope.url("group", prefix=bar.name, group=name, after=following or ""),
+            "has_following": following is not None,
+        }
+        return PageRows([], found, context)
+
+    return live_response(
+        request,
+        "progress/group.html",
+        "progress/group_body.html",
+        "progress/group_update.html",
+        group,
+        now,
+        tasks,
+    )

@@ -18,8 +18,8 @@ from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
-from dstackweb.web.progress import scope as progress_place
-from dstackweb.web.progress.cards import Card, card_of
+from dstackweb.web.progress import scope as progress_scope
+from dstackweb.web.progress.cards import Card, find_card
 from dstackweb.web.runs import details, hold_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.why_views import place_in_queue
@@ -82,7 +82,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
         version += f".{selectors.list_version(request.project)}"
     elif found.status == RunStatus.PROVISIONING:
         version += f".{details.starting(found)}"
-    card = card_of(request, found)  # it renews itself, once it is there
+    card = find_card(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"
     return polled(request, "runs/run.html", "runs/run_body.html", version, lambda: _run(request, found, card))
@@ -98,7 +98,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "run": run,
         "gpus": panel is not None,
         "card": card,
-        "states": progress_place.states(),
+        "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
         "jobs": [details.NodeLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import FINISHED, LIVE, TaskState
-from dstackweb.web.progress.bars import COLOURS, LEAST, Line, colour, segments
+from dstackweb.web.progress.bars import COLOURS, MIN_WIDTH, ProgressRow, colour, segments
 from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import meaning, state
 
@@ -49,8 +49,8 @@ def test_each_state_that_has_any_is_drawn_once_and_no_other_is(counts: dict[Task
 @given(st.integers(1, 10**9), st.integers(1, 50))
 def test_the_few_that_failed_are_seen_beside_many(done: int, failed: int) -> None:
     found = {part.state: float(part.width) for part in segments({S.MEMORY: done, S.ERRED: failed, S.NO_WORKER: 1})}
-    assert found["erred"] >= LEAST - 0.01
-    assert found["no_worker"] >= LEAST - 0.01
+    assert found["erred"] >= MIN_WIDTH - 0.01
+    assert found["no_worker"] >= MIN_WIDTH - 0.01
 
 
 def test_a_name_keeps_its_colour() -> None:
@@ -106,13 +106,13 @@ def test_where_the_estimate_is_sure_one_number_says_it() -> None:
 
 
 def test_beside_a_wide_range_the_one_number_is_rough() -> None:
-    assert Line(bar(left=Left(509, 180, 1500), memory=3, queued=5)).about == "≈ 8 min"
-    assert Line(bar(left=Left(509, 480, 530), memory=3, queued=5)).about == "≈ 8 min 29"
+    assert ProgressRow(bar(left=Left(509, 180, 1500), memory=3, queued=5)).estimate == "≈ 8 min"
+    assert ProgressRow(bar(left=Left(509, 480, 530), memory=3, queued=5)).estimate == "≈ 8 min 29"
 
 
 def test_with_tasks_without_a_worker_only_the_lower_bound_is_shown() -> None:
-    line = Line(bar(left=Left(300, 290, math.inf), memory=3, queued=5, no_worker=1))
-    assert (line.left, line.about, line.spread) == ("over 5 min", "over 5 min", "")
+    line = ProgressRow(bar(left=Left(300, 290, math.inf), memory=3, queued=5, no_worker=1))
+    assert (line.left, line.estimate, line.left_range) == ("over 5 min", "over 5 min", "")
 
 
 @pytest.mark.parametrize(
@@ -131,23 +131,23 @@ def test_with_tasks_without_a_worker_only_the_lower_bound_is_shown() -> None:
     ],
 )
 def test_without_a_rate_a_row_says_how_it_stands(counts: dict[str, int], text: str) -> None:
-    assert Line(bar(**counts)).left == text
+    assert ProgressRow(bar(**counts)).left == text
 
 
 def test_a_rate_is_reported_only_while_something_is_left() -> None:
     fast = Rate(2, 1.5, 2.5)
-    assert Line(bar(rate=fast, memory=10, queued=5)).rate == "2/s"
-    assert Line(bar(rate=fast, memory=10)).rate == ""
+    assert ProgressRow(bar(rate=fast, memory=10, queued=5)).rate == "2/s"
+    assert ProgressRow(bar(rate=fast, memory=10)).rate == ""
 
 
 def test_a_bar_is_a_sentence_for_those_who_cant_see_it() -> None:
-    told = Line(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
+    told = ProgressRow(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
     assert told == "train: 41,222 of 50,000 finished; 41,210 done, 12 failed, 640 running, 8,138 queued"
 
 
 def test_it_is_not_all_before_it_is_all() -> None:
-    assert Line(bar(memory=99_999, queued=1)).percent == "99 %"
-    assert Line(bar(memory=100_000)).percent == "100 %"
+    assert ProgressRow(bar(memory=99_999, queued=1)).percent == "99 %"
+    assert ProgressRow(bar(memory=100_000)).percent == "100 %"
 
 
 @pytest.mark.parametrize("code", list(TaskState))
