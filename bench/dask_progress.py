@@ -12,8 +12,8 @@ worker only says that each task is done: a real one is several times slower than
 loses. The scheduler has the first core; worker, client, and a route that throws away what it gets have the last one in
 both kinds of rounds. Processor time is all of the scheduler's process, until a second after the last task is gone; the
 plugin's ticks and its sending thread have clocks of their own within it. The garbage collector rests during a round: it
-takes 0.1 s at once, from whoever allocates just then. Transitions a second are what they are: while the scheduler waits
-for its client, or for a core that others have, they say little about the plugin.
+takes 0.1 s at once, from the code that happens to allocate. Rates of transitions depend on load: while the scheduler
+waits for its client, or for a busy core, they say little about the plugin.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Counting what reporters tell: events of single tasks, and transitions count as counts, per second.
+"""Measure how many task reports per second are counted: events of single tasks, and counts of groups.
 
-python bench/progress_ingest.py [sqlite|postgres] [TASKS]
+    python bench/progress_ingest.py [sqlite|postgres] [TASKS]
 
-Each task has three events (waiting, running, done), in batches of 1,000 events, and each batch is a transaction of the
-product's own intake. "Spread" means that each of a batch's tasks is of a group of its own, 1,000 of 23 prefixes,
-"a sweep" that they are of 50 groups, and "together" that they are of one. The floor is the same rows of tasks, written
-by the same statements in as many transactions, but read and counted by nobody. A count tells of 100 transitions of a
-group. Cells are thousands per second, the median of three. The second table is of scopes that have tasks already:
-10,000 in 1,000 groups, up to 950,000 in 100,000.
+Each task has three events (waiting, running, done), in batches of 1,000 events, one transaction each. "Spread": each
+task of a batch is in its own group, 1,000 groups in 23 prefixes; "a sweep": in 50 groups; "together": in one group. The
+floor writes the same task rows by the same statements in as many transactions, without reading or counting them. A
+count reports 100 transitions of a group. Cells are thousands per second, the median of three. The second table measures
+scopes that already have tasks: 10,000 in 1,000 groups, up to 950,000 in 100,000.
 """
 
 from __future__ import annotations
@@ -56,30 +55,30 @@ def measure(tasks: int) -> None:
 
     call_command("migrate", verbosity=0)
     shared = tasks // WRITERS // BATCH * BATCH * WRITERS
-    told_as_counts = 3 * PER_COUNT
+    counted_transitions = 3 * PER_COUNT
     rows = {
         "floor: rows only, spread": [rate(lambda: lambda: floor(tasks, BATCH), tasks * 3)],
         "floor: rows only, together": [rate(lambda: lambda: floor(tasks, 1), tasks * 3)],
-        "events, spread": [rate(lambda: update(scope(), events(tasks, BATCH)), tasks * 3)],
-        "events, a sweep": [rate(lambda: update(scope(), events(tasks, 50)), tasks * 3)],
-        "events, together": [rate(lambda: update(scope(), events(tasks, 1)), tasks * 3)],
+        "events, spread": [rate(lambda: ingest_all(scope(), events(tasks, BATCH)), tasks * 3)],
+        "events, a sweep": [rate(lambda: ingest_all(scope(), events(tasks, 50)), tasks * 3)],
+        "events, together": [rate(lambda: ingest_all(scope(), events(tasks, 1)), tasks * 3)],
         "the same events again": [again(tasks)],
-        "transitions as counts": [rate(lambda: update(scope(), counts(tasks)), tasks * told_as_counts)],
+        "transitions as counts": [rate(lambda: ingest_all(scope(), counts(tasks)), tasks * counted_transitions)],
     }
     with multiprocessing.get_context("spawn").Pool(WRITERS, set_up) as pool:
         together(pool, tasks)()  # all of them have started then
         rows |= {
             f"events, {WRITERS} processes, one group": [rate(lambda: together(pool, tasks), shared * 3)],
-            f"counts, {WRITERS} processes": [rate(lambda: together(pool, tasks, True), shared * told_as_counts)],
+            f"counts, {WRITERS} processes": [rate(lambda: together(pool, tasks, True), shared * counted_transitions)],
         }
     sides.table(f"{sides.database()}, thousands per second:", [f"{tasks:,} tasks or counts"], rows)
     cells: dict[str, list[str]] = {"events, spread": [], "transitions as counts": []}
     for groups, there in GROWN:
         full, few = scope(), BATCH * 5
-        update(full, events(there, groups, "old", ("memory",)))()
+        ingest_all(full, events(there, groups, "old", ("memory",)))()
         sides.settle()
         cells["events, spread"].append(rate(partial(grown, full, few), few * 3))
-        cells["transitions as counts"].append(rate(partial(grown, full, few, True), few * told_as_counts))
+        cells["transitions as counts"].append(rate(partial(grown, full, few, True), few * counted_transitions))
     headings = [f"{groups:,} groups {there:,} tasks" for groups, there in GROWN]
     sides.table(f"{sides.database()}, thousands per second:", headings, cells)
 
@@ -91,7 +90,7 @@ def rate(prepare: Callable[[], Callable[[], object]], number: int) -> str:
 
 def grown(full: int, few: int, counted: bool = False) -> Callable[[], object]:
     """What takes a few more, of groups that are there already or not."""
-    return update(full, counts(few) if counted else events(few, BATCH))
+    return ingest_all(full, counts(few) if counted else events(few, BATCH))
 
 
 def scope() -> int:
@@ -103,7 +102,7 @@ def scope() -> int:
     return ensure_scope(project.pk, next(_numbers), 1)
 
 
-def update(scope_id: int, batches: Iterator[Batch]) -> Callable[[], None]:
+def ingest_all(scope_id: int, batches: Iterator[Batch]) -> Callable[[], None]:
     """What takes all of it."""
     from dstackweb.progress.ingest import ingest_batch
 
@@ -203,7 +202,7 @@ def together(pool: Pool, tasks: int, counted: bool = False) -> Callable[[], obje
 
 
 def set_up() -> None:
-    """Make this process one that takes what it is count, as the web server's do."""
+    """Set Django up in a writer process, as a web server process has it."""
     import django
 
     from dstackweb.lib.process import collect_rarely
@@ -215,7 +214,7 @@ def set_up() -> None:
 def write(given: tuple[int, int, str, bool]) -> None:
     """One process's share."""
     found, share, first, counted = given
-    update(found, counts(share, first) if counted else events(share, 1, first))()
+    ingest_all(found, counts(share, first) if counted else events(share, 1, first))()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What a page of progress costs to read and to keep up to date, on SQLite and on PostgreSQL.
+"""Measure what a progress page costs to read and to update, on SQLite and on PostgreSQL.
 
     python bench/progress_read.py [sqlite|postgres] [GROUPS…]
 
-The kept counters of a run's 23 prefixes beside computing them from the same tasks (ten to a group) with `GROUP BY`,
-beside adding up the counters of all groups, and beside Dask's own two ways on its own objects in memory: each prefix's
-counts as they are kept today, and the merge over all groups that it did before. A query of one row is the floor.
-Then the bytes of one update of the page, by how many of its prefixes have changed.
+Compares the counters of a run's 23 prefixes with: `GROUP BY` over the same tasks (ten per group), the sum of the
+counters of all groups, and Dask's two ways on its own objects in memory (the counts kept per prefix today, and the
+earlier merge over all groups). A query of one row is the floor. Then prints the bytes of one update of the page by the
+number of changed prefixes.
 """
 
 from __future__ import annotations

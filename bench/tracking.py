@@ -1,10 +1,9 @@
-"""What reporting costs the program that reports: microseconds per task, beside the loop without it, and tqdm's.
+"""Measure what reporting costs a program, in microseconds per task, compared with a plain loop and with tqdm.
 
     python bench/tracking.py [TASKS [ROUNDS]]
 
-Each cell is a process of its own, round after round; the tasks do nothing, so that nothing hides the cost. What
-listens is another process: it answers at once, never (a hung server), or is not there. tqdm is timed where it is
-installed.
+Each cell is a process of its own, in alternating rounds. The tasks do nothing, so that nothing hides the cost. The
+server is another process, which answers at once, never answers, or does not exist. tqdm is timed if it is installed.
 """
 
 from __future__ import annotations

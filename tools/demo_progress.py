@@ -1,9 +1,9 @@
-"""`make demo-progress`: the server with a run whose tasks are told of, though nobody works on them.
+"""`make demo-progress`: the server with a run whose tasks are reported but not executed.
 
-The run holds a core and sleeps. This program tells the server, over its API as any scheduler would, how far half a
-million made-up tasks in 48,000 groups of 23 prefixes are: counts of those groups that have changed, each second. Some
-fail and say why, some find no worker. All else is real: counters, pages, the command line. After about 16 minutes all
-of it is done, and it begins anew. The server's files lie in `var/demo-progress`, apart from those of `make run`.
+The run reserves a core and sleeps. Like a scheduler, this program reports half a million generated tasks in 48,000
+groups of 23 prefixes over the API: each second, the counts of the groups that changed. Some tasks fail with a message,
+some have no worker. Counters, pages and the command line are real. After about 16 minutes all tasks are finished, and
+the demo starts again. The server's files are in `var/demo-progress`, apart from those of `make run`.
 """
 
 from __future__ import annotations
