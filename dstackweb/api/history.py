@@ -97,8 +97,8 @@ def of_queue(
     """Wait times and queue lengths by priority band."""
     found, _role = project_of(request, project)
     queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
-    told = history.series(queue, _view(days, step, tz))
-    return QueueHistoryOut(queue=queue.name, **_values(told))
+    past = history.series(queue, _view(days, step, tz))
+    return QueueHistoryOut(queue=queue.name, **_values(past))
 
 
 @router.get("", response={200: ProjectHistoryOut, **REFUSALS}, summary="History of all queues of a project")
@@ -107,9 +107,9 @@ def of_project(
 ) -> ProjectHistoryOut:
     """Wait times and lengths of all queues together, and the totals of each."""
     found, _role = project_of(request, project)
-    told, each = history.overview(found, _view(days, step, tz))
+    past, each = history.overview(found, _view(days, step, tz))
     queues = [QueueTotal(queue=queue.name, total=_total(of_queue)) for queue, of_queue in each]
-    return ProjectHistoryOut(queues=queues, **_values(told))
+    return ProjectHistoryOut(queues=queues, **_values(past))
 
 
 def _view(days: int, step: str | None, tz: str) -> HistoryRange:
@@ -122,13 +122,13 @@ def _view(days: int, step: str | None, tz: str) -> HistoryRange:
     return HistoryRange(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
 
 
-def _values(told: History) -> dict[str, Any]:
-    columns = told.columns()
+def _values(past: History) -> dict[str, Any]:
+    columns = past.columns()
     for band, numbers in enumerate(columns["bands"]):
-        numbers["total"] = history.numbers(told.since(told.times[0], band))
-    today = history.numbers(told.since(told.today))
-    return {**columns, "all": history.columns(told.all), "today": today, "total": _total(told)}
+        numbers["total"] = history.numbers(past.since(past.times[0], band))
+    today = history.numbers(past.since(past.today))
+    return {**columns, "all": history.columns(past.all), "today": today, "total": _total(past)}
 
 
-def _total(told: History) -> SpanOut:
-    return SpanOut(**history.numbers(told.since(told.times[0])))
+def _total(past: History) -> SpanOut:
+    return SpanOut(**history.numbers(past.since(past.times[0])))

@@ -90,7 +90,7 @@ class MoveIn(Schema):
 class RunChangeOut(Schema):
     """The effect on a run. Positions start at 1; null without a position.
 
-    Of what was moved, positions behind the first thousand may be null, too: a `dry_run` counts them all.
+    Positions after the first thousand may be null after a move; a `dry_run` counts all.
     """
 
     run: str
@@ -108,9 +108,9 @@ class RunChangeOut(Schema):
 
 
 class MoveOut(Schema):
-    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` others that slip or rise (null: uncounted).
+    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` other runs that change position (or null).
 
-    `exact` is false where a member's run came to the nearest of their own places instead. `move` is what `undo` takes,
+    `exact` is false if a member's run moved to their nearest own position instead. `move` is what `undo` takes,
     for `undo_s` seconds; null for a preview, and where nothing changed.
     """
 
@@ -122,13 +122,13 @@ class MoveOut(Schema):
     undo_s: int
 
     @classmethod
-    def of(cls, told: reorder.MovePreview) -> MoveOut:
+    def of(cls, moved: reorder.MovePreview) -> MoveOut:
         return cls(
-            changes=[RunChangeOut.of(change) for change in told.changes],
-            slips=[RunChangeOut.of(change) for change in told.slips],
-            slips_total=told.slips_total,
-            exact=told.exact,
-            move=told.move_id if isinstance(told, reorder.MoveResult) else None,
+            changes=[RunChangeOut.of(change) for change in moved.changes],
+            slips=[RunChangeOut.of(change) for change in moved.slips],
+            slips_total=moved.slips_total,
+            exact=moved.exact,
+            move=moved.move_id if isinstance(moved, reorder.MoveResult) else None,
             undo_s=reorder.UNDO_S,
         )
 
