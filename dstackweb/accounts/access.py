@@ -59,3 +59,8 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
     if not allows(role, at_least):
         raise Forbidden(f"Your role in {name} is {role}; this needs the role {at_least}.")
     return project, role
+
+
+def may_change(role: str, owner_id: int, user: User) -> bool:
+    """Members change what is theirs, managers anything."""
+    return allows(role, "manager") or (allows(role, "member") and owner_id == user.pk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from dstackweb.accounts import access
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Forbidden, Invalid, Stale
@@ -55,7 +56,7 @@ def _last_editor(run: Run) -> str:
 
 def may_change(run: Run, user: User, role: str) -> None:
     """Members change their own runs, managers any. Raises Forbidden."""
-    if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):
+    if access.may_change(role, run.user_id, user):
         return
     raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can change it")
 

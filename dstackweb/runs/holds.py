@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from dstackweb.accounts.access import allows
+from dstackweb.accounts.access import allows, may_change
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import services
@@ -146,7 +146,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     Raises Forbidden for another member's run, Invalid for an invalid or too long time, and Conflict for a run without
     limit, not placed, or ending.
     """
-    if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
+    if not may_change(role, run.user_id, user):
         raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: only they or a manager can extend it")
     more = parse_hold_time(duration)
     with transaction.atomic():

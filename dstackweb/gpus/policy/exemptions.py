@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from dstackweb.accounts.access import allows
+from dstackweb.accounts.access import allows, may_change
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import PolicyExemption, ProjectPolicies
 from dstackweb.gpus.policy.binding import policy_of
@@ -47,7 +47,7 @@ def exempt(run: Run, user: User, role: str, reason: str, *, minutes: int | None 
     Its owner and managers may, as often as the project allows; only managers for longer than usual. Raises Forbidden,
     Invalid (no reason, minutes out of range) or Conflict (no policy would stop it, or no exemptions left).
     """
-    if not (allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)):
+    if not may_change(role, run.user_id, user):
         raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: only they or a manager can keep it")
     reason = " ".join(reason.split())
     if not reason:

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts.access import allows
+from dstackweb.accounts import access
 from dstackweb.accounts.models import User
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Run
@@ -24,7 +24,7 @@ from dstackweb.wording import messages, statuses, units, waiting
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
     """Whether to show the controls of a run; services check permissions again."""
-    return allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk)
+    return access.may_change(role, run.user_id, user)
 
 
 def needs(spec: dict[str, Any]) -> str:
