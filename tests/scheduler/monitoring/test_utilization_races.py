@@ -86,12 +86,12 @@ def test_samples_that_come_while_a_policy_is_applied_end_up_under_the_new_one(pr
         wanted = OTHER if number < 2 else {**OTHER, "min_gpu_utilization": 80}
         profile.settings = {"utilization_policy": wanted}
         profile.save()
-        mark = rollout.mark(rollout.policy_set_by(profile))
+        shown = rollout.fingerprint(rollout.policy_set_by(profile))
         host = placed_job(job.run).host
         assert host is not None
         seen = snapshot(g0=85, g1=85, g2=85, g3=85)
         sample = functools.partial(intake.add_snapshot, host, seen, START_MS + 2 * EVERY_MS)
-        apply = functools.partial(rollout.apply, profile, [job.run_id], mark, member)
+        apply = functools.partial(rollout.apply, profile, [job.run_id], shown, member)
         _worth, changed = at_once(sample, apply)
         assert changed == 1
         assert JobPolicy.objects.get(pk=job.pk).min_gpu_utilization == wanted["min_gpu_utilization"]
