@@ -1,5 +1,5 @@
-// What the reader does to a page: confirmations, priority steps, and errors of htmx requests as notices.
-import { anew } from "./polling.js";
+// Actions on a page: confirmations, priority steps, and errors of htmx requests as notices.
+import { forceRefresh } from "./polling.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
@@ -53,10 +53,10 @@ const hold = (form) => form.setAttribute("hx-morph-skip", "");
 function release(form) {
   if (!form.hasAttribute("hx-morph-skip")) return;
   form.removeAttribute("hx-morph-skip");
-  anew(form); // polls that came in between have left it as it was
+  forceRefresh(form); // polls in between skipped it
 }
 
-// htmx leaves the value of what has the focus alone: a number that nobody is editing is what it has become.
+// htmx keeps the value of the focused input: a number that is not being edited takes the new value.
 document.addEventListener("htmx:after:swap", () => {
   const input = document.activeElement;
   if (input?.matches(".prio input") && !input.closest("[hx-morph-skip]")) input.value = input.defaultValue;
@@ -70,7 +70,7 @@ document.addEventListener("focusout", (event) => {
   const form = event.target.closest?.("form[data-priority]");
   if (form && event.target.value === event.target.defaultValue) release(form);
 });
-// A number that may not be is never sent, and must not stay as if it were the priority.
+// An invalid number is never sent, and is reset to the current priority.
 document.addEventListener(
   "change",
   (event) => {

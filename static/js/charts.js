@@ -1,7 +1,7 @@
 // The two history charts. Their data is in <script type="application/json" id="history-data">, which polls replace.
 // Canvases, readouts and the selected bands are excluded from the morph.
 import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
-import { anew } from "./polling.js";
+import { forceRefresh } from "./polling.js";
 import { durationText } from "./times.js";
 
 const locale = document.documentElement.lang || undefined;
@@ -191,4 +191,4 @@ onTheme(() => charts.forEach((u) => u.redraw(false)));
 
 if (read()) draw();
 // The first visit with this browser was rendered in UTC: load it again now that the time zone is known.
-if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone) anew(root());
+if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone) forceRefresh(root());

@@ -10,7 +10,7 @@ const NEAR_END_PX = 24;
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 const INVISIBLE = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 
-/** What a terminal would show of a finished line: a carriage return starts it anew. */
+/** What a terminal shows of a finished line: a carriage return restarts it. */
 function shown(line) {
   const plain = line.replace(ESCAPES, "").replace(/\r+$/, "");
   return plain.slice(plain.lastIndexOf("\r") + 1).replace(INVISIBLE, "·");

@@ -48,8 +48,8 @@ export function release(why) {
 
 const outdated = new WeakSet(); // polled elements a part of which was held while the rest was renewed
 
-/** Have the whole of it at the next look, whatever version it shows: a part of it stood still. */
-export function anew(part) {
+/** Poll the whole element again, whatever version it shows: a part of it was not refreshed. */
+export function forceRefresh(part) {
   const element = part.closest("[data-poll]");
   if (!element) return;
   outdated.add(element);

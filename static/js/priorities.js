@@ -1,6 +1,6 @@
 // − and + and the number between them, in the rows of the queue. Presses are gathered and sent as one change.
 import { confirmed } from "./actions.js";
-import { anew } from "./polling.js";
+import { forceRefresh } from "./polling.js";
 import { body, here, keyOf, nameOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
@@ -27,7 +27,7 @@ function letGo(key) {
   const prio = prioOf(rowOfRun(key));
   if (!prio?.hasAttribute("hx-morph-skip")) return;
   prio.removeAttribute("hx-morph-skip");
-  anew(prio); // polls that came in between have left it as it was
+  forceRefresh(prio); // polls in between skipped it
 }
 
 function takeBack(row) {

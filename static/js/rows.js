@@ -14,10 +14,10 @@ export const prioOf = (row) => row?.querySelector(".prio") ?? null;
 /** The run with its etag as the reader saw it: what a change is sent with, so that a stale one is refused. */
 export const tokenOf = (row) => row.querySelector("[name=run]").value;
 
-/** A list tells its version; the page of a proxy or of a refused token doesn't, and must not take its place. */
+/** A list has a version; a proxy's error page or a CSRF error doesn't, and must not replace the list. */
 const isList = (response) => response.headers.has("HX-PTag");
 
-/** Do something to runs. Resolves to whether the list was shown anew, as it is after a refusal too. */
+/** Apply an action to runs. Resolves to whether the list was replaced, which it is after a refusal too. */
 export async function send(values) {
   let shown = false;
   const note = (event) => {

@@ -1,4 +1,4 @@
-// For a few seconds what was just done can be taken back: a button in its notice, or Ctrl+Z while nothing is typed.
+// Undo for a few seconds: a button in the notice, or Ctrl+Z outside of inputs.
 import { word } from "./words.js";
 
 const offers = []; // buttons, the newest last
@@ -11,7 +11,7 @@ export function offer(box, undo, dismiss) {
   button.type = "button";
   button.className = "btn btn-sm dw-undo";
   button.textContent = word("undo");
-  left.setAttribute("aria-hidden", "true"); // a number read aloud every second helps nobody
+  left.setAttribute("aria-hidden", "true"); // or screen readers read it every second
   left.className = "num";
   left.textContent = seconds;
   button.append(left);

@@ -80,8 +80,8 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
         form = QueueForm(request.GET)
         form.is_valid()
         minutes = form.cleaned_data.get("ageing_minutes")
-        told = "" if "ageing_minutes" in form.errors else queue_words.ageing(minutes)
-        return HttpResponse(told, content_type="text/plain; charset=utf-8")
+        sentence = "" if "ageing_minutes" in form.errors else queue_words.ageing(minutes)
+        return HttpResponse(sentence, content_type="text/plain; charset=utf-8")
     manages = allows(request.role, "manager")
     now = {name: getattr(found, name) for name in QueueForm.base_fields}
     form = QueueForm(request.POST or None, initial=now, auto_id="queue-%s")

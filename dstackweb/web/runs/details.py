@@ -115,8 +115,8 @@ class NodeLine:
 
 def starting(run: Run) -> str:
     """A version of what is shown of its instances while they start: the run's own version does not change then."""
-    told = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
-    shown = list(told.values_list("pk", "message", "detail", "instance_type", "instance__cloud_id"))
+    jobs = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
+    shown = list(jobs.values_list("pk", "message", "detail", "instance_type", "instance__cloud_id"))
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
 
 
