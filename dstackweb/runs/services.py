@@ -1,4 +1,4 @@
-"""What people do to runs and queues. Each raises a DomainError that says what is wrong and what is safe."""
+"""What people do with runs: submit, change, stop. Errors are DomainErrors that say what is wrong and what is safe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dstackweb.spec.secrets import secret_names
 
 @dataclass(frozen=True)
 class Submission:
-    """A run file as it came in, with what the command line adds to it."""
+    """A run file as received, with additions of the command line."""
 
     config: str | dict[str, Any]
     env: dict[str, str] = field(default_factory=dict)
@@ -48,19 +48,19 @@ class Submission:
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys of the run file set on the command line; `env` is merged."""
     archive: str | None = None
-    """SHA-256 of an archive that was uploaded before."""
+    """SHA-256 of an archive uploaded before."""
     hold: bool = False
-    """Whether the run holds what it is given for a person (`holds.submission`)."""
+    """Whether the run is a hold (`holds.submit_hold`)."""
 
     def digest(self) -> str:
-        """What an Idempotency-Key is compared by."""
+        """A hash to compare submissions with the same Idempotency-Key."""
         body = [self.config, self.env, self.overrides, self.archive, *(["hold"] if self.hold else [])]
         return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class PreparedSubmission:
-    """A submission that was read, resolved and checked against what its user may do."""
+    """A submission that was parsed, resolved and checked against its user's permissions."""
 
     run_file: RunFile
     effective: Effective
@@ -69,7 +69,7 @@ class PreparedSubmission:
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
-    """The queue of this name, made with its counters when it is missing. Every project has `default`."""
+    """The queue of this name, created if missing. Every project has `default`."""
     queue = selectors.queue_called(project, name)
     if queue is None:
         with transaction.atomic():
@@ -79,7 +79,7 @@ def ensure_queue(project: Project, name: str = "default") -> Queue:
 
 
 def prepare(project: Project, user: User, role: str, submission: Submission) -> PreparedSubmission:
-    """Read and resolve a submission; stores nothing. Raises Invalid with where and what, or Forbidden."""
+    """Parse and resolve a submission without storing it. Raises Invalid with the line, or Forbidden."""
     if not allows(role, "member"):
         raise Forbidden("Viewers can look but not submit. Ask a manager of the project for the role of member.")
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
@@ -91,24 +91,22 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     queue = Queue.objects.filter(project=project, name=spec.queue).first()
     if queue is None and spec.queue != "default":
         known = ", ".join(Queue.objects.filter(project=project).values_list("name", flat=True)) or "default"
-        raise Invalid.at(
-            "queue", msg=f"no queue is called {spec.queue!r}; there is: {known}", line=run_file.line("queue")
-        )
+        raise Invalid.at("queue", msg=f"no queue {spec.queue!r}. Available: {known}", line=run_file.line("queue"))
     if queue is not None:
         refuse_draining(queue)
     check_priority(project, role, spec.priority, line=run_file.line("priority"))
     missing = sorted(secret_names(spec.env) - set(project_secret_names(project)))
     if missing:
-        msg = f"the project has no secret called {missing[0]!r}; an admin sets it on the secrets page"
+        msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
         raise Invalid.at("env", msg=msg, line=run_file.line("env"))
     if submission.archive and not Archive.objects.filter(project=project, sha256=submission.archive).exists():
-        raise Invalid.at("archive", msg="this archive was not uploaded, or has been pruned: upload it again")
+        raise Invalid.at("archive", msg="this archive was not uploaded, or was pruned. Upload it again")
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text)
 
 
 def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
-    """The profile that the file names or the project's default; an unknown one is refused with its line."""
+    """The profile that the file names, or the project's default. Raises Invalid with the line of an unknown one."""
     try:
         return profile_for(project, run_file.profile)
     except Invalid as error:
@@ -118,7 +116,7 @@ def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run, bool]:
-    """Put a run in its queue. Returns it, and whether this call made it (False: the key was used before).
+    """Submit a run to its queue. Returns it, and whether this call created it (False: the key was used before).
 
     Raises Invalid, Forbidden, or Conflict when the name is taken by an active run or the key by another body.
     """
@@ -164,10 +162,10 @@ def submit(
 
 
 def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
-    """The run that this key made before; Conflict when it was another body."""
+    """The run created with this key before. Raises Conflict if that was a different submission."""
     run = Run.objects.filter(project=project, user=user, idempotency_key=key).first()
     if run is not None and run.body_digest != submission.digest():
-        raise Conflict("this Idempotency-Key was used for another run; nothing was submitted")
+        raise Conflict("this Idempotency-Key was used for another submission. Nothing was submitted.")
     return run
 
 
@@ -175,13 +173,13 @@ def _name_taken(project: Project, name: str) -> Conflict:
     holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
     status = holder.status if holder else "active"
     return Conflict(
-        f"a run called {name!r} is {status}. Nothing was submitted: choose another name, or stop that run first.",
+        f"a run named {name!r} is {status}. Nothing was submitted. Choose another name, or stop that run first.",
         name=name,
     )
 
 
 def _free_name(project: Project, prefix: str = "") -> str:
-    """A name no active run of the project has."""
+    """A random name that no run of the project has."""
     rnd = random.Random()
     for _ in range(20):
         name = prefix + random_name(rnd)
@@ -191,37 +189,37 @@ def _free_name(project: Project, prefix: str = "") -> str:
 
 
 def _masked_values(run_file: RunFile, submission: Submission) -> dict[str, str]:
-    """The values that came from the client's environment: kept encrypted, never in the spec."""
+    """Values from the client's environment, which are stored encrypted and never in the spec."""
     return {name: submission.env[name] for name in run_file.masked_env if name in submission.env}
 
 
 def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
-    """Change a run's priority (R24). While it waits, its place changes with it; while it runs it is recorded.
+    """Change a run's priority (R24). This moves a waiting run; for a placed one it is only stored.
 
-    Raises Stale when `if_match` isn't the run's etag any more or it has left the queue it was read in, Conflict once
-    it has ended.
+    Raises Stale when `if_match` is not the run's etag or it has left the queue it was read in, Conflict once it has
+    ended.
     """
     set_priorities([run], user, role, priority, None if if_match is None else {run.pk: if_match})
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
 def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None = None) -> Run:
-    """Move a waiting run to another queue of its project, at the place its seniority gives it there."""
+    """Move a waiting run to another queue of its project, at the position of its seniority there."""
     may_change(run, user, role)
     target = Queue.objects.filter(project=run.project, name=name).first()
     if target is None:
-        raise Invalid.at("queue", msg=f"no queue is called {name!r} in this project")
+        raise Invalid.at("queue", msg=f"no queue {name!r} in this project")
     with transaction.atomic():
         held = {queue_id: lock_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
         fresh = lock_run(run.pk)
         if fresh.queue_id not in held or not matches(if_match, fresh):
             raise stale_error(fresh)
         if fresh.status not in WAITING:
-            raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs change their queue")
+            raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs can change their queue")
         if fresh.queue_id != target.pk:
             refuse_draining(held[target.pk])
             if not _waits_for_its_hour(fresh):
-                Queue.objects.filter(pk=target.pk).update(  # what is submitted from now on stands behind it
+                Queue.objects.filter(pk=target.pk).update(  # later submissions queue behind it
                     last_seniority_us=Greatest(
                         F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
                     )
@@ -239,12 +237,12 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
 
 
 def _waits_for_its_hour(run: Run) -> bool:
-    """Whether a run has a schedule and never stood in line: its seniority, which is its hour, lies ahead."""
+    """Whether a scheduled run has not entered its queue yet: its seniority is in the future."""
     return run.status == RunStatus.PENDING and run.attempt == 1
 
 
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
-    """Stop a run: TERM and the run's `stop_duration`, or at once with `abort`. Repeating it is harmless.
+    """Stop a run: TERM and the run's `stop_duration`, or at once with `abort`. Repeatable.
 
     Raises Conflict once it has ended, Forbidden for another member's run.
     """
@@ -276,7 +274,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
 def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
     """Stop several runs, all or none, as `stop` does each.
 
-    Their queues and then all of their rows are locked before anything that runs share, as moves and passes do.
+    Locks their queues and then all of their rows first, as moves and passes do.
     """
     with transaction.atomic():
         for queue_id in sorted({run.queue_id for run in runs}):

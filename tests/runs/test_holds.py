@@ -142,7 +142,7 @@ def test_its_policy_only_notifies_and_says_why(project: Project, member: User) -
         ({"duration": "8d"}, "7 days in all, not 192h"),
         ({"gpu": ""}, "set `gpu`"),
         ({"gpu": "A100:2:2:2:2"}, "resources.gpu"),
-        ({"queue": "nowhere"}, "no queue is called"),
+        ({"queue": "nowhere"}, "no queue 'nowhere'"),
         ({"priority": 101}, "priority"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a move of waiting runs would do to the queue as it is (`places`), by `moves`. Nothing here writes."""
+"""Plans and previews moves of waiting runs, from `positions` and with `moves`. Reads only."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from dstackweb.runs.queue.positions import (
 from dstackweb.runs.states import PLACED, RunStatus
 
 MAX_MOVED = 1000
-"""Runs that are moved at once."""
+"""Most runs in one move."""
 MAX_NAMED = 3
-"""Runs that a preview names of those whose position changes with a move."""
+"""Most other runs that a preview names."""
 MAX_COUNTED = 1000
-"""So many runs ahead of a place are counted for what a move has done, so that it costs the same in a longer queue."""
+"""Most runs ahead that are counted for the result of a move, so that its cost does not grow with the queue."""
 CountAhead = Callable[[Iterable[RankKey]], dict[RankKey, int | None]]
-"""How many runs there are ahead of each place, where they were counted."""
+"""How many runs are ahead of each key, where they were counted."""
 PlanFunction = Callable[[Sequence[Slot], Iterable[Slot], Iterable[Slot]], list[RankChange]]
-"""What changes when runs are put between those ahead and those behind, each nearest first."""
+"""The changes when runs are put between those ahead and those behind, each nearest first."""
 
 
 @dataclass(frozen=True)
 class MoveTarget:
-    """Where to: `before` or `after` the run `anchor`, or the `top` or `bottom` of the queue."""
+    """`before` or `after` the run `anchor`, or the `top` or `bottom` of the queue."""
 
     where: Literal["before", "after", "top", "bottom"]
     anchor: Run | None = None
@@ -60,7 +60,7 @@ class MoveTarget:
 
 @dataclass(frozen=True)
 class RunChange:
-    """What becomes of a run. Positions count from 1, and are None where they were not counted."""
+    """A run before and after a move. Positions count from 1, and are None where they were not counted."""
 
     run: Run
     priority_before: int
@@ -71,10 +71,10 @@ class RunChange:
 
 @dataclass(frozen=True)
 class MovePreview:
-    """What a move does: to the runs moved (none where they stand there already), and to those that it moves along.
+    """The effect of a move on the moved runs (none if they are there already) and on others.
 
-    `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact` says that the runs
-    stand where they were put; a member's may come to the nearest of their own places instead.
+    `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact`: the runs get the
+    chosen position; a member's may get the nearest of their own instead.
     """
 
     changes: list[RunChange]
@@ -85,7 +85,7 @@ class MovePreview:
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A preview, with what is written to make it so."""
+    """A preview, and the changes to write."""
 
     preview: MovePreview
     written: list[RankChange]
@@ -103,12 +103,10 @@ def plan_reordering(
     now_us: int,
     most: int | None = None,
 ) -> PlannedMove:
-    """What moving these runs to `target` at this time (µs) changes, both as `read_to_move` gave them.
+    """Plan moving these runs to `target` at this time (µs), both from `read_to_move`.
 
-    The runs keep their order among each other. Positions are told where not more than `most` runs are ahead of them;
-    all are without it.
-    Raises Forbidden, Invalid; Conflict for a run that has no place in the queue, Stale for one that is in another
-    queue now.
+    The runs keep their order. Positions are counted up to `most` runs ahead, without it all.
+    Raises Forbidden, Invalid; Conflict for a run without a position, Stale for one that is in another queue now.
     """
     _check_movable(queue, runs, user, role)
     moved = sorted((to_slot(run) for run in runs.values()), key=lambda place: place.key)
@@ -128,23 +126,20 @@ def plan_reordering(
 def read_to_move(
     queue: Queue, run_ids: Sequence[int], target: MoveTarget, *, lock: bool = False
 ) -> tuple[dict[int, Run], MoveTarget]:
-    """Runs that shall be moved, and the target, as both are now.
-
-    Raises Invalid for no runs or too many, NotFound for one that is not there, Conflict without the target's.
-    """
+    """Read the runs to move and the target. Raises Invalid for no or too many runs, NotFound, Conflict."""
     if not run_ids:
-        raise Invalid.at("runs", msg="name at least one run to move")
+        raise Invalid.at("runs", msg="name at least one run")
     if len(run_ids) > MAX_MOVED:
-        raise Invalid.at("runs", msg=f"at most {MAX_MOVED} runs are moved at once, not {len(run_ids)}")
+        raise Invalid.at("runs", msg=f"at most {MAX_MOVED} runs can be moved at once, not {len(run_ids)}")
     found = read_runs(queue, [*run_ids, *([target.anchor.pk] if target.anchor else [])], lock=lock)
     runs = {pk: found[pk] for pk in run_ids if pk in found}
     if len(runs) < len(set(run_ids)):
-        raise NotFound("one of these runs is not there any more; nothing was moved")
+        raise NotFound("one of these runs no longer exists. Nothing was moved.")
     if target.anchor is None:
         return runs, target
     anchor = found.get(target.anchor.pk)
     if anchor is None or anchor.queue_id != queue.pk:
-        raise Conflict(f"run {target.anchor.name} is not in queue {queue.name} any more. Nothing was moved.")
+        raise Conflict(f"run {target.anchor.name} is no longer in queue {queue.name}. Nothing was moved.")
     return runs, MoveTarget(target.where, anchor)
 
 
@@ -152,31 +147,31 @@ def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str)
     for run in runs.values():
         may_change(run, user, role)
         if run.queue_id != queue.pk:
-            raise Stale(f"run {run.name} is in queue {run.queue.name} now; nothing was moved", queue=run.queue.name)
+            raise Stale(f"run {run.name} is in queue {run.queue.name} now. Nothing was moved.", queue=run.queue.name)
         _check_waits(run)
 
 
 def _check_waits(run: Run) -> None:
-    """Raises Conflict for a run that has no place in its queue, and says why."""
+    """Raises Conflict for a run without a position, and says why."""
     if run.status == RunStatus.SUBMITTED:
         return
     if run.status == RunStatus.PENDING:
-        told = "is pending: it enters the queue at its time and has no position until then"
+        why = "is pending: it has no position until it enters the queue"
     elif run.status in PLACED:
-        told = f"has left the queue: it is {run.status}"
+        why = f"has left the queue: it is {run.status}"
     else:
-        told = f"has already ended ({run.status})"
-    raise Conflict(f"run {run.name} {told}. Nothing was moved.", run=run.name, status=run.status)
+        why = f"has ended ({run.status})"
+    raise Conflict(f"run {run.name} {why}. Nothing was moved.", run=run.name, status=run.status)
 
 
 def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
-    """The place that the target is: runs before it are in front of the gap, the others behind."""
+    """The target as a key: runs before it are ahead of the gap, the others behind."""
     if target.where in ("top", "bottom"):
         return FIRST if target.where == "top" else LAST
     if target.anchor is None:
         raise Invalid.at(target.where, msg=f"name the run to move {target.where}")
     if target.anchor.pk in moved:
-        raise Invalid.at(target.where, msg=f"run {target.anchor.name} can't be moved next to itself")
+        raise Invalid.at(target.where, msg=f"run {target.anchor.name} cannot be moved next to itself")
     _check_waits(target.anchor)
     rank, pk = target.anchor.rank, target.anchor.pk
     return (rank, pk) if target.where == "before" else (rank, pk + 1)
@@ -190,7 +185,7 @@ def _anywhere(
     plan: PlanFunction,
     count: CountAhead,
 ) -> PlannedMove:
-    """The runs stand exactly where they were put."""
+    """Plan a move to exactly the chosen position."""
     front, nearest_ahead = itertools.tee(walk_from(queue, cut, True, runs))
     back, nearest_behind = itertools.tee(walk_from(queue, cut, False, runs))
     written = plan(moved, front, back)
@@ -244,11 +239,11 @@ def _past_own_alone(
     plan: PlanFunction,
     count: CountAhead,
 ) -> PlannedMove | None:
-    """A member's move past none but their own runs, however many: only those moved change. None where it is not so."""
+    """Plan a member's move past only their own runs: only the moved ones change. None if others are in between."""
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
     waiting = selectors.in_order(queue)
     own = runs_between(waiting.filter(user=user), first, last)
-    # Behind the others that stand at the target, or ahead of them: the nearest that the runs come to it.
+    # The nearest position to the target behind or ahead of others' runs.
     nearest = cut
     if cut == first and (head := own.values_list("rank", "pk").first()):
         nearest = head
@@ -272,12 +267,12 @@ def _among_own(
     user: User,
     count: CountAhead,
 ) -> PlannedMove:
-    """A member's move: their runs change places among each other, and everybody else stays."""
+    """Plan a member's move: their runs swap positions, all others stay."""
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
     waiting = selectors.in_order(queue)
     slots = to_slots(runs_between(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
-        # Stopped or placed since it was looked at: neither waits for the queue's row.
+        # Stopped or placed meanwhile: neither waits for the queue's lock.
         raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
     staying = [place for place in slots if place.id not in runs]
     index = sum(place.key < cut for place in staying)
@@ -287,7 +282,7 @@ def _among_own(
             return NOTHING
         names = ", ".join(runs[place.id].name for place in moved[:MAX_NAMED])
         raise Forbidden(
-            f"only other members' runs stand between {names} and that place, and only a manager moves a run past them. "
+            f"only other members' runs are between {names} and that position; only managers can move a run past them. "
             "Nothing was moved."
         )
     try:
@@ -297,7 +292,7 @@ def _among_own(
     except PriorityTooHigh as above:
         name = read_runs(queue, [above.run_id])[above.run_id].name
         raise Forbidden(
-            f"run {name} would need priority {above.priority} there; members may ask for up to "
+            f"run {name} would need priority {above.priority} there; the maximum for members is "
             f"{queue.project.member_max_priority} here. Nothing was moved."
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
@@ -314,19 +309,19 @@ def _permutation_preview(
     exact: bool,
     count: CountAhead,
 ) -> MovePreview:
-    """A permutation in words: every place in it keeps its position."""
+    """Preview a permutation: each slot keeps its position."""
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
     now = {change.id: change.priority for change in written}
     at = {place.id: number for number, place in enumerate(order)}
     along = [place for place in order if place.id not in moved and slot_of[place.id] != at[place.id]]
-    # Those that lose a place first; of either the ones nearest to the target.
+    # Runs that fall back first; of each kind those nearest to the target.
     losing = [place for place in along if at[place.id] > slot_of[place.id]]
     gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
     named = (losing + gaining)[:MAX_NAMED]
     shown = [place for place in order if place.id in moved] + named
     ahead = count({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
     found = {**moved, **read_runs(queue, (place.id for place in named))}
-    told = [
+    previewed = [
         RunChange(
             found[place.id],
             place.priority,
@@ -336,7 +331,7 @@ def _permutation_preview(
         )
         for place in shown
     ]
-    changes, slips = told[: len(moved)], told[len(moved) :]
+    changes, slips = previewed[: len(moved)], previewed[len(moved) :]
     if any(None in (slip.position_before, slip.position_after) for slip in slips):
         return MovePreview(changes, [], None, exact)
     return MovePreview(changes, slips, len(along), exact)

@@ -1,13 +1,13 @@
-"""Where a moved run's rank comes from (docs/design.md#scheduling). Pure: places go in, changes come out.
+"""Computes the new ranks of moved runs (docs/design.md#scheduling). Pure: slots go in, rank changes come out.
 
     rank = seniority_us - priority * step_us        ascending, then id
 
-A moved run stands exactly where it was put. Its seniority moves between the queue's oldest and now; where that isn't
-enough, its priority changes by the fewest points that are; where no rank is left between its neighbours, the fewest
-of them give way by the fewest µs, in their seniority alone.
+A moved run gets exactly the chosen position. Its seniority changes within the range from the queue's oldest run to now;
+if that is not enough, its priority changes by as few points as possible. If no rank is left between its neighbours, as
+few of them as possible shift by as few µs as possible, in seniority only.
 
-A member's move permutes the ranks of their own runs, so that nobody else's position changes; past none but their own
-runs, which may be a hundred thousand, only the moved ones change.
+A member's move permutes the ranks of their own runs, so that other members' positions stay. If it passes only their own
+runs, which may be a hundred thousand, only the moved runs change.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.runs.queue.ordering import MIN_GAP_US, PRIORITY_MAX, PRIORITY_MIN
 
 NUDGE_US = 64
-"""How far a permuted rank may be off its slot where ids alone would put it on the wrong side of an equal rank."""
+"""How far a permuted rank may differ from its slot, where ids would order equal ranks wrongly."""
 GAPS_US = (*(MIN_GAP_US >> n for n in range(MIN_GAP_US.bit_length())), 0)
-"""Room left to each side of a moved run, the widest first; with none, equal ranks stand by their ids."""
+"""Gaps to try on each side of a moved run, widest first; with 0, ids order equal ranks."""
 FAR = 1 << 80
 """Beyond every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A waiting run as the order sees it."""
+    """A waiting run's position data."""
 
     id: int
     rank: int
@@ -38,13 +38,13 @@ class Slot:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What the queue is sorted by."""
+        """The queue's sort key."""
         return self.rank, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """What a run becomes. Its rank follows with the queue's step."""
+    """A run's new seniority and priority. Its rank follows from the queue's step."""
 
     id: int
     seniority_us: int
@@ -53,24 +53,24 @@ class RankChange:
 
 @dataclass(frozen=True, slots=True)
 class MoveBounds:
-    """What a queue allows: its step, and the oldest and the newest seniority (µs) that a move may give."""
+    """A queue's ageing step, and the oldest and newest seniority (µs) that a move may assign."""
 
     step_us: int
     oldest_us: int
     newest_us: int
 
     def window(self, priority: int) -> tuple[int, int]:
-        """The first and the last rank that a run of this priority may take."""
+        """The first and last rank possible with this priority."""
         return self.oldest_us - priority * self.step_us, self.newest_us - priority * self.step_us
 
     def priority_for(self, rank: int, wanted: int, most: int = PRIORITY_MAX) -> int | None:
-        """The priority nearest to `wanted`, and not over `most`, that can have this rank; None when there is none."""
+        """The priority nearest to `wanted`, at most `most`, that allows this rank; None if there is none."""
         low, high = self.priorities(rank, rank)
         high = min(high, most)
         return min(max(wanted, low), high) if low <= high else None
 
     def priorities(self, first: int, last: int) -> tuple[int, int]:
-        """The least and the highest priority that can have some rank from `first` to `last`."""
+        """The lowest and highest priority that allow some rank from `first` to `last`."""
         return (
             max(PRIORITY_MIN, -((last - self.oldest_us) // self.step_us)),
             min(PRIORITY_MAX, (self.newest_us - first) // self.step_us),
@@ -82,7 +82,7 @@ class MoveBounds:
 
 
 class PriorityTooHigh(Exception):
-    """Run `run_id` would need at least `priority` for its new place, and may not have it."""
+    """Run `run_id` would need at least `priority` for its new position, and may not have it."""
 
     def __init__(self, run_id: int, priority: int) -> None:
         super().__init__(f"run {run_id} needs priority {priority}")
@@ -92,10 +92,10 @@ class PriorityTooHigh(Exception):
 def plan_move(
     moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], terms: MoveBounds
 ) -> list[RankChange]:
-    """Put `moved`, in this order, between two neighbours, and say what changes: nothing for runs that stand there.
+    """Put `moved`, in this order, between two neighbours; returns the changes, none for runs already there.
 
-    `before` are the other waiting runs in front of the gap, `after` those behind it, each nearest first; only as many
-    are taken as are needed. Raises Conflict where every rank between the queue's oldest and now is taken.
+    `before` and `after` are the other waiting runs ahead of and behind the gap, each nearest first, and read only as
+    needed. Raises Conflict when no rank is left between the queue's oldest run and now.
     """
     front, back = _Neighbors(before), _Neighbors(after)
     left, right = front.at(0), back.at(0)
@@ -113,10 +113,7 @@ def plan_alone(
     terms: MoveBounds,
     most: int,
 ) -> list[RankChange]:
-    """As `plan_move`, where none but `moved` may change, and none of them to more than `most` unless it had that.
-
-    Nothing where that can't be.
-    """
+    """As `plan_move`, changing only `moved`, with priorities up to `most` or their own. Empty if that is impossible."""
     planned = _between(moved, next(iter(before), None), next(iter(after), None), terms) or []
     if any(place.priority > max(most, run.priority) for run, place in zip(moved, planned, strict=False)):
         return []
@@ -151,7 +148,7 @@ def plan_permutation(
 
 
 def _slot(run: Slot, rank: int, terms: MoveBounds, most: int) -> tuple[int, int]:
-    """The ranks around that of a slot that `run` may have with the priority that it needs there."""
+    """The ranks near `rank` that `run` may have with the priority needed there."""
     priority = terms.priority_for(rank, run.priority, max(most, run.priority))
     if priority is None:
         least, highest = terms.priorities(rank, rank)
@@ -161,7 +158,7 @@ def _slot(run: Slot, rank: int, terms: MoveBounds, most: int) -> tuple[int, int]
 
 
 def _no_room() -> Conflict:
-    return Conflict("the runs there stand too close for another one between them; try again in a moment")
+    return Conflict("no rank is left between the runs there. Try again in a moment")
 
 
 def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[RankChange]:
@@ -170,7 +167,7 @@ def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[RankChange]:
 
 
 class _Neighbors:
-    """Neighbours on one side, nearest first, fetched as they are looked at. `runs` has them as they are to become."""
+    """Neighbours on one side, nearest first, fetched as needed. `runs` has them with planned changes."""
 
     def __init__(self, runs: Iterable[Slot]) -> None:
         self.fetched: list[Slot] = []
@@ -188,17 +185,17 @@ class _Neighbors:
 
 
 def _behind(edge: Slot | None, run: Slot, gap: int = 0) -> int:
-    """The first rank that `run` may have behind `edge`, with this much room between them."""
+    """The first rank for `run` behind `edge`, with this gap."""
     return -FAR if edge is None else edge.rank + (gap or int(run.id < edge.id))
 
 
 def _ahead(edge: Slot | None, run: Slot, gap: int = 0) -> int:
-    """The last rank that `run` may have ahead of `edge`, with this much room between them."""
+    """The last rank for `run` ahead of `edge`, with this gap."""
     return FAR if edge is None else edge.rank - (gap or int(run.id > edge.id))
 
 
 def _between(moved: Sequence[Slot], left: Slot | None, right: Slot | None, terms: MoveBounds) -> list[Slot] | None:
-    """Places between two neighbours that keep theirs; None where there is no room."""
+    """Slots between two neighbours that stay; None if there is no room."""
     first, last = max(_behind(left, run) for run in moved), min(_ahead(right, run) for run in moved)
     priorities = _fewest_points([run.priority for run in moved], first, last, terms)
     if priorities is None:
@@ -212,10 +209,10 @@ def _between(moved: Sequence[Slot], left: Slot | None, right: Slot | None, terms
 
 
 def _fewest_points(wanted: Sequence[int], first: int, last: int, terms: MoveBounds) -> list[int] | None:
-    """Priorities for runs that shall stand in this order from rank `first` to `last`, with the fewest points changed.
+    """Priorities for runs in this order from rank `first` to `last`, with the fewest points changed.
 
-    More priority only brings a run further ahead. So all that matters of the runs put so far is their least priority:
-    the next one's may not be so high that it can't stand behind that. None when `first` to `last` is out of reach.
+    More priority only brings a run further ahead. So of the runs placed so far only the lowest priority matters: the
+    next run must still fit behind it. None when `first` to `last` cannot be reached.
     """
     low, high = terms.priorities(first, last)
     if low > high or first > last:
@@ -258,9 +255,9 @@ def _fit(
     right: Slot | None,
     gap: int,
 ) -> list[int] | None:
-    """Ranks in this order between two neighbours, each in its window and as near to the one wanted as the order allows.
+    """Ranks in this order between two neighbours, each in its window and as near to the wanted one as possible.
 
-    None where `gap` µs to each side of each are too much.
+    None if gaps of `gap` µs do not fit.
     """
     latest: list[int] = []
     edge = right
@@ -282,7 +279,7 @@ def _fit(
 
 
 def _squeezed(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: MoveBounds) -> list[Slot]:
-    """The runs put one after the other, where the fewest neighbours give way for each that finds no room."""
+    """Place the runs one by one; for each without room, as few neighbours as possible shift."""
     planned: dict[int, Slot] = {}
     for run in moved:
         places = _between([run], front.at(0), back.at(0), terms)
@@ -300,9 +297,9 @@ def _squeezed(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms:
 
 
 def _pushed(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, sign: int) -> list[Slot] | None:
-    """`run` as close to `fixed` as it may stand, then those of `line` that must give way for it, by the least they can.
+    """`run` as close to `fixed` as possible, then the runs of `line` that must shift for it, as little as possible.
 
-    `sign` 1 pushes later runs back, -1 earlier ones forward. None where one would leave the queue's oldest to now.
+    `sign` 1 shifts later runs back, -1 earlier ones forward. None if a seniority would leave its allowed range.
     """
     edge_of = _behind if sign > 0 else _ahead
     edge = edge_of(fixed, run)
@@ -329,7 +326,7 @@ def _pushed(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, 
 
 
 def _blocks(own: Sequence[Slot], others: Iterable[Slot]) -> Iterator[tuple[list[Slot], Slot | None, Slot | None]]:
-    """A member's runs in groups that stand together, each with the run of somebody else on either side."""
+    """A member's runs in consecutive groups, each with the other members' runs on both sides."""
     mine = {run.id for run in own}
     block: list[Slot] = []
     left: Slot | None = None

@@ -10,18 +10,18 @@ from __future__ import annotations
 PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 100, 50
 DEFAULT_AGEING_MINUTES = 30
 STRICT_STEP_US = 10 * 365 * 24 * 3600 * 1_000_000
-"""`strict` is a step of ten years: no wait makes up for one point of priority."""
+"""`strict` is a step of ten years: no wait is worth a point of priority."""
 MIN_GAP_US = 1000
-"""Runs submitted in the same instant stand this far apart, so that there is room between them."""
+"""Runs submitted at the same instant get seniorities this far apart, so that there is room between them."""
 
 
 def step_us(ageing_minutes: int | None) -> int:
-    """How long (µs) a run must have waited to make up for one point of priority; None means strict."""
+    """How long a wait (µs) is worth one point of priority; None means strict."""
     return STRICT_STEP_US if ageing_minutes is None else ageing_minutes * 60 * 1_000_000
 
 
 def rank(seniority_us: int, priority: int, step: int) -> int:
-    """Where a run stands: smaller goes first. Fits 64 bits for every date until the year 5000."""
+    """A run's rank: smaller goes first. Fits 64 bits until the year 5000."""
     return seniority_us - priority * step
 
 

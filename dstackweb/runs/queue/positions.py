@@ -1,6 +1,6 @@
-"""Where waiting runs stand, read from the queue: who is where, next to whom, and how many are ahead. Nothing writes.
+"""Reads positions of waiting runs: neighbours, ranges, and how many runs are ahead. Reads only.
 
-What every move asks is asked by short statements of its own; the rest, by whose runs they are.
+Queries that every move needs are short SQL statements; the rest use the ORM.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dstackweb.runs.models import Queue, QueueCount, Run
 from dstackweb.runs.queue.moves import NUDGE_US, Slot
 
 FEW = 4
-"""Neighbours that are read at first."""
+"""Neighbours read at first."""
 CHUNK = 5000
 COLUMNS = (
     *("uid", "name", "project", "queue", "user", "user__username", "status", "attempt"),
     *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
 )
-"""What moves look at and tell."""
+"""Columns that moves need."""
 MAX_INT = 2**63 - 1
 FIRST, LAST = (-(2**63), 0), (MAX_INT, MAX_INT)
-"""Places (rank, id) ahead of every run, and behind."""
+"""Keys (rank, id) ahead of every run, and behind."""
 
 RankKey = tuple[int, int]
 
 
 def to_slot(run: Run) -> Slot:
-    """A run as the order sees it."""
+    """A run's slot."""
     return Slot(run.pk, run.rank, run.seniority_us, run.priority)
 
 
 def read_runs(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
-    """These runs by id, with what moves look at. Locked in the order of their ids: behind the queue's row."""
+    """These runs by id, with COLUMNS. Locked in the order of ids, after the queue's row."""
     found: dict[int, Run] = {}
     keys = sorted(set(run_ids))
     for start in range(0, len(keys), CHUNK):
@@ -59,7 +59,7 @@ def _from(waiting: QuerySet[Run], cut: RankKey) -> QuerySet[Run]:
 
 
 def to_slots(runs: QuerySet[Run]) -> list[Slot]:
-    """Runs as the order sees them."""
+    """The runs' slots."""
     return [Slot(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
 
 
@@ -81,7 +81,7 @@ SELECT COUNT(*) FROM (
 
 
 def walk_from(queue: Queue, cut: RankKey, up: bool, skip: Collection[int]) -> Iterator[Slot]:
-    """The runs ahead of a place (`up`) or from there on, nearest first, but those in `skip`; more with each step."""
+    """The runs ahead of a key (`up`) or from there on, nearest first, without those in `skip`."""
     size = FEW
     while True:
         sql = _WALK.format(*(("<", "DESC") if up else (">=", "ASC")))
@@ -94,18 +94,18 @@ def walk_from(queue: Queue, cut: RankKey, up: bool, skip: Collection[int]) -> It
 
 
 def oldest_us(queue: Queue) -> int | None:
-    """The least seniority (µs) of those that wait; None where nobody does."""
+    """The oldest seniority (µs) of the waiting runs; None without any."""
     found = rows(_OLDEST, [queue.pk])
     return found[0][0] if found else None
 
 
 def runs_between(waiting: QuerySet[Run], *places: RankKey) -> QuerySet[Run]:
-    """The runs from the first of these places on that are ahead of the last."""
+    """The runs from the first of these keys up to the last."""
     return _from(_ahead_of(waiting, max(places)), min(places))
 
 
 def runs_ahead(queue: Queue, cuts: Iterable[RankKey], most: int | None = None) -> dict[RankKey, int | None]:
-    """How many waiting runs there are ahead of each place; None where there are more than `most`."""
+    """How many waiting runs are ahead of each key; None where more than `most`."""
     counted: int | None = 0
     since = FIRST
     found: dict[RankKey, int | None] = {}
@@ -120,7 +120,7 @@ def runs_ahead(queue: Queue, cuts: Iterable[RankKey], most: int | None = None) -
 
 
 def nearby_ranks(queue: Queue, slots: list[Slot], user: User) -> list[Slot]:
-    """The runs beside these that a rank could collide with: hardly ever any."""
+    """Other members' runs with ranks within NUDGE_US of these: usually none."""
     waiting = selectors.in_order(queue)
     close = waiting.filter(rank__gte=OuterRef("rank") - NUDGE_US, rank__lte=OuterRef("rank") + NUDGE_US)
     own = waiting.filter(user=user, rank__gte=slots[0].rank, rank__lte=slots[-1].rank)

@@ -1,4 +1,4 @@
-"""A queue's own row: whoever changes the order holds it, and managers change its settings."""
+"""A queue's row: locked by whoever changes the order; its settings are changed by managers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def now_us() -> int:
 
 
 def take_seniority(queue_id: int) -> Queue:
-    """Take the next seniority of a queue, behind its row. Call first in a transaction."""
+    """Lock a queue and take its next seniority. Call first in a transaction."""
     candidate = Value(now_us(), output_field=BigIntegerField())
     Queue.objects.filter(pk=queue_id).update(
         last_seniority_us=Greatest(F("last_seniority_us") + ordering.MIN_GAP_US, candidate)
@@ -48,19 +48,19 @@ def lock_queue(queue_id: int) -> Queue:
 
 
 def refuse_draining(queue: Queue) -> None:
-    """Raises Conflict where a queue takes no new runs."""
+    """Raises Conflict when a queue accepts no new runs."""
     if queue.draining:
-        raise Conflict(f"queue {queue.name} is draining: what waits in it still starts, but it takes no new runs")
+        raise Conflict(f"queue {queue.name} is draining: waiting runs still start, but it accepts no new runs")
 
 
 def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
-    """Change any of SETTINGS, tell passes and lists, and write down who did it. Managers only.
+    """Change any of SETTINGS and record who did it. Managers only.
 
-    A new ageing step ranks every active run of the queue anew, in one statement behind its row. What is not given, or
-    is so already, stays as it is. Raises Forbidden, or Invalid with the setting that can't be.
+    A new ageing step re-ranks every active run of the queue in one statement under its lock. Raises Forbidden,
+    Invalid.
     """
     if not allows(role, "manager"):
-        raise Forbidden("only managers change a queue's settings, pause it or resume it")
+        raise Forbidden("only managers can change a queue's settings")
     _check_names(settings)
     with transaction.atomic():
         held = lock_queue(queue.pk)
@@ -79,12 +79,12 @@ def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
 
 
 def create_queue(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
-    """Make a queue; SETTINGS that are not given are as every queue begins. Managers only.
+    """Create a queue, with defaults for SETTINGS that are not given. Managers only.
 
-    Raises Forbidden, Invalid for a name that is none, Conflict where it is taken.
+    Raises Forbidden, Invalid for an invalid name, Conflict when it is taken.
     """
     if not allows(role, "manager"):
-        raise Forbidden("only managers make queues")
+        raise Forbidden("only managers can create queues")
     _check_names(settings)
     queue = Queue(project=project, name=name, **settings)
     _check(queue)
@@ -96,27 +96,27 @@ def create_queue(project: Project, user: User, role: str, name: str, **settings:
                 queue=queue, actor=user, data={key: [None, value] for key, value in {"name": name, **settings}.items()}
             )
     except IntegrityError:
-        raise Conflict(f"a queue called {name!r} is there already") from None
+        raise Conflict(f"queue {name!r} exists already") from None
     return queue
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:
     if unknown := settings.keys() - set(SETTINGS):
-        raise Invalid.at(min(unknown), msg=f"a queue has no setting called {min(unknown)!r}")
+        raise Invalid.at(min(unknown), msg=f"unknown queue setting {min(unknown)!r}")
 
 
 def _check(queue: Queue) -> None:
-    """Refuse what the fields refuse, each with its reason."""
+    """Raises Invalid for a value that its field rejects."""
     try:
         queue.clean_fields()
     except ValidationError as error:
         name, messages = next(iter(error.message_dict.items()))
-        told = f"{queue.name[:60]!r} is no name of a queue: {NAME}" if name == "name" else f"{name}: {messages[0]}"
-        raise Invalid.at(name, msg=told) from None
+        message = f"invalid queue name {queue.name[:60]!r}: use {NAME}" if name == "name" else f"{name}: {messages[0]}"
+        raise Invalid.at(name, msg=message) from None
 
 
 def _rank_anew(queue: Queue) -> None:
-    """Give every run that is in the queue, or may come back to it, the rank of the queue's step."""
+    """Recompute the rank of every run that is in the queue or may return to it."""
     runs = Run.objects.filter(queue=queue, status__in=ACTIVE)
     if connection.features.has_select_for_update:
         # One statement locks rows as it meets them; others lock them by id.

@@ -1,4 +1,4 @@
-"""What a waiting run's place comes from: the factors of its rank, in numbers that people know."""
+"""The factors of a waiting run's rank, in numbers that people know."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dstackweb.runs.states import RunStatus
 
 @dataclass(frozen=True)
 class RankFactors:
-    """Why a run stands where it does.
+    """What a run's position comes from.
 
-    `aged_points` are the points of priority that its seniority is worth against a run submitted now; a move by hand
-    changes them. `position` counts from 1, None while it doesn't wait. A run submitted now stands behind it with a
-    priority below `ahead_of_priority`: None when it would with any, and while this one doesn't wait.
+    `aged_points`: the points of priority that its seniority is worth compared with a run submitted now; moves change
+    them. `position` counts from 1, None while it is not waiting. New runs with a priority below `ahead_of_priority`
+    queue behind it; None if all would, or while it is not waiting.
     """
 
     priority: int
@@ -47,9 +47,9 @@ def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
 
 
 def overtaking_priority(rank: int, newest_us: int, step: int) -> int | None:
-    """The least priority with which a run of seniority `newest_us` goes ahead of `rank`; None when even 100 doesn't.
+    """The lowest priority with which a run of seniority `newest_us` goes ahead of `rank`; None if not even 100 does.
 
-    At an equal rank the later run stands behind.
+    At an equal rank the later run is behind.
     """
     least = max(ordering.PRIORITY_MIN, (newest_us - rank) // step + 1)
     return least if least <= ordering.PRIORITY_MAX else None

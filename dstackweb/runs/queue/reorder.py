@@ -1,6 +1,6 @@
-"""Moving waiting runs by hand: what it would do, doing it, taking it back (docs/design.md#scheduling).
+"""Moves waiting runs by hand: preview, move, undo (docs/design.md#scheduling).
 
-All of it happens behind the queue's row, so that the order that a plan was made for is the order it is written to.
+All of it happens under the queue's lock, so that a plan is written to the order it was made for.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ __all__ = [
 ]
 
 UNDO_S = 10
-"""How long people are offered to take a move back."""
+"""How long pages offer to undo a move."""
 UNDO_GRACE_S = 3
-"""What the answer to that offer may take on its way."""
+"""How much later an undo may arrive."""
 MoveStamp = tuple[dt.datetime | None, int | None]
-"""When and by whom a run was moved last."""
+"""When and by whom a run was last moved."""
 
 
 @dataclass(frozen=True)
 class MoveResult(MovePreview):
-    """What a move did, and the number to take it back by: None where there is nothing to take back.
+    """The effect of a move, and the id to undo it; None if there is nothing to undo.
 
-    Positions are told to COUNTED and a little.
+    Positions are counted to about MAX_COUNTED.
     """
 
     move_id: int | None
 
 
 def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> MovePreview:
-    """What `move` would do now, by the same functions, and refused as it would be. Reads only."""
+    """What `move` would do now, with the same errors. Reads only."""
     queue = _queue_of(runs)
     found, target = read_to_move(queue, [run.pk for run in runs], target)
     return plan_reordering(queue, found, user, role, target, now_us()).preview
@@ -87,24 +87,24 @@ def move(
         found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
         _check_seen(runs, found, if_match)
         plan = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
-        told = plan.preview
+        effect = plan.preview
         if not plan.written:
-            return MoveResult(told.changes, told.slips, told.slips_total, told.exact, None)
+            return MoveResult(effect.changes, effect.slips, effect.slips_total, effect.exact, None)
         at = timezone.now()
         along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
         _check_there(along.values())
         before = found | along
-        moved = {change.run.pk for change in told.changes}
+        moved = {change.run.pk for change in effect.changes}
         written = {change.id: change for change in plan.written}
         for pk in moved - written.keys():
             written[pk] = RankChange(pk, before[pk].seniority_us, before[pk].priority)
         _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
-        _record_moves(told.changes, target, user, at)
+        _record_moves(effect.changes, target, user, at)
         _record_priorities([change for change in written.values() if change.id in along], before, user, at)
         made = _remember(queue, user, at, written.values(), before, moved)
         touch(queue.pk)
         wakeups.request_pass()
-    return MoveResult(told.changes, told.slips, told.slips_total, told.exact, made.pk)
+    return MoveResult(effect.changes, effect.slips, effect.slips_total, effect.exact, made.pk)
 
 
 def set_priorities(
@@ -124,7 +124,7 @@ def set_priorities(
         fresh = _check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
-                raise Conflict(f"run {run.name} has already ended ({run.status}); its priority no longer matters")
+                raise Conflict(f"run {run.name} has ended ({run.status}). Its priority was not changed.")
         at = timezone.now()
         changed = [run for run in fresh if run.priority != priority]
         if not changed:
@@ -142,38 +142,38 @@ def set_priorities(
 
 
 def undoable(queue: Queue, user: User) -> Move | None:
-    """The member's latest move in this queue that can still be taken back."""
+    """The member's latest move in this queue that can still be undone."""
     since = timezone.now() - dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S)
     return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
 
 
 def undo(move_id: int, user: User, role: str) -> MoveResult:
-    """Take a move back, by who made it and within UNDO_S: every run stands as before, and looks as if never moved.
+    """Undo a move, by its author and within UNDO_S: every run is as before the move.
 
-    Raises Stale where one of them has changed since or left the queue, Conflict when it is too late or was done
-    before, Forbidden, NotFound.
+    Raises Stale when one of the runs has changed since or left the queue, Conflict when it is too late or was undone
+    already, Forbidden, NotFound.
     """
     found = Move.objects.filter(pk=move_id).first()
     if found is None:
-        raise NotFound("this move is not there any more: it can't be taken back")
+        raise NotFound("this move no longer exists and cannot be undone")
     if found.user_id != user.pk or not allows(role, "member"):
-        raise Forbidden("only who moved a run can take the move back")
+        raise Forbidden("only the author of a move can undo it")
     with transaction.atomic():
         queue = lock_queue(found.queue_id)
         found.refresh_from_db()
         at = timezone.now()
         if found.undone_at is not None:
-            raise Conflict("this move has been taken back already")
+            raise Conflict("this move was undone already")
         if at - found.at > dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S):
-            raise Conflict(f"a move can be taken back for {UNDO_S} seconds; this one is older. Nothing was changed.")
-        told = _take_back(queue, found.changes, user, at)
+            raise Conflict(f"a move can be undone for {UNDO_S} seconds; this one is older. Nothing was changed.")
+        changes = _undo_changes(queue, found.changes, user, at)
         Move.objects.filter(pk=found.pk).update(undone_at=at)
         touch(queue.pk)
         wakeups.request_pass()
-    return MoveResult(told, [], 0, True, None)
+    return MoveResult(changes, [], 0, True, None)
 
 
-def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
+def _undo_changes(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
     before = read_runs(queue, (pk for pk, *_states in changes), lock=True)
     for pk, _was, became, _moved in changes:
         if pk not in before or before[pk].queue_id != queue.pk or before[pk].status not in WAITING:
@@ -181,16 +181,16 @@ def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) ->
         if [before[pk].seniority_us, before[pk].priority] != became:
             raise stale_error(before[pk])
     moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
-    told = {pk: before[pk] for pk in (moved or before)}
-    position_before = _positions(queue, told)
+    shown = {pk: before[pk] for pk in (moved or before)}
+    position_before = _positions(queue, shown)
     back = [RankChange(pk, *was) for pk, was, _became, _moved in changes]
     stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
     _write(queue, back, before, stamps)
-    position_after = _positions(queue, told)
+    position_after = _positions(queue, shown)
     now = {change.id: change.priority for change in back}
     undone = [
         RunChange(run, run.priority, now[pk], position_before.get(pk), position_after.get(pk))
-        for pk, run in told.items()
+        for pk, run in shown.items()
     ]
     RunEvent.objects.bulk_create(
         _event(change, RunEventKind.MOVE_UNDONE, user, at, {}) for change in undone if change.run.pk in moved
@@ -200,19 +200,19 @@ def _take_back(queue: Queue, changes: list[Any], user: User, at: dt.datetime) ->
 
 
 def _queue_of(runs: Sequence[Run]) -> Queue:
-    """The one queue of these runs as they were read."""
+    """The queue of these runs as they were read. Raises Invalid without one, or with several."""
     if not runs:
         raise Invalid.at("runs", msg="name at least one run")
     if len({run.queue_id for run in runs}) > 1:
-        raise Invalid.at("runs", msg="these runs are not all in one queue")
+        raise Invalid.at("runs", msg="these runs are in different queues")
     return runs[0].queue
 
 
 def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
-    """The runs as they are `now`, in the order given. Raises Stale for one that is not as its editor saw it."""
+    """The runs as they are `now`, in the given order. Raises Stale for one that has changed since it was seen."""
     for run in runs:
         if run.pk not in now:
-            raise NotFound(f"run {run.name} is not there any more; nothing was changed")
+            raise NotFound(f"run {run.name} no longer exists. Nothing was changed.")
         fresh = now[run.pk]
         if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
             raise stale_error(fresh)
@@ -220,10 +220,7 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
 
 
 def _check_there(along: Iterable[Run]) -> None:
-    """Refuse a plan in which a run that was to give way has left the line since: its place is nobody's to give.
-
-    Raises Conflict.
-    """
+    """Raises Conflict when a run that a plan shifts has left the queue since."""
     for run in along:
         if run.status != RunStatus.SUBMITTED:
             raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
@@ -232,7 +229,7 @@ def _check_there(along: Iterable[Run]) -> None:
 def _write(
     queue: Queue, changes: Iterable[RankChange], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
 ) -> None:
-    """Write seniority, priority and the rank that follows, and who moved which when. The runs are locked."""
+    """Write seniority, priority and rank, and who moved the runs when. The runs are locked."""
     step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
     rows = []
     for change in sorted(changes, key=lambda change: change.id):
@@ -254,7 +251,7 @@ def _record_moves(changes: Iterable[RunChange], target: MoveTarget, user: User, 
 
 
 def _record_priorities(changes: Iterable[RankChange], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
-    """An event for each run whose priority became another."""
+    """Record each change of priority."""
     RunEvent.objects.bulk_create(
         RunEvent(
             run=run,
@@ -281,7 +278,7 @@ def _event(change: RunChange, kind: RunEventKind, user: User, at: dt.datetime, m
 def _remember(
     queue: Queue, user: User, at: dt.datetime, written: Iterable[RankChange], before: Mapping[int, Run], moved: set[int]
 ) -> Move:
-    """Keep what was written, for undo."""
+    """Store what was written, for undo."""
     changes = []
     for change in sorted(written, key=lambda change: change.id):
         run = before[change.id]
@@ -291,7 +288,7 @@ def _remember(
 
 
 def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
-    """The positions of those that have one, where they are told."""
+    """The positions of waiting runs, counted to MAX_COUNTED."""
     waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
     keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
     ahead = runs_ahead(queue, keys.values(), MAX_COUNTED)
@@ -299,8 +296,8 @@ def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
 
 
 def _gone(run: Run | None) -> Stale:
-    """A run that was moved and is in the queue no more."""
+    """The error for a moved run that is no longer in the queue."""
     if run is None:
-        return Stale("a run of this move is not there any more; nothing was taken back")
-    told = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"
-    return Stale(f"run {run.name} {told} now; nothing was taken back", run=run.name, status=run.status)
+        return Stale("a run of this move no longer exists. Nothing was undone.")
+    where = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"
+    return Stale(f"run {run.name} {where} now. Nothing was undone.", run=run.name, status=run.status)

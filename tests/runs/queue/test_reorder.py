@@ -258,7 +258,7 @@ def test_a_members_run_takes_no_priority_above_the_members_highest(
     project.queues.update(ageing_minutes=None)
     raised, other = make_run(project, member, "raised"), make_run(project, member, "other")
     services.set_priority(raised, manager, "manager", 95)
-    with pytest.raises(Forbidden, match="run other would need priority 95 there; members may ask for up to 60"):
+    with pytest.raises(Forbidden, match="run other would need priority 95 there; the maximum for members is 60"):
         reorder.move([other], member, "member", MoveTarget("top"))
     assert order(project) == ["raised", "other"]
     services.set_priority(raised, manager, "manager", 60)
