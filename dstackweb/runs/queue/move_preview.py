@@ -160,7 +160,7 @@ def _check_waits(run: Run) -> None:
     elif run.status in PLACED:
         why = f"has left the queue: it is {run.status}"
     else:
-        why = f"has ended ({run.status})"
+        why = f"has already ended ({run.status})"
     raise Conflict(f"run {run.name} {why}. Nothing was moved.", run=run.name, status=run.status)
 
 

@@ -124,7 +124,7 @@ def set_priorities(
         fresh = _check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
-                raise Conflict(f"run {run.name} has ended ({run.status}). Its priority was not changed.")
+                raise Conflict(f"run {run.name} has already ended ({run.status}). Its priority was not changed.")
         at = timezone.now()
         changed = [run for run in fresh if run.priority != priority]
         if not changed:

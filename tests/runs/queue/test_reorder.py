@@ -245,7 +245,7 @@ def test_a_members_run_comes_to_the_nearest_of_their_own_places(
 
 
 def test_a_member_is_told_where_only_others_stand_between(member: User, runs: dict[str, Run]) -> None:
-    with pytest.raises(Forbidden, match="only a manager moves a run past them"):
+    with pytest.raises(Forbidden, match="only managers can move a run past them"):
         reorder.move([runs["c"]], member, "member", MoveTarget("before", runs["b"]))
 
 
@@ -385,7 +385,7 @@ def test_only_runs_that_wait_in_the_queue_are_moved(project: Project, manager: U
     with pytest.raises(Conflict, match="run a has left the queue"):
         reorder.preview([runs["e"]], manager, "manager", MoveTarget("before", runs["a"]))
     move_run(lock_run(runs["a"].pk), RunStatus.PENDING, now=timezone.now())
-    with pytest.raises(Conflict, match=r"run a is pending: .* has no position until then"):
+    with pytest.raises(Conflict, match=r"run a is pending: it has no position until"):
         reorder.move([runs["a"]], manager, "manager", MoveTarget("bottom"))
     services.stop(runs["b"], manager, "manager")
     with pytest.raises(Conflict, match="already ended"):
@@ -435,7 +435,7 @@ def test_nonsense_is_refused(manager: User, runs: dict[str, Run]) -> None:
 def test_runs_of_two_queues_are_not_moved_together(project: Project, manager: User, runs: dict[str, Run]) -> None:
     services.ensure_queue(project, "night")
     other = services.set_queue(runs["c"], manager, "manager", "night")
-    with pytest.raises(Invalid, match="one queue"):
+    with pytest.raises(Invalid, match="different queues"):
         reorder.move([runs["a"], other], manager, "manager", MoveTarget("top"))
     with pytest.raises(Stale, match="in queue night now"):
         reorder.move([runs["c"]], manager, "manager", MoveTarget("top"))
