@@ -439,7 +439,7 @@ def test_runs_of_two_queues_are_not_moved_together(project: Project, manager: Us
         reorder.move([runs["a"], other], manager, "manager", MoveTarget("top"))
     with pytest.raises(Stale, match="in queue night now"):
         reorder.move([runs["c"]], manager, "manager", MoveTarget("top"))
-    with pytest.raises(Conflict, match="not in queue default"):
+    with pytest.raises(Conflict, match="no longer in queue default"):
         reorder.move([runs["a"]], manager, "manager", MoveTarget("before", other))
 
 
