@@ -13,7 +13,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-slow: $(VENV)/.dev ## faults, load, whole journeys and more examples, on bo
 
 test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+mutations: $(VENV)/.dev ## break the core on purpose, in a copy, and see whether the tests notice (takes long)
+	@$(BIN)/python tools/mutations.py --jobs $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

@@ -16,7 +16,7 @@ from dstackweb.devtools.aws import Cloud
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cloud")]
 
 SHORT = {
     "DSTACKWEB_HEARTBEAT_S": "0.5",

@@ -323,3 +323,11 @@ def test_in_a_strict_queue_no_wait_makes_up_for_a_point_and_equals_are_first_com
     step, start = ordering.step_us(None), 1_760_000_000_000_000
     assert ordering.rank(start + one, level + 1, step) < ordering.rank(start + other, level, step)
     assert (ordering.rank(start + one, level, step) < ordering.rank(start + other, level, step)) == (one < other)
+
+
+def test_a_run_that_stands_there_already_is_not_spread_from_its_neighbors() -> None:
+    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    left, run, right = (
+        Slot(n, 10**15 + us - 50 * terms.step_us, 10**15 + us, 50) for n, us in enumerate((1, 11, 3001))
+    )
+    assert plan_move([run], [left], [right], terms) == []

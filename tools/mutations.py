@@ -1,0 +1,717 @@
+"""Breaks the core of the product on purpose, in a copy, and sees whether the tests notice.
+
+    python tools/mutations.py                 all of them, with the SQLite side
+    python tools/mutations.py --check         only whether each still applies
+    python tools/mutations.py --jobs 2 claim  those whose name or room has the word
+
+Each mutation is a small change that somebody could make by mistake. The tests named beside it must fail with it. Files
+are found by their room and the text, tests by their room and file name, so that both may move within their rooms.
+Exits with 1 when a mutation survives or no longer applies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In the one file below `dstackweb/ROOM` that has `old` once, `new` stands instead, and `tests` must fail."""
+
+    room: str
+    name: str
+    old: str
+    new: str
+    tests: str
+    """Files, such as `runs/test_moves.py`: a room of tests, and the name of a file anywhere in it."""
+
+
+class DoesNotApply(Exception):
+    """The text or the tests are not there as the list says."""
+
+
+def m(room: str, name: str, old: str, new: str, tests: str) -> Mutation:
+    return Mutation(room, name, old, new, tests)
+
+
+MUTATIONS = [
+    # The order of a queue, and moves in it.
+    m(
+        "runs",
+        "more priority goes back",
+        "return seniority_us - priority * step",
+        "return seniority_us + priority * step",
+        "runs/test_ordering.py",
+    ),
+    m(
+        "runs",
+        "two runs of one moment",
+        "return max(now_us, last_us + MIN_GAP_US)",
+        "return max(now_us, last_us)",
+        "runs/test_ordering.py runs/test_services.py",
+    ),
+    m(
+        "runs",
+        "strict is not strict",
+        "return STRICT_STEP_US if ageing_minutes is None else ageing_minutes * 60 * 1_000_000",
+        "return (ageing_minutes or 30) * 60 * 1_000_000",
+        "runs/test_ordering.py runs/test_reorder.py",
+    ),
+    m(
+        "runs",
+        "a move of what stands there",
+        "if all(one < other for one, other in itertools.pairwise(standing)):",
+        "if False:",
+        "runs/test_moves.py runs/test_reorder.py",
+    ),
+    m(
+        "runs",
+        "equal ranks, by id",
+        "return -FAR if edge is None else edge.rank + (gap or int(run.id < edge.id))",
+        "return -FAR if edge is None else edge.rank + gap",
+        "runs/test_moves.py",
+    ),
+    m(
+        "runs",
+        "priority over the maximum",
+        "high = min(high, most)\n        return min(max(wanted, low), high)",
+        "return min(max(wanted, low), high)",
+        "runs/test_moves.py runs/test_reorder.py",
+    ),
+    m(
+        "runs",
+        "undo after a change",
+        "if any(place.priority > max(most, run.priority)",
+        "if any(False",
+        "runs/test_moves.py runs/test_reorder.py",
+    ),
+    # Transitions.
+    m("runs", "any move is legal", "if new not in RUN_MOVES[old]:", "if False:", "runs/test_transitions.py"),
+    m("runs", "any job move is legal", "if new not in JOB_MOVES[old]:", "if False:", "runs/test_transitions.py"),
+    m(
+        "runs",
+        "status unguarded",
+        "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)",
+        "mine = Run.objects.filter(pk__in=keys, attempt=attempt, queue=queue_id)",
+        "runs/test_transitions.py runs/test_races.py",
+    ),
+    m(
+        "runs",
+        "attempt unguarded",
+        "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)",
+        "mine = Run.objects.filter(pk__in=keys, status=old, queue=queue_id)",
+        "runs/test_transitions.py",
+    ),
+    m(
+        "runs",
+        "queue unguarded",
+        "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)",
+        "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt)",
+        "runs/test_transitions.py runs/test_reorder.py",
+    ),
+    m(
+        "runs",
+        "lost race unnoticed",
+        'if mine.update(status=new, version=F("version") + 1, **values) != len(keys):',
+        'if mine.update(status=new, version=F("version") + 1, **values) < 0:',
+        "runs/test_transitions.py runs/test_races.py",
+    ),
+    m(
+        "runs",
+        "counter of the old status stays",
+        "shifted = {old: F(old) - n for old, n in olds.items()}",
+        "shifted = {}",
+        "runs/test_transitions.py runs/test_recount.py",
+    ),
+    m(
+        "runs",
+        "claimed job is unclaimed",
+        'guard = {"claim_nonce": ""} if unclaimed else {}',
+        "guard = {}",
+        "runs/test_transitions.py scheduler/test_job_watch.py scheduler/test_job_watch_races.py runs/test_races.py",
+    ),
+    m(
+        "runs",
+        "poll sees no change",
+        'Run.objects.filter(pk=run_id).update(version=F("version") + 1)',
+        'Run.objects.filter(pk=run_id).update(version=F("version"))',
+        "runs/test_transitions.py runs web/test_run_pages.py",
+    ),
+    # What jobs hold.
+    m(
+        "runs",
+        "CPUs given twice",
+        'cpus__gte=F("cpus_used") + cpus,',
+        "",
+        "runs/test_races.py scheduler/test_faults.py runs",
+    ),
+    m(
+        "runs",
+        "memory given twice",
+        'memory_mib__gte=F("memory_used_mib") + memory_mib,',
+        "",
+        "runs scheduler/test_faults.py",
+    ),
+    m(
+        "runs",
+        "placed on a draining host",
+        "draining=False,\n        cpus__gte",
+        "cpus__gte",
+        "runs scheduler/test_faults.py",
+    ),
+    m(
+        "runs",
+        "an absent GPU is given",
+        "uuid__in=uuids, present=True)",
+        "uuid__in=uuids)",
+        "runs scheduler/test_faults.py",
+    ),
+    m("runs", "memory never freed", '"memory_used_mib") - memory_mib', '"memory_used_mib")', "runs/test_attempts.py"),
+    # Claims, ends, retries.
+    m(
+        "runs",
+        "two runners, one job",
+        'status=JobStatus.PROVISIONING, claim_nonce="").update(',
+        "status=JobStatus.PROVISIONING).update(",
+        "runs/test_attempts.py runs/test_races.py",
+    ),
+    m(
+        "runs",
+        "any nonce will do",
+        "if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:",
+        "if job.status not in JOB_ACTIVE:",
+        "runs/test_attempts.py runs/test_races.py api/test_runner_api.py",
+    ),
+    m(
+        "runs",
+        "a job ends twice",
+        "if job.status not in JOB_ACTIVE:\n            return False",
+        "if False:\n            return False",
+        "runs/test_attempts.py",
+    ),
+    m(
+        "runs",
+        "why it was stopped is lost",
+        "if job.stop_reason and reason != Reason.DONE_BY_RUNNER:",
+        "if False:",
+        "runs/test_attempts.py runs/test_services.py",
+    ),
+    m(
+        "runs",
+        "retry for ever",
+        "if covered and (run.retry_for is None or now - since < run.retry_for):",
+        "if covered:",
+        "runs/test_outcome.py",
+    ),
+    m(
+        "runs",
+        "retry whatever happened",
+        "covered = RETRY_EVENT.get(culprit.reason) in run.retry_on",
+        "covered = True",
+        "runs/test_outcome.py",
+    ),
+    m(
+        "runs",
+        "series never begins anew",
+        "now - culprit.started_at >= run.retry_for:",
+        "False:",
+        "runs/test_outcome.py",
+    ),
+    m(
+        "runs",
+        "the last failure is named",
+        "return min(bad, key=lambda job: (job.ended_at",
+        "return max(bad, key=lambda job: (job.ended_at",
+        "runs/test_outcome.py",
+    ),
+    m(
+        "runs",
+        "others run on",
+        "if culprit is not None and run.status != RunStatus.TERMINATING:",
+        "if False:",
+        "runs/test_outcome.py",
+    ),
+    m(
+        "runs",
+        "failed nodes are done",
+        "if all(job.status == JobStatus.DONE for job in jobs):",
+        "if any(job.status == JobStatus.DONE for job in jobs):",
+        "runs/test_outcome.py",
+    ),
+    # Edits and access.
+    m(
+        "runs",
+        "ETag without priority",
+        'text = f"{run.pk}:{run.priority}:',
+        'text = f"{run.pk}:',
+        "api/test_runs_api.py runs web/test_moves.py",
+    ),
+    m(
+        "runs",
+        "stale edits pass",
+        'return if_match is None or if_match.removeprefix("W/")',
+        'return True or if_match.removeprefix("W/")',
+        "api/test_runs_api.py runs web/test_moves.py",
+    ),
+    m(
+        "runs",
+        "members change others' runs",
+        'if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):',
+        'if allows(role, "member"):',
+        "runs/test_reorder.py runs/test_services.py",
+    ),
+    m(
+        "runs",
+        "viewers change their runs",
+        'if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):',
+        'if allows(role, "manager") or run.user_id == user.pk:',
+        "runs api/test_runs_api.py",
+    ),
+    m(
+        "runs",
+        "members above their maximum",
+        'if priority > project.member_max_priority and not allows(role, "manager"):',
+        "if False:",
+        "runs/test_services.py runs/test_reorder.py",
+    ),
+    m(
+        "accounts",
+        "roles the wrong way round",
+        "Role.values.index(role) >= Role.values.index(at_least)",
+        "Role.values.index(role) <= Role.values.index(at_least)",
+        "accounts/test_access.py",
+    ),
+    m(
+        "accounts",
+        "not a member, and yet",
+        "if not role:\n        raise NotFound",
+        "if not project:\n        raise NotFound",
+        "accounts/test_access.py",
+    ),
+    m(
+        "accounts",
+        "who is not active",
+        "[user.pk, name]) if user.is_active else ()",
+        "[user.pk, name])",
+        "accounts/test_access.py",
+    ),
+    m(
+        "accounts",
+        "a revoked token works",
+        "WHERE token.digest = %s AND token.revoked_at IS NULL",
+        "WHERE token.digest = %s",
+        "accounts/test_tokens.py",
+    ),
+    m(
+        "accounts",
+        "a sign-in link works twice",
+        "filter(pk=link.pk, used_at=None, expires_at__gt=now)",
+        "filter(pk=link.pk)",
+        "accounts/test_races.py",
+    ),
+    m(
+        "accounts",
+        "an old sign-in link works",
+        "if link.expires_at <= timezone.now():",
+        "if False:",
+        "accounts/test_sign_in_pages.py accounts/test_tokens.py accounts",
+    ),
+    # The placement pass.
+    m(
+        "scheduler",
+        "two passes at once",
+        "won = PassState.objects.filter(free, pk=1).update(",
+        "won = PassState.objects.filter(pk=1).update(",
+        "scheduler/test_faults.py scheduler/test_placement_pass.py",
+    ),
+    m(
+        "scheduler",
+        "generation stands still",
+        'generation=F("generation") + 1, expires_at=until',
+        'generation=F("generation"), expires_at=until',
+        "scheduler/test_faults.py scheduler/test_placement_pass.py",
+    ),
+    m(
+        "scheduler",
+        "a lost claim is renewed",
+        "if not PassState.objects.filter(pk=1, generation=generation).update(expires_at=until):",
+        "if not PassState.objects.filter(pk=1).update(expires_at=until):",
+        "scheduler/test_faults.py scheduler/test_placement_pass.py",
+    ),
+    m(
+        "scheduler",
+        "a request is lost",
+        "PassState.objects.filter(pk=1).update(requested=True)\n            return None",
+        "return None",
+        "scheduler/test_faults.py scheduler/test_placement_pass.py",
+    ),
+    m(
+        "scheduler",
+        "weights do not count",
+        "(held.gpus if asks_gpus else held.cpus) / weight, seniority_us",
+        "(held.gpus if asks_gpus else held.cpus), seniority_us",
+        "scheduler/test_fairness.py",
+    ),
+    m(
+        "scheduler",
+        "GPUs do not count",
+        "(held.gpus if asks_gpus else held.cpus) / weight",
+        "held.cpus / weight",
+        "scheduler/test_fairness.py",
+    ),
+    m(
+        "scheduler",
+        "one over the limit",
+        "if limit is not None and asked and used + asked > limit",
+        "if limit is not None and asked and used > limit",
+        "scheduler/test_limits.py",
+    ),
+    m(
+        "scheduler",
+        "runs without GPUs wait for a GPU limit",
+        "if limit is not None and asked and used + asked > limit",
+        "if limit is not None and used + asked > limit",
+        "scheduler/test_limits.py",
+    ),
+    m(
+        "scheduler",
+        "backfill past the start",
+        "reserved.starts_at is not None and end <= reserved.starts_at",
+        "reserved.starts_at is not None",
+        "scheduler/test_reservation.py",
+    ),
+    m(
+        "scheduler",
+        "stopping takes no time",
+        "dt.timedelta(seconds=limit_s + stop_s + MARGIN_S)",
+        "dt.timedelta(seconds=limit_s)",
+        "scheduler/test_reservation.py",
+    ),
+    m(
+        "scheduler",
+        "a gang by half is enough",
+        "lambda gone: len(found(gone)) == run.spec.nodes",
+        "lambda gone: len(found(gone)) > 0",
+        "scheduler/test_reservation.py",
+    ),
+    m(
+        "scheduler",
+        "paid without being named",
+        "if offer.price > 0 and not named:",
+        "if False:",
+        "scheduler/test_offers.py scheduler/test_paid_placement.py",
+    ),
+    m(
+        "scheduler",
+        "over the maximum price",
+        "if spec.max_price is not None and offer.price > Decimal",
+        "if False and offer.price > Decimal",
+        "scheduler/test_offers.py",
+    ),
+    m(
+        "scheduler",
+        "without quota, and yet",
+        "if offer.availability in NOT_NOW:\n        return 0",
+        "",
+        "scheduler/test_offers.py",
+    ),
+    m(
+        "scheduler",
+        "spot where none is wanted",
+        'if spec.spot_policy == "on-demand" and offer.spot:',
+        "if False:",
+        "scheduler/test_offers.py",
+    ),
+    # What several processes share.
+    m(
+        "lib",
+        "a lease of two",
+        "Lease.objects.filter(free, pk=name).update(",
+        "Lease.objects.filter(pk=name).update(",
+        "lib/test_leases.py",
+    ),
+    m(
+        "lib",
+        "a lost lease is renewed",
+        "Lease.objects.filter(pk=name, holder=holder).update(expires_at=until)",
+        "Lease.objects.filter(pk=name).update(expires_at=until)",
+        "lib/test_leases.py",
+    ),
+    m(
+        "lib",
+        "anybody gives a lease back",
+        "Lease.objects.filter(pk=name, holder=holder).delete()",
+        "Lease.objects.filter(pk=name).delete()",
+        "lib/test_leases.py",
+    ),
+    m(
+        "lib",
+        "an open circuit lets through",
+        "if now < circuit.open_until <= now + dt.timedelta(seconds=CAP_S):\n        raise Open",
+        "if False:\n        raise Open",
+        "lib/test_circuit.py",
+    ),
+    m(
+        "lib",
+        "all probe at once",
+        "Circuit.objects.filter(free, pk=name, open_until=circuit.open_until)",
+        "Circuit.objects.filter(pk=name)",
+        "lib/test_circuit.py",
+    ),
+    m(
+        "lib",
+        "success keeps it open",
+        "update(failures=0, open_until=None, probe_until=None)",
+        "update(failures=0)",
+        "lib/test_circuit.py",
+    ),
+    m(
+        "lib",
+        "no debt",
+        "left = room(tokens, at_us, rate, burst, now_us) - 1",
+        "left = room(tokens, at_us, rate, burst, now_us)",
+        "lib/test_limiter.py",
+    ),
+    m("lib", "the bucket has no end", "return min(burst, tokens + ", "return (tokens + ", "lib/test_limiter.py"),
+    m("lib", "waits longer than it may", "if wait_s > most_s:", "if False:", "lib/test_limiter.py"),
+    m(
+        "offers",
+        "work is done twice at once",
+        "if leases.take(name, holder, LEASE_S, timezone.now()):",
+        "if True:",
+        "offers/test_processes.py offers",
+    ),
+    m(
+        "offers",
+        "old answers are fresh",
+        "return now >= until or row.fetched_at > now + SKEW or row.error is not None",
+        "return row.fetched_at > now + SKEW or row.error is not None",
+        "offers",
+    ),
+    m("offers", "an answer from the future", "row.fetched_at > now + SKEW or ", "", "offers"),
+    m(
+        "offers",
+        "nothing is kept as long as something",
+        "min(ttl_s, EMPTY_TTL_S if row.empty else ttl_s)",
+        "ttl_s",
+        "offers",
+    ),
+    m(
+        "offers",
+        "of other settings",
+        "return not row.stamp or row.version != backend.version or ",
+        "return not row.stamp or ",
+        "offers",
+    ),
+    m(
+        "offers",
+        "asked again at once after a failure",
+        "return now < until <= now + RETRY_MOST_S * _S",
+        "return False",
+        "offers",
+    ),
+    # Utilization.
+    m(
+        "gpus",
+        "equal to the minimum is low",
+        "utilization < minimum, stretch.last_ms",
+        "utilization <= minimum, stretch.last_ms",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "gaps are low",
+        "unbroken = last_ms is not None and at_ms - last_ms <= MAX_GAP * interval_ms",
+        "unbroken = last_ms is not None",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "old samples are new",
+        "return stretch.last_ms is not None and abs(now_ms - stretch.last_ms) <= MAX_GAP * interval_ms",
+        "return stretch.last_ms is not None",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "scope all: one is enough",
+        "if len(low) < len(known):\n            return USED",
+        "",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "unknown is low",
+        "if len(known) < len(gpus) or not low:\n            return UNKNOWN",
+        "",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "warm-up counts",
+        "max(since_ms - interval_ms, window.from_ms) + window.window_ms",
+        "since_ms - interval_ms + window.window_ms",
+        "gpus/test_window.py",
+    ),
+    m(
+        "gpus",
+        "samples of others' GPUs",
+        "if at_ms >= since_ms and sample.uuid in job.gpus",
+        "if at_ms >= since_ms",
+        "gpus/test_intake.py",
+    ),
+    m(
+        "gpus",
+        "samples from before the start",
+        "if at_ms >= since_ms and sample.uuid in job.gpus",
+        "if sample.uuid in job.gpus",
+        "gpus/test_intake.py",
+    ),
+    # Counters of tasks.
+    m(
+        "progress",
+        "moved tasks stay behind",
+        "self.states[old] = self.states.get(old, 0) - count",
+        "pass",
+        "progress/test_counters.py progress/test_ingest.py",
+    ),
+    m(
+        "progress",
+        "no limit of groups",
+        "if new_group and self.scope.groups + len(self.new_groups) >= GROUPS_MAX:",
+        "if False:",
+        "progress",
+    ),
+    m(
+        "progress",
+        "late news of the dead",
+        "return ended_seq is not None and seq <= ended_seq and state in LIVE",
+        "return False",
+        "progress",
+    ),
+]
+
+
+def source_of(mutation: Mutation, root: Path = ROOT) -> Path:
+    """The one file that has the text once; DoesNotApply says what is there instead."""
+    found = [
+        path for path in sorted((root / "dstackweb" / mutation.room).rglob("*.py")) if mutation.old in path.read_text()
+    ]
+    if len(found) != 1 or found[0].read_text().count(mutation.old) != 1:
+        where = ", ".join(str(path.relative_to(root)) for path in found) or "nowhere"
+        raise DoesNotApply(
+            f"its text must stand once in dstackweb/{mutation.room}, and stands {where}:\n{mutation.old}"
+        )
+    return found[0]
+
+
+def tests_of(mutation: Mutation) -> list[str]:
+    """Paths of the tests, below the root."""
+    paths: list[Path] = []
+    for name in mutation.tests.split():
+        room, _, file = name.partition("/")
+        found = list((ROOT / "tests" / room).rglob(file)) if file else [ROOT / "tests" / room]
+        if not found or not found[0].exists():
+            raise DoesNotApply(f"there are no tests {name}")
+        paths += found
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def copy(folder: Path) -> Path:
+    """All that tests need, without what git ignores."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def caught(mutation: Mutation, root: Path) -> bool:
+    """Whether its tests fail with it; the copy is as before afterwards."""
+    path = source_of(mutation, root)
+    text = path.read_text()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        done = subprocess.run(
+            [*argv, *tests_of(mutation)],
+            cwd=root,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(text)
+    if done.returncode not in (0, 1):
+        raise DoesNotApply(f"pytest ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return done.returncode == 1
+
+
+def judged(mutation: Mutation, root: Path) -> str:
+    """One word, and why where it isn't `caught`."""
+    try:
+        return "caught" if caught(mutation, root) else "SURVIVED"
+    except DoesNotApply as error:
+        return f"DOES NOT APPLY: {error}"
+
+
+def main() -> int:
+    """Prints a line for each mutation; the exit status."""
+    parser = argparse.ArgumentParser(description="Break the product on purpose, and see whether the tests notice.")
+    parser.add_argument("words", nargs="*", help="only mutations whose room or name has one of them")
+    parser.add_argument("--check", action="store_true", help="only whether each still applies")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once")
+    asked = parser.parse_args()
+    chosen = [
+        one for one in MUTATIONS if not asked.words or any(word in f"{one.room} {one.name}" for word in asked.words)
+    ]
+    wrong = 0
+    if asked.check:
+        for one in chosen:
+            try:
+                source_of(one)
+                tests_of(one)
+            except DoesNotApply as error:
+                wrong += 1
+                print(f"{one.room}: {one.name}: {error}")
+        print(f"{len(chosen) - wrong} of {len(chosen)} mutations apply")
+        return int(wrong > 0)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copies = [copy(Path(folder) / str(number)) for number in range(asked.jobs)]
+
+        def work(number: int) -> list[tuple[Mutation, str]]:
+            results = []
+            for one in chosen[number :: asked.jobs]:
+                results.append((one, judged(one, copies[number])))
+                print(f"{one.room:10} {one.name:45} {results[-1][1]}", flush=True)
+            return results
+
+        with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
+            results = [result for results in pool.map(work, range(asked.jobs)) for result in results]
+    wrong = sum(verdict != "caught" for _, verdict in results)
+    print(f"{len(results) - wrong} of {len(results)} mutations were caught")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
