@@ -39,7 +39,7 @@ def measure(number: int) -> None:
     from django.core.management import call_command
 
     from dstackweb.backends import registry
-    from dstackweb.backends.contract import Availability, Offer, Reading, SourceKey
+    from dstackweb.backends.contract import Availability, Offer, SourceKey, SourceReading
     from dstackweb.backends.models import Backend
     from dstackweb.offers import catalog, sources, store
     from dstackweb.spec.requirements import Requirements
@@ -77,7 +77,7 @@ def measure(number: int) -> None:
             return list(range(number))
 
         def join(
-            self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None
+            self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
         ) -> Sequence[Offer]:
             sides.must_be({reading.state.value for reading in readings.values()}, {"fresh"})
             return offers(self.backend, number, requirements)

@@ -49,7 +49,7 @@ def offers(
         within=QUERY,
     )  # fmt: skip
     now = timezone.now()
-    found = listing.look(wanted, now)
+    found = listing.find_offers(wanted, now)
     kept = matching_idle(idle.reader(now)(owner.pk), wanted.requirements)
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
     items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)

@@ -188,7 +188,7 @@ class SourceState(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceReading:
     """What is known of a source. `error` is its latest failure (code and data), if it has not succeeded since."""
 
     state: SourceState
@@ -212,14 +212,14 @@ class Sourced(Protocol):
         ...
 
     def join(
-        self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None
+        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> Sequence[Offer]:
         """`Backend.offers` from what is known: pure. Raises SourceFailed where that is nothing at all."""
         ...
 
 
 @dataclass(frozen=True)
-class MachineOrder:
+class InstanceOrder:
     """A machine to have started. `instance` (a UUID) makes the order safe to repeat, and tags what comes of it.
 
     `deployment` tells the machines of this deployment from all others; `project` and `run` are for people who look at
@@ -238,7 +238,7 @@ class MachineOrder:
     run: str = ""
 
 
-class MachineState(enum.StrEnum):
+class InstanceState(enum.StrEnum):
     """How far a cloud's machine is. One that is stopped, by hand or by the cloud, is there, and has to be ended."""
 
     STARTING = "starting"
@@ -249,7 +249,7 @@ class MachineState(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Machine:
+class CloudInstance:
     """A machine as its cloud tells of it. `instance` is the order's, from its tag; empty where there is no such tag.
 
     `why` says who ended it: `interrupted` (the cloud took a spot machine back), `cloud` (a failure, or somebody at the
@@ -259,7 +259,7 @@ class Machine:
     instance: str
     cloud_id: str
     region: str
-    state: MachineState
+    state: InstanceState
     zone: str = ""
     address: str = ""
     launched_at: dt.datetime | None = None
@@ -283,11 +283,11 @@ class Cloud(Protocol):
     """A backend that starts machines. All calls speak to the cloud's network, and raise SourceFailed where it can't be
     asked now: then nothing is known, nothing is concluded, and the same call is made again later."""
 
-    def launch(self, order: MachineOrder) -> Machine:
+    def launch(self, order: InstanceOrder) -> CloudInstance:
         """Start it; the same order again gives the same machine, which may have ended since. Raises LaunchFailed."""
         ...
 
-    def machines(self, region: str, deployment: str) -> Sequence[Machine]:
+    def instances(self, region: str, deployment: str) -> Sequence[CloudInstance]:
         """All machines of the deployment in a region, and those that have lately gone.
 
         A cloud that has just started a machine may leave it out for some seconds. In the worst case two of an
@@ -296,7 +296,7 @@ class Cloud(Protocol):
         ...
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
-        """Have machines end; those that aren't there are no error. Only `machines` tells that they have ended."""
+        """Have machines end; those that aren't there are no error. Only `instances` tells that they have ended."""
         ...
 
     def regions(self) -> Sequence[str]:

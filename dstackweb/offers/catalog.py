@@ -21,7 +21,7 @@ from django.utils import timezone
 from dstackweb.backends import contract, registry
 from dstackweb.backends.contract import Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, flights, sources, store
+from dstackweb.offers import counts, single_flight, sources, store
 from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.requirements import Requirements
 
@@ -46,7 +46,7 @@ class NothingKnown(Exception):
 
 
 @dataclass
-class _Kept:
+class CachedOffers:
     """A result: under which token it was made, and when (seconds since the epoch); `calls` is what it would cost.
 
     Only `noted_at`, when it was last noted to be used, ever changes.
@@ -61,11 +61,11 @@ class _Kept:
     noted_at: float = 0.0
 
 
-_kept: store.Kept[Key, _Kept] = store.Kept(20)
+_local: store.LocalCache[Key, CachedOffers] = store.LocalCache(20)
 """A few in each process, of all backends: thousands of offers take some megabytes."""
 
 
-def driver(backend: Backend, *, wait_s: float = flights.WAIT_S) -> Cached:
+def driver(backend: Backend, *, wait_s: float = single_flight.WAIT_S) -> Cached:
     """As `registry.driver`, with offers through the cache. `wait_s`: how long to wait for who is asking already."""
     return Cached(backend, wait_s)
 
@@ -79,12 +79,12 @@ class Cached:
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
         """As `contract.Backend.offers`. Raises NothingKnown, UnknownKind, and what the backend's own code raises."""
         token = _token(self._backend)
-        kept = _kept.get(_key(self._backend, requirements, image))
+        kept = _local.get(_key(self._backend, requirements, image))
         if kept is None or not _is_current(kept, token):
             return self._look(requirements, image)
         return self._hit(kept)
 
-    def _hit(self, kept: _Kept) -> tuple[Offer, ...]:
+    def _hit(self, kept: CachedOffers) -> tuple[Offer, ...]:
         now = timezone.now()
         if abs(now.timestamp() - kept.noted_at) > NOTED_S:
             kept.noted_at = now.timestamp()
@@ -117,21 +117,21 @@ class _Question:
         text = json.dumps([backend.version, requirements.model_dump(mode="json"), image], sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
-    def find(self, token: str) -> _Kept | None:
+    def find(self, token: str) -> CachedOffers | None:
         """The shared result, where it is current."""
         kept = self._shared()
         if kept is None or not _is_current(kept, token):
             return None
-        _kept.put(self.key, kept)
+        _local.put(self.key, kept)
         return kept
 
     def join(self, code: Sourced) -> tuple[Offer, ...]:
         """Put the offers together from what is known of the sources. The network has no part in it."""
         name = f"join:{self.backend.pk}:{self.digest}"
-        with flights.one_here(name) as first:
+        with single_flight.one_thread_at_a_time(name) as first:
             # Read before the sources are: what lands meanwhile makes this outdated at once.
             token = _token(self.backend)
-            kept = _kept.get(self.key)
+            kept = _local.get(self.key)
             if not first and kept is not None and _is_current(kept, token):
                 counts.add(self.backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
                 return kept.offers
@@ -141,7 +141,7 @@ class _Question:
             known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
             is_stale = any(reading.state is SourceState.STALE for reading in known)
             counts.add(self.backend.pk, uncached=len(known), stale_served=int(is_stale))
-            self._keep(_Kept(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
+            self._keep(CachedOffers(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
             return offers
 
     def ask(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
@@ -150,7 +150,7 @@ class _Question:
         last = self._last()
         asked = False
 
-        def work(lead: flights.Lead) -> tuple[Offer, ...]:
+        def work(lead: single_flight.Lead) -> tuple[Offer, ...]:
             nonlocal asked
             asked = True
             token = _token(self.backend)
@@ -161,11 +161,11 @@ class _Question:
                 counts.add(self.backend.pk, failures=1)
                 raise
             if self._is_as_it_was(lead):
-                self._keep(_Kept(token, timezone.now().timestamp(), offers, 1, False, self.digest))
+                self._keep(CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest))
             return offers
 
         def landed() -> tuple[Offer, ...] | None:
-            kept = _kept.get(self.key)
+            kept = _local.get(self.key)
             token = _token(self.backend)
             if kept is None or not _is_current(kept, token):
                 kept = self.find(token)
@@ -173,7 +173,7 @@ class _Question:
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
-            found = flights.fly(name, 0.0 if last is not None else wait_s, landed, work)
+            found = single_flight.run(name, 0.0 if last is not None else wait_s, landed, work)
         except Exception as error:
             if last is None:
                 raise
@@ -191,27 +191,27 @@ class _Question:
     def _of_kind(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
         return tuple(dataclasses.replace(offer, kind=self.backend.kind) for offer in offers)
 
-    def _last(self) -> _Kept | None:
+    def _last(self) -> CachedOffers | None:
         """The last good result of this version, current or not."""
-        found = [kept for kept in (_kept.get(self.key), self._shared()) if kept is not None]
+        found = [kept for kept in (_local.get(self.key), self._shared()) if kept is not None]
         newest = max(found, key=lambda kept: kept.made_at, default=None)
         return newest if newest and abs(timezone.now().timestamp() - newest.made_at) < STALE_S else None
 
-    def _is_as_it_was(self, lead: flights.Lead) -> bool:
+    def _is_as_it_was(self, lead: single_flight.Lead) -> bool:
         """Whether the backend was not changed, refreshed by hand or deleted since, and this is still the one to ask."""
         with transaction.atomic():
             current = Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk)
             wanted = (self.backend.version, self.backend.refresh_generation)
             return current.values_list("version", "refresh_generation").first() == wanted and lead.holds()
 
-    def _shared(self) -> _Kept | None:
+    def _shared(self) -> CachedOffers | None:
         slot = Result.objects.filter(backend=self.backend, digest=self.digest).values_list("slot", flat=True).first()
         found = None if slot is None else store.get(_object(self.backend.pk, slot))
-        return found if isinstance(found, _Kept) and found.digest == self.digest else None
+        return found if isinstance(found, CachedOffers) and found.digest == self.digest else None
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: CachedOffers) -> None:
         kept.noted_at = kept.made_at
-        _kept.put(self.key, kept)
+        _local.put(self.key, kept)
         slot = self._slot()
         if slot is not None:
             store.put(_object(self.backend.pk, slot), kept, STALE_S)
@@ -255,14 +255,14 @@ def backend_deleted(instance: Backend, **_signal: Any) -> None:
         store.restamp(sources.catalog_name(pk))
         store.delete(*names)
         sources.drop(pk)
-        _kept.drop(lambda key: key[0] == pk)
+        _local.drop(lambda key: key[0] == pk)
 
     transaction.on_commit(drop)
 
 
 def forget() -> None:
     """Begin as a new process does."""
-    _kept.forget()
+    _local.forget()
 
 
 def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:
@@ -278,6 +278,6 @@ def _object(backend_id: int, slot: int) -> str:
     return f"result:{backend_id}:{slot}"
 
 
-def _is_current(kept: _Kept, token: str) -> bool:
+def _is_current(kept: CachedOffers, token: str) -> bool:
     age_s = timezone.now().timestamp() - kept.made_at
     return kept.token == token and -SKEW_S < age_s < (TTL_S if kept.offers else EMPTY_TTL_S)

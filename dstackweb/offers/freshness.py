@@ -1,4 +1,4 @@
-"""How old each source of a backend's offers is, from rows alone: for pages, API and command line."""
+"""How old each source of a backend's offers is and when it is read next: from its row and the time alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.dateparse import parse_datetime
+
 from dstackweb.backends.contract import Sourced, SourceKey, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import age
 from dstackweb.offers.models import SourceRow
 
 
@@ -29,6 +30,74 @@ class Freshness:
     failed_at: dt.datetime | None
 
 
+EMPTY_TTL_S = 10.0
+AHEAD = 0.8
+"""The share of its TTL after which what is in use is asked for again, so that it never grows stale."""
+SKEW = dt.timedelta(seconds=5)
+"""Clocks of two machines differ by less: what was had later than this from now was had before a clock was put back."""
+RETRY_S, RETRY_MOST_S = 10.0, 300.0
+"""A source that failed is asked again after this, doubled with each further failure."""
+
+_S = dt.timedelta(seconds=1)
+
+
+def expires_at(row: SourceRow, ttl_s: float) -> dt.datetime | None:
+    """Until when its value is fresh, if nothing else happens."""
+    if row.fetched_at is None:
+        return None
+    return row.fetched_at + min(ttl_s, EMPTY_TTL_S if row.empty else ttl_s) * _S
+
+
+def source_state(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceState:
+    """How far its value can be trusted, as far as its row tells."""
+    if row is None or not row.stamp or row.version != backend.version:
+        return SourceState.FAILED
+    if row.error is not None or is_due(backend, row, ttl_s, now):
+        return SourceState.STALE
+    return SourceState.FRESH
+
+
+def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime, share: float = 1.0) -> bool:
+    """Whether a source should be asked: owed, or older than this share of its TTL. Not just after it has failed."""
+    if is_owed(backend, row, now):
+        return True
+    assert row is not None
+    if _is_held_off(backend, row, now):
+        return False
+    until = expires_at(row, ttl_s * share)
+    assert row.fetched_at is not None
+    assert until is not None
+    return now >= until or row.fetched_at > now + SKEW or row.error is not None
+
+
+def retry_at(row: SourceRow) -> dt.datetime | None:
+    """When a source that failed is asked again. Where it was asked too often, it was told until when to leave it."""
+    if row.failed_at is None or row.error is None:
+        return None
+    if row.error.get("code") == "throttled":
+        until = parse_datetime(str(row.error.get("until", "")))
+        if until is not None and until.tzinfo is not None:
+            return until
+    return row.failed_at + min(RETRY_MOST_S, RETRY_S * 2.0 ** min(max(row.failures, 1) - 1, 10)) * _S
+
+
+def is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
+    """Whether it should be asked, used or not: nothing is known of it, or somebody wants it anew."""
+    if row is None:
+        return True
+    if _is_held_off(backend, row, now):
+        return False
+    return not row.stamp or row.version != backend.version or row.generation < backend.refresh_generation
+
+
+def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
+    """It has just failed, under this version: it is left alone for a while."""
+    until = retry_at(row)
+    if until is None or row.version != backend.version:
+        return False
+    return now < until <= now + RETRY_MOST_S * _S
+
+
 def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -> list[Freshness]:
     """Every source that the backends ask for, by backend, source and region; one query."""
     asked = list(backends)
@@ -44,13 +113,13 @@ def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -
 
 
 def _freshness(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Freshness:
-    state = age.state_of(backend, row, ttl_s, now)
+    state = source_state(backend, row, ttl_s, now)
     if row is None or row.version != backend.version:
         return Freshness(backend.name, backend.kind, *key, state, None, None, None, None, None)
     is_known = state is not SourceState.FAILED
-    until = age.expires_at(row, ttl_s) if is_known else None
-    due_at = age.retry_at(row) or (age.expires_at(row, ttl_s * age.AHEAD) if is_known else None)
-    if due_at is not None and (due_at <= now or age.is_due(backend, row, ttl_s, now)):
+    until = expires_at(row, ttl_s) if is_known else None
+    due_at = retry_at(row) or (expires_at(row, ttl_s * AHEAD) if is_known else None)
+    if due_at is not None and (due_at <= now or is_due(backend, row, ttl_s, now)):
         due_at = None
     fetched_at = row.fetched_at if is_known else None
     return Freshness(backend.name, backend.kind, *key, state, fetched_at, until, due_at, row.error, row.failed_at)

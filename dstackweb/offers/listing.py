@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Offer, Reading, Sourced, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Offer, Sourced, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.views import host_views
 from dstackweb.backends.models import Backend
@@ -25,7 +25,7 @@ QUOTAS = "quotas"
 
 
 @dataclass(frozen=True)
-class Listing:
+class OfferListing:
     """`offers` are in no order yet. `sources` tells of each backend that was asked what its offers come from."""
 
     offers: list[Offer]
@@ -41,7 +41,7 @@ class RegionQuotas:
     quotas: dict[str, tuple[int, int]]
 
 
-def look(wanted: Filter, now: dt.datetime) -> Listing:
+def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
     """What the enabled backends offer. No network: a backend of which nothing is known is failed in `sources`."""
     found: list[Offer] = []
     told: list[Freshness] = []
@@ -54,7 +54,7 @@ def look(wanted: Filter, now: dt.datetime) -> Listing:
         told += (age for age in known if not age.region or wanted.takes_region(age.region))
         if error is not None and not known:
             told.append(_failed(backend, error))
-    return Listing(found, told)
+    return OfferListing(found, told)
 
 
 def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
@@ -62,7 +62,7 @@ def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
     driver = _driver(backend)
     if driver is None or QUOTAS not in driver.sources:
         return []
-    readings: dict[SourceKey, Reading] = sources.read_all(
+    readings: dict[SourceKey, SourceReading] = sources.read_all(
         backend, driver, [key for key in driver.wanted() if key.source == QUOTAS]
     )
     ages = {age.region: age for age in freshness.of_backends([(backend, driver)], now) if age.source == QUOTAS}

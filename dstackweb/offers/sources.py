@@ -21,10 +21,11 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Reading, Sourced, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Sourced, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import age, counts, flights, store
+from dstackweb.offers import counts, freshness, single_flight, store
 from dstackweb.offers.models import SourceRow
+from dstackweb.offers.single_flight import Lead
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -48,14 +49,14 @@ may be one of two that do everything else as well."""
 
 
 @dataclass(frozen=True)
-class _Held:
+class _LocalValue:
     """A value as this process keeps it, with its row as it was."""
 
     row: SourceRow
     value: Any
 
 
-_held: store.Kept[tuple[int, SourceKey], _Held] = store.Kept(512)
+_local: store.LocalCache[tuple[int, SourceKey], _LocalValue] = store.LocalCache(512)
 _begun: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
@@ -69,12 +70,12 @@ def catalog_name(backend_id: int) -> str:
     return f"catalog:{backend_id}"
 
 
-def read(backend: Backend, key: SourceKey) -> Reading:
+def read(backend: Backend, key: SourceKey) -> SourceReading:
     """What is known of one source. Never asks the cloud."""
     return read_all(backend, _sourced(backend), [key])[key]
 
 
-def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, Reading]:
+def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, SourceReading]:
     """What is known of several sources, and that somebody looks at them. Never asks the cloud.
 
     While the cache is away, this process has what is missing fetched for itself, in the background.
@@ -85,34 +86,36 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_away():
         for key in keys:
-            if age.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
+            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
                 _begin(backend, key, 1.0)
     return found
 
 
-def refresh(backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: float = flights.WAIT_S) -> Reading:
+def refresh(
+    backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: float = single_flight.WAIT_S
+) -> SourceReading:
     """Ask the cloud for a source if what is known is older than this share of its TTL.
 
     One caller of all processes asks. The others get what is known by then, and wait only where that is nothing.
     """
     current = Backend.objects.filter(pk=backend.pk).first()
     if current is None:
-        return Reading(SourceState.FAILED, error={"code": "deleted"})
+        return SourceReading(SourceState.FAILED, error={"code": "deleted"})
     backend, driver = current, _sourced(current)
     ttl_s = driver.sources[key.source]
     asked = False
 
-    def known() -> Reading:
+    def known() -> SourceReading:
         return _reading(backend, key, _row(backend, key), ttl_s, timezone.now())
 
-    def since() -> Reading | None:
+    def since() -> SourceReading | None:
         row = _row(backend, key)
         now = timezone.now()
-        if age.is_due(backend, _known(backend, key, row), ttl_s, now, share):
+        if freshness.is_due(backend, _known(backend, key, row), ttl_s, now, share):
             return None
         return _reading(backend, key, row, ttl_s, now)
 
-    def work(lead: flights.Lead) -> Reading:
+    def work(lead: Lead) -> SourceReading:
         nonlocal asked
         asked = True
         _ask(backend, driver, key, lead)
@@ -123,7 +126,7 @@ def refresh(backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: flo
         return found
     found = known()
     patience_s = wait_s if found.state is SourceState.FAILED else 0.0
-    found = flights.fly(_flight(backend, key), patience_s, since, work)
+    found = single_flight.run(_flight_name(backend, key), patience_s, since, work)
     if wait_s and not asked:
         counts.add(backend.pk, coalesced=1)
     return found or known()
@@ -165,10 +168,10 @@ def refresh_due(now: dt.datetime) -> int:
             row = rows.get(key)
             known = _known(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if age.is_owed(backend, known, now) or (
-                in_use and age.is_due(backend, known, driver.sources[key.source], now, age.AHEAD)
+            if freshness.is_owed(backend, known, now) or (
+                in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
             ):
-                begun.append(_begin(backend, key, age.AHEAD))
+                begun.append(_begin(backend, key, freshness.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
         if gone:
             SourceRow.objects.filter(pk__in=gone).delete()
@@ -203,7 +206,7 @@ def has_sourced_backends() -> bool:
 
 def drop(backend_id: int) -> None:
     """The backend is gone: so is what this process holds of it."""
-    _held.drop(lambda key: key[0] == backend_id)
+    _local.drop(lambda key: key[0] == backend_id)
 
 
 def objects_of(backend_id: int) -> list[str]:
@@ -214,7 +217,7 @@ def objects_of(backend_id: int) -> list[str]:
 
 def forget() -> None:
     """Begin as a new process does."""
-    _held.forget()
+    _local.forget()
     _begun.clear()
 
 
@@ -225,7 +228,7 @@ def _sourced(backend: Backend) -> Sourced:
     return driver
 
 
-def _flight(backend: Backend, key: SourceKey) -> str:
+def _flight_name(backend: Backend, key: SourceKey) -> str:
     return f"source:{backend.pk}:{key.source}:{key.region}"
 
 
@@ -245,7 +248,7 @@ def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow
     """The row that tells: the shared one, or while the cache is away that of what this process holds."""
     if not store.is_away():
         return row
-    held = _held.get((backend.pk, key))
+    held = _local.get((backend.pk, key))
     return held.row if held else None
 
 
@@ -258,38 +261,38 @@ def _note_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
-def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> Reading:
+def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceReading:
     known = _known(backend, key, row)
-    state = age.state_of(backend, known, ttl_s, now)
+    state = freshness.source_state(backend, known, ttl_s, now)
     error = known.error if known is not None and known.version == backend.version else None
     if known is None or state is SourceState.FAILED:
-        return Reading(SourceState.FAILED, error=error)
+        return SourceReading(SourceState.FAILED, error=error)
     held = _load(backend, key, known)
     if held is None:
         # Something newer may have landed, and taken the place of what was looked for.
         newer = _row(backend, key)
         if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_away():
             return _reading(backend, key, newer, ttl_s, now)
-        return Reading(SourceState.FAILED, error=error)
-    return Reading(state, held.value, known.fetched_at, error)
+        return SourceReading(SourceState.FAILED, error=error)
+    return SourceReading(state, held.value, known.fetched_at, error)
 
 
-def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _Held | None:
+def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _LocalValue | None:
     """The value of a row, from this process or from the cache. Where it is lost, the row says so from now on."""
-    held = _held.get((backend.pk, key))
+    held = _local.get((backend.pk, key))
     if held is not None and held.row.stamp == row.stamp:
         return held
     found = store.get(_object(backend, row.stamp))
     if isinstance(found, tuple) and len(found) == 2 and found[0] == row.stamp:
-        held = _Held(row, found[1])
-        _held.put((backend.pk, key), held)
+        held = _LocalValue(row, found[1])
+        _local.put((backend.pk, key), held)
         return held
     if not store.is_away():
         SourceRow.objects.filter(pk=row.pk, stamp=row.stamp).update(stamp="")
     return None
 
 
-def _ask(backend: Backend, driver: Sourced, key: SourceKey, lead: flights.Lead) -> None:
+def _ask(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
     counts.add(backend.pk, calls=1)
     try:
         value = driver.fetch(key)
@@ -303,7 +306,7 @@ def _ask(backend: Backend, driver: Sourced, key: SourceKey, lead: flights.Lead) 
         _land_value(backend, key, lead, value)
 
 
-def _land_value(backend: Backend, key: SourceKey, lead: flights.Lead, value: Any) -> None:
+def _land_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> None:
     stamp, now = store.new_stamp(), timezone.now()
     fields: dict[str, Any] = {
         "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
@@ -311,7 +314,7 @@ def _land_value(backend: Backend, key: SourceKey, lead: flights.Lead, value: Any
     }  # fmt: skip
     if lead.holder is None or not store.put(_object(backend, stamp), (stamp, value), KEEP_S):
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
-        _held.put((backend.pk, key), _Held(row, value))
+        _local.put((backend.pk, key), _LocalValue(row, value))
         store.restamp(catalog_name(backend.pk))
         return
     landed_row = _land(backend, key, lead, fields)
@@ -319,31 +322,31 @@ def _land_value(backend: Backend, key: SourceKey, lead: flights.Lead, value: Any
         store.delete(_object(backend, stamp))
         return
     row, old_stamp = landed_row
-    _held.put((backend.pk, key), _Held(row, value))
+    _local.put((backend.pk, key), _LocalValue(row, value))
     store.restamp(catalog_name(backend.pk))
     if old_stamp:
         store.delete(_object(backend, old_stamp))
     landed.send_robust(sender=Backend, backend_id=backend.pk)
 
 
-def _land_error(backend: Backend, key: SourceKey, lead: flights.Lead, error: dict[str, Any]) -> None:
+def _land_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, Any]) -> None:
     counts.add(backend.pk, failures=1, throttles=int(error["code"] == "throttled"))
     now = timezone.now()
     fields = {"error": error, "failed_at": now, "asked_at": now}
     if lead.holder is None:
-        held = _held.get((backend.pk, key))
+        held = _local.get((backend.pk, key))
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
         if held is not None and held.row.version == backend.version:
             for name in ("generation", "stamp", "empty", "fetched_at", "failures"):
                 setattr(row, name, getattr(held.row, name))
         row.error, row.failed_at, row.asked_at, row.failures = error, now, now, row.failures + 1
-        _held.put((backend.pk, key), _Held(row, held.value if held else None))
+        _local.put((backend.pk, key), _LocalValue(row, held.value if held else None))
         return
     if _land(backend, key, lead, fields) is not None:
         store.restamp(catalog_name(backend.pk))
 
 
-def _land(backend: Backend, key: SourceKey, lead: flights.Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
+def _land(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
     """Write what came of a call, and return the row with the stamp it had; None where it is no longer wanted.
 
     The backend's row is held meanwhile, so that no change of it comes in between.

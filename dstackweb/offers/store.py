@@ -48,7 +48,7 @@ class Health:
     error: str
 
 
-class Kept(Generic[K, V]):
+class LocalCache(Generic[K, V]):
     """What this process keeps, the least recently used given up over `most`."""
 
     def __init__(self, most: int) -> None:
@@ -97,7 +97,7 @@ class Kept(Generic[K, V]):
         self._lock = threading.Lock()
 
 
-_own_stamps: Kept[str, str] = Kept(1000)
+_own_stamps: LocalCache[str, str] = LocalCache(1000)
 _health: Health | None = None
 _ask_again_at = 0.0
 

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dstackweb.backends.aws import check, config
-from dstackweb.backends.aws.check import Finding, State
+from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.hosts.registration import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.devtools.aws import Cloud
@@ -127,7 +127,7 @@ def test_a_secret_is_kept_and_on_no_page_and_in_no_log(
     admin: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(check, "check", lambda *_: [Finding("identity", State.SKIPPED)])
+    monkeypatch.setattr(check, "check", lambda *_: [Finding("identity", FindingState.SKIPPED)])
     pages = [admin.post(reverse(ADD), WITH_KEY, follow=True)]
     made = Backend.objects.get()
     assert secret_of(made) == SECRET
@@ -225,7 +225,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
     def instead(said: config.AwsConfig, secret: str, url: str) -> list[Finding]:
         assert not connection.in_atomic_block
         calls.append((said, secret))
-        return [Finding("identity", State.OK, detail={"account": "1", "arn": "arn:x"})]
+        return [Finding("identity", FindingState.OK, detail={"account": "1", "arn": "arn:x"})]
 
     monkeypatch.setattr(check, "check", instead)
     return calls

@@ -17,7 +17,7 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.spec.requirements import Requirements
 from tests.backends.kinds import use_driver
@@ -52,7 +52,11 @@ class Cloud:
                 return cloud.ask(f"{key.source} {key.region}", cloud.says[key])
 
             def join(
-                self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None
+                self,
+                readings: Mapping[SourceKey, SourceReading],
+                requirements: Requirements,
+                *,
+                image: str | None = None,
             ) -> list[Offer]:
                 types = {key: reading for key, reading in readings.items() if key.source == "types"}
                 if all(reading.state is SourceState.FAILED for reading in types.values()):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.contract import Availability, Offer, SourceFailed
 from dstackweb.backends.models import Backend
-from dstackweb.offers import catalog, counts, flights, sources, store
+from dstackweb.offers import catalog, counts, single_flight, sources, store
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.requirements import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
@@ -92,13 +92,13 @@ def test_what_another_process_had_refreshed_reaches_this_one_at_once(
 ) -> None:
     refresh_all(backend, cloud)
     assert names(backend) == ["g5", "g6", "p4d"]
-    here = catalog._kept.get((backend.pk, backend.version, ANY, None))
+    here = catalog._local.get((backend.pk, backend.version, ANY, None))
     cloud.says[TYPES] = ["g7"]
     clock.pass_s(30)
     sources.refresh_now(backend)
     sources.refresh(backend, TYPES)
     assert here is not None
-    catalog._kept.put((backend.pk, backend.version, ANY, None), here)  # as a process that did none of that keeps it
+    catalog._local.put((backend.pk, backend.version, ANY, None), here)  # as a process that did none of that keeps it
     assert names(backend) == ["g7", "p4d"]
 
 
@@ -129,10 +129,10 @@ def test_the_offers_of_a_deleted_backend_are_gone_at_once_also_for_who_holds_its
     old = Backend.objects.get()
     assert names(old)
     kept = [*sources.objects_of(backend.pk), f"result:{backend.pk}:0"]
-    here = catalog._kept.get((old.pk, old.version, ANY, None))
+    here = catalog._local.get((old.pk, old.version, ANY, None))
     backend.delete()
     assert here is not None
-    catalog._kept.put((old.pk, old.version, ANY, None), here)  # as another process keeps it
+    catalog._local.put((old.pk, old.version, ANY, None), here)  # as another process keeps it
     with pytest.raises(catalog.NothingKnown, match="deleted"):
         names(old)
     assert [store.get(name) for name in kept] == [None] * 4
@@ -290,7 +290,7 @@ def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(pl
         assert wait_s <= time.monotonic() - began < wait_s + 0.5
     leader.join()
     assert names(plain) == ["worker"]
-    assert flights.WAIT_S == 2
+    assert single_flight.WAIT_S == 2
 
 
 def test_what_the_cache_did_is_counted(backend: Backend, cloud: Cloud, clock: Clock) -> None:

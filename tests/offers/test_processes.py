@@ -18,7 +18,7 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.lib import leases
 from dstackweb.lib.models import Lease
-from dstackweb.offers import catalog, counts, flights, sources
+from dstackweb.offers import catalog, counts, single_flight, sources
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.requirements import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
@@ -76,7 +76,7 @@ def test_no_count_of_four_processes_is_lost(backend: Backend) -> None:
 def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flights, "LEASE_S", 1.0)
+    monkeypatch.setattr(single_flight, "LEASE_S", 1.0)
     cloud.takes_s = 60.0
     pid = fork(lambda: sources.refresh(backend, TYPES))
     eventually(lambda: cloud.asked, every=0.01)
@@ -118,7 +118,7 @@ def test_a_deleted_backend_is_gone_from_what_other_processes_keep(
 def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flights, "LEASE_S", 0.5)
+    monkeypatch.setattr(single_flight, "LEASE_S", 0.5)
     cloud.takes_s = 1.2
     pid = fork(lambda: sources.refresh(backend, TYPES))
     eventually(lambda: cloud.asked, every=0.01)
@@ -134,7 +134,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
 def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flights, "LEASE_S", 0.5)
+    monkeypatch.setattr(single_flight, "LEASE_S", 0.5)
     cloud.takes_s = 0.5
     cloud.says[TYPES] = ["of the one that stood still"]
     pid = fork(lambda: sources.refresh(backend, TYPES))
@@ -149,7 +149,7 @@ def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
 
 
 def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Backend, cloud: Cloud) -> None:
-    leases.take(sources._flight(backend, TYPES), "somebody", flights.LEASE_S, timezone.now())
+    leases.take(sources._flight_name(backend, TYPES), "somebody", single_flight.LEASE_S, timezone.now())
     began = time.monotonic()
     assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED
     assert 0.3 <= time.monotonic() - began < 1

@@ -53,5 +53,5 @@ def test_a_backend_that_is_set_up_wrongly_keeps_nobody_from_the_others(
     monkeypatch.setattr(kind, "wanted", wanted_unless_wrong)
     assert sources.refresh_due(clock.now) == 3
     assert {age.backend for age in freshness.of_backends(sources.sourced_backends(), clock.now)} == {"cloud"}
-    told = {age.backend: (age.source, age.error) for age in listing.look(Filter(), clock.now).sources}
+    told = {age.backend: (age.source, age.error) for age in listing.find_offers(Filter(), clock.now).sources}
     assert told["wrong"] == ("offers", {"code": "failed", "text": "`regions` is missing"})

@@ -12,7 +12,7 @@ from django.utils import timezone
 from dstackweb.backends.contract import SourceFailed, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Lease
-from dstackweb.offers import age, freshness, sources, store
+from dstackweb.offers import freshness, sources, store
 from dstackweb.offers.models import SourceRow
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
@@ -55,7 +55,7 @@ def test_a_failure_is_told_beside_the_last_good_value_and_is_itself_never_kept(
     assert (reading.state, reading.value, reading.fetched_at) == (STALE, ["g5", "g6"], had_at)
     assert reading.error == {"code": "access_denied", "action": "ec2:DescribeInstanceTypes"}
     cloud.says[TYPES] = ["g7"]
-    clock.pass_s(age.RETRY_S)
+    clock.pass_s(freshness.RETRY_S)
     reading = sources.refresh(backend, TYPES)
     assert (reading.state, reading.value, reading.error) == (FRESH, ["g7"], None)
 
@@ -72,7 +72,7 @@ def test_what_failed_is_asked_again_after_a_while_that_doubles(backend: Backend,
     for _ in range(7):
         sources.refresh(backend, TYPES)
         row = SourceRow.objects.get()
-        until = age.retry_at(row)
+        until = freshness.retry_at(row)
         assert until is not None
         waits.append((until - clock.now).total_seconds())
         asked = len(cloud.asked)

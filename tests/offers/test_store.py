@@ -178,7 +178,7 @@ def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 6)), max_size=60))
 def test_a_process_keeps_what_was_used_last_and_never_more(most: int, acts: list[tuple[str, int]]) -> None:
-    kept: store.Kept[int, int] = store.Kept(most)
+    kept: store.LocalCache[int, int] = store.LocalCache(most)
     used: list[int] = []
     for number, (act, key) in enumerate(acts):
         if act == "put":

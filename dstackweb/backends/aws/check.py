@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from dstackweb.backends.aws import ami, launch, prices, quotas, reach, refusals
+from dstackweb.backends.aws import ami, launch, prices, public_url, quotas, refusals
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.contract import LaunchFailed, LaunchFailure, MachineOrder, SourceFailed
+from dstackweb.backends.contract import InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -41,7 +41,7 @@ SHOWN_QUOTAS = {"standard": ("m",), "g": ("g",), "p": ("p4", "p5")}
 """By name, the families that stand for those that share their quotas."""
 
 
-class State(enum.StrEnum):
+class FindingState(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
     """Not shown to work, or not as one would like."""
@@ -56,7 +56,7 @@ class Finding:
     SourceFailed, one for each question that failed."""
 
     step: str
-    state: State
+    state: FindingState
     region: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[Mapping[str, Any], ...] = ()
@@ -85,12 +85,12 @@ QUESTIONS: Mapping[str, Sequence[Question]] = {
 }
 
 
-def check(config: AwsConfig, secret_access_key: str, public_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
+def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
     """Whose account it is, whether instances can call this server, and then each region's findings, in order."""
     ends = time.monotonic() + limit_s
     pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="check")
     try:
-        url = pool.submit(_reached, public_url, config.allow_private_url)
+        url = pool.submit(_reached, server_url, config.allow_private_url)
         identity, *others = _Check(config, secret_access_key, pool, ends).run()
         return [identity, *_gather([("public_url", "", url)], ends), *others]
     finally:
@@ -114,14 +114,14 @@ class _Check:
 
     def run(self) -> list[Finding]:
         (identity,) = _gather([self._ask("identity", "", self._identity)], self.ends)
-        if identity.state is State.FAILED:
-            return [identity, *(Finding("enabled", State.SKIPPED, region) for region in self.regions)]
+        if identity.state is FindingState.FAILED:
+            return [identity, *(Finding("enabled", FindingState.SKIPPED, region) for region in self.regions)]
         (there,) = _gather([self._ask("regions", "", self._regions)], self.ends)
         asked: list[Finding | Asked] = []
         for region in self.regions:
             enabled = _enabled(region, there)
             asked.append(enabled)
-            if enabled.state is not State.FAILED:
+            if enabled.state is not FindingState.FAILED:
                 asked += [self._ask(step, region, partial(ask, region)) for step, ask in self._steps(region)]
         answers = iter(_gather([one for one in asked if not isinstance(one, Finding)], self.ends))
         return [identity, *(one if isinstance(one, Finding) else next(answers) for one in asked)]
@@ -174,7 +174,7 @@ class _Check:
             for name, families in SHOWN_QUOTAS.items()
         }
         if not any((*told["g"].values(), *told["p"].values())):
-            return Finding("quotas", State.WARNING, region, {"code": "no_gpus", **told})
+            return Finding("quotas", FindingState.WARNING, region, {"code": "no_gpus", **told})
         return told
 
     def _subnets(self, region: str) -> Mapping[str, Any]:
@@ -201,10 +201,10 @@ class _Check:
         try:
             image = ami.Image(self._images(region)[-1], root_device="", least_gb=0)
         except SourceFailed:
-            return Finding("launch", State.SKIPPED, region, {"code": "no_image"})
+            return Finding("launch", FindingState.SKIPPED, region, {"code": "no_image"})
         errors = []
         for spot in (False, True):
-            order = MachineOrder(
+            order = InstanceOrder(
                 str(uuid.uuid4()),
                 "test",
                 region,
@@ -227,7 +227,7 @@ class _Check:
             return {}
         found = _failed("end", region, errors)
         # A policy that is limited to tagged instances says no as well to one that isn't there.
-        return replace(found, state=State.WARNING) if errors[0].code == "access_denied" else found
+        return replace(found, state=FindingState.WARNING) if errors[0].code == "access_denied" else found
 
     def _tried(self, region: str, operation: str, params: Mapping[str, Any]) -> list[SourceFailed]:
         """Why it may not be done; empty where it may. EC2 looks at permissions before it looks at what is asked."""
@@ -245,30 +245,30 @@ def _home(regions: Sequence[str]) -> str:
 
 def _enabled(region: str, there: Finding) -> Finding:
     """What DescribeRegions says of a region; a warning where it could not be asked."""
-    if there.state is not State.OK:
-        return Finding("enabled", State.WARNING, region, there.detail, there.errors)
+    if there.state is not FindingState.OK:
+        return Finding("enabled", FindingState.WARNING, region, there.detail, there.errors)
     status = there.detail.get(region)
     if status is None:
-        return Finding("enabled", State.FAILED, region, {"code": "unknown_region"})
+        return Finding("enabled", FindingState.FAILED, region, {"code": "unknown_region"})
     if status == "not-opted-in":
-        return Finding("enabled", State.FAILED, region, {"code": "not_enabled"})
-    return Finding("enabled", State.OK, region)
+        return Finding("enabled", FindingState.FAILED, region, {"code": "not_enabled"})
+    return Finding("enabled", FindingState.OK, region)
 
 
 def _reached(url: str, allow_private: bool) -> Finding:
-    told = reach.look(url, allow_private=allow_private)
-    return Finding("public_url", State(reach.STATES[told["code"]]), detail=told)
+    told = public_url.check(url, allow_private=allow_private)
+    return Finding("public_url", FindingState(public_url.STATES[told["code"]]), detail=told)
 
 
 def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Finding:
     """What comes of a step, in a thread of the pool, whose connection to the database is its own."""
     try:
         told = ask()
-        return told if isinstance(told, Finding) else Finding(step, State.OK, region, told)
+        return told if isinstance(told, Finding) else Finding(step, FindingState.OK, region, told)
     except SourceFailed as failed:
         return _failed(step, region, [failed])
     except LaunchFailed as failed:
-        return Finding(step, State.FAILED, region, {"code": failed.code, "text": failed.text})
+        return Finding(step, FindingState.FAILED, region, {"code": failed.code, "text": failed.text})
     except Exception as error:
         log.warning("testing a connection: %s %s", step, region, exc_info=True)
         return _failed(step, region, [SourceFailed("other", text=f"{type(error).__name__}: {error}")])
@@ -281,13 +281,13 @@ def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding
     codes = {failed.code for failed in failures}
     harmless = codes <= {"throttled"} or (step == "identity" and not codes & NOT_SIGNED_IN)
     errors = tuple({"code": failed.code, **failed.data} for failed in failures)
-    return Finding(step, State.WARNING if harmless else State.FAILED, region, errors=errors)
+    return Finding(step, FindingState.WARNING if harmless else FindingState.FAILED, region, errors=errors)
 
 
 def _gather(asked: Sequence[Asked], ends: float) -> list[Finding]:
     """The findings that have come by then, and a word for each of the others."""
     wait([one for *_, one in asked], max(0.0, ends - time.monotonic()))
     return [
-        one.result() if one.done() else Finding(step, State.FAILED, region, {"code": "no_answer"})
+        one.result() if one.done() else Finding(step, FindingState.FAILED, region, {"code": "no_answer"})
         for step, region, one in asked
     ]

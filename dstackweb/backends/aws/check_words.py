@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.backends.aws import policy, wording
-from dstackweb.backends.aws.check import Finding, State
+from dstackweb.backends.aws import wording
+from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.aws.regions import NAMES
 from dstackweb.backends.kinds import ConnectionReport, ReportLine, ReportPart, Snippet
+
+READING = (
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeRegions",
+    "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "pricing:GetProducts",
+    "servicequotas:ListServiceQuotas",
+)
+STARTING = (
+    "ec2:CreateTags",
+    "ec2:DescribeImages",
+    "ec2:RunInstances",
+    "ec2:TerminateInstances",
+    "iam:CreateServiceLinkedRole",
+    "ssm:GetParameter",
+)
+"""An account's first spot instance has AWS make a role of its own for that."""
+PASSING = ("iam:PassRole",)
+"""Where an instance profile is configured."""
+
+_LIMITED: Mapping[str, Mapping[str, Any]] = {
+    "iam:CreateServiceLinkedRole": {
+        "Resource": "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*",
+        "Condition": {"StringEquals": {"iam:AWSServiceName": "spot.amazonaws.com"}},
+    },
+    "iam:PassRole": {
+        "Resource": "arn:aws:iam::*:role/THE-PROFILES-ROLE",
+        "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
+    },
+}
+"""Whoever may pass or make any role can do what that role can: these are for one only."""
+
+
+def policy_document(actions: Collection[str]) -> str:
+    """A policy that allows the actions, as JSON to paste into IAM."""
+    plain = sorted(set(actions) - set(_LIMITED))
+    statements: list[Mapping[str, Any]] = [{"Effect": "Allow", "Action": plain, "Resource": "*"}] if plain else []
+    statements += [
+        {"Effect": "Allow", "Action": action, **limits} for action, limits in _LIMITED.items() if action in actions
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2)
 
 
 def report(findings: Sequence[Finding]) -> ConnectionReport:
@@ -23,10 +69,10 @@ def report(findings: Sequence[Finding]) -> ConnectionReport:
         ReportPart(_place(region), tuple(line(one) for one in ones), _worst(ones)) for region, ones in by_region.items()
     )
     denied = sorted({str(e["action"]) for one in findings for e in one.errors if e.get("code") == "access_denied"})
-    everything = policy.document((*policy.READING, *policy.STARTING))
+    everything = policy_document((*READING, *STARTING))
     state = _worst(findings)
     missing = Snippet(
-        _("Missing permissions"), policy.document(denied), _("Add this policy to the user or role in IAM:"), open=True
+        _("Missing permissions"), policy_document(denied), _("Add this policy to the user or role in IAM:"), open=True
     )
     whole = Snippet(_("Full IAM policy for dstackweb"), everything)
     return ConnectionReport(state, _summary(state, findings), parts, (missing, whole) if denied else (whole,))
@@ -35,22 +81,25 @@ def report(findings: Sequence[Finding]) -> ConnectionReport:
 def line(finding: Finding) -> ReportLine:
     """One finding in words."""
     marks = {
-        State.OK: _("OK"), State.WARNING: _("Warning"), State.FAILED: _("Failed"), State.SKIPPED: _("Skipped"),
-    }  # fmt: skip
+        FindingState.OK: _("OK"),
+        FindingState.WARNING: _("Warning"),
+        FindingState.FAILED: _("Failed"),
+        FindingState.SKIPPED: _("Skipped"),
+    }
     found, fix = _result(finding)
     return ReportLine(_title(finding.step), finding.state.value, marks[finding.state], found, fix)
 
 
 def _worst(findings: Sequence[Finding]) -> str:
-    order = [State.OK, State.SKIPPED, State.WARNING, State.FAILED]
+    order = [FindingState.OK, FindingState.SKIPPED, FindingState.WARNING, FindingState.FAILED]
     return max((one.state for one in findings), key=order.index).value
 
 
 def _summary(state: str, findings: Sequence[Finding]) -> str:
-    count = sum(one.state is State.FAILED for one in findings)
+    count = sum(one.state is FindingState.FAILED for one in findings)
     if count:
         return ngettext("%d problem to fix.", "%d problems to fix.", count) % count
-    if state == State.WARNING:
+    if state == FindingState.WARNING:
         return _("It works, with warnings.")
     return _("Everything works.")
 
@@ -84,7 +133,11 @@ def _result(finding: Finding) -> tuple[str, str]:
         found = " ".join(dict.fromkeys(wording.failure(error) for error in finding.errors))
         if finding.step == "enabled":
             return _("Unknown: AWS could not be asked."), found
-        if finding.step == "end" and finding.state is State.WARNING and finding.errors[0]["code"] == "access_denied":
+        if (
+            finding.step == "end"
+            and finding.state is FindingState.WARNING
+            and finding.errors[0]["code"] == "access_denied"
+        ):
             return found, _(
                 "The test used an instance that does not exist. If the policy allows ec2:TerminateInstances only for "
                 "instances tagged dstackweb:deployment, this is fine. Otherwise instances could not be terminated."
@@ -92,7 +145,7 @@ def _result(finding: Finding) -> tuple[str, str]:
         return found, ""
     if finding.detail.get("code") == "no_image":
         return _("Skipped: no machine image."), ""
-    if finding.state is State.SKIPPED:
+    if finding.state is FindingState.SKIPPED:
         return _("Skipped: sign-in failed."), ""
     if finding.detail.get("code") == "no_answer":
         return _("No answer in time."), _("Test again. If it persists, check this server's network.")

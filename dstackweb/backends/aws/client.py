@@ -26,7 +26,7 @@ from django.utils import timezone
 from dstackweb.backends.aws import config as settings
 from dstackweb.backends.aws import errors
 from dstackweb.backends.aws.config import AwsConfig
-from dstackweb.backends.aws.rates import rate_of
+from dstackweb.backends.aws.rate_limits import rate_of
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.models import Backend
 from dstackweb.lib import circuit, limiter

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.backends.aws import config as aws_config
-from dstackweb.backends.aws import public_url, usage, wording
+from dstackweb.backends.aws import public_url, rate_limits, wording
 from dstackweb.backends.aws.backend import AwsBackend
 from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthCheck, Kind, QuotaFamily
 
@@ -68,9 +68,9 @@ class AwsKind(Kind):
     def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthCheck]:
         for backend in backends:
             allowed = bool(backend.config.get("allow_private_url"))
-            if why := public_url.problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed):
+            if why := public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed):
                 hint = wording.availability({"code": "public_url", "why": why})
                 yield HealthCheck(_("Backend %s") % backend.name, "bad", _("starts no instances"), hint)
 
     def api_usage(self, now: dt.datetime) -> list[ApiUsage]:
-        return usage.api_usage(now)
+        return rate_limits.api_usage(now)

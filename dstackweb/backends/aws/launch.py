@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dstackweb.backends.aws import ami, machines, refusals, subnets
+from dstackweb.backends.aws import ami, instances, refusals, subnets
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.contract import LaunchFailed, LaunchFailure, Machine, MachineOrder, SourceFailed
+from dstackweb.backends.contract import CloudInstance, InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 MOST_OF_A_TAG = 256
 
 
-def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
+def launch(aws: Aws, config: AwsConfig, order: InstanceOrder) -> CloudInstance:
     """The order's machine, which an earlier try may have started. Raises LaunchFailed, SourceFailed.
 
     EC2 knows the order again by its token, but in each zone apart, and only with the same parameters. So a machine
     with its tag is looked for first: the answer to an earlier try may have been lost, and what is configured changed.
     """
     try:
-        made = machines.of_order(aws, order.region, order.deployment, order.instance)
+        made = instances.find_by_order(aws, order.region, order.deployment, order.instance)
         return made or _run(aws, config, order, ami.of(aws, config, order.region, order.instance_type))
     except SourceFailed as failed:
         refusal = refusals.refusal(failed)
@@ -33,7 +33,7 @@ def launch(aws: Aws, config: AwsConfig, order: MachineOrder) -> Machine:
         raise refusal from failed
 
 
-def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> Machine:
+def _run(aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image) -> CloudInstance:
     """In one place after the other, as long as it is for the zone or the subnet that there is no machine."""
     zones: Mapping[str, str] = {}
     if order.zones and config.subnets_in(order.region):
@@ -58,7 +58,7 @@ def _run(aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image) -> 
     raise max(failures, key=lambda failed: refusals.said(failed).code in refusals.CODES)
 
 
-def places(config: AwsConfig, order: MachineOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
+def places(config: AwsConfig, order: InstanceOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
     """Where to try, in this order: subnet and zone, None and empty where it doesn't matter. `zones`: the subnets'."""
     own = config.subnets_in(order.region)
     if not order.zones:
@@ -69,8 +69,8 @@ def places(config: AwsConfig, order: MachineOrder, zones: Mapping[str, str]) -> 
 
 
 def _run_in(
-    aws: Aws, config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None, zone: str
-) -> Machine:
+    aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image, subnet: str | None, zone: str
+) -> CloudInstance:
     from dstackweb.backends.aws.client import ONCE
 
     asked = parameters(config, order, image, subnet, zone)
@@ -80,18 +80,18 @@ def _run_in(
         code = refusals.said(failed).code
         if code not in refusals.MADE_ALREADY:
             raise
-        made = machines.of_order(aws, order.region, order.deployment, order.instance)
+        made = instances.find_by_order(aws, order.region, order.deployment, order.instance)
         if made is not None:
             return made
         if code == "IdempotentInstanceTerminated":
             raise LaunchFailed(LaunchFailure.REFUSED, "its machine was started before, and has ended") from failed
         # It is there, and not yet in the list: the next try finds it.
         raise SourceFailed("service_error", api="ec2:RunInstances", region=order.region, text=code) from None
-    return machines.read(answer["Instances"][0], order.region)
+    return instances.read(answer["Instances"][0], order.region)
 
 
 def parameters(
-    config: AwsConfig, order: MachineOrder, image: ami.Image, subnet: str | None, zone: str = ""
+    config: AwsConfig, order: InstanceOrder, image: ami.Image, subnet: str | None, zone: str = ""
 ) -> dict[str, Any]:
     """RunInstances' own words for an order, in a subnet, or in a zone of the default network."""
     asked: dict[str, Any] = {
@@ -136,13 +136,13 @@ def parameters(
     return asked
 
 
-def tags(config: AwsConfig, order: MachineOrder) -> dict[str, str]:
+def tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:
     """The configured ones, those by which machines are found again, and what people look for in AWS's console."""
     for_people = {"dstackweb:project": order.project, "dstackweb:run": order.run}
     return {
         "Name": f"dstackweb {order.run}".strip()[:MOST_OF_A_TAG],
         **config.tags,
         **{name: value[:MOST_OF_A_TAG] for name, value in for_people.items() if value},
-        machines.DEPLOYMENT_TAG: order.deployment,
-        machines.INSTANCE_TAG: order.instance,
+        instances.DEPLOYMENT_TAG: order.deployment,
+        instances.INSTANCE_TAG: order.instance,
     }

@@ -15,12 +15,12 @@ from dstackweb.backends.aws.ami import is_published_for
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
-from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.whole import meets
 from dstackweb.spec.requirements import Requirements
 
 Verdict = tuple[Availability, dict[str, Any]]
-UNASKED = Reading(SourceState.FAILED)
+UNASKED = SourceReading(SourceState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Region:
     types: Mapping[str, InstanceType]
     prices: Mapping[str, Decimal]
     spot_prices: Mapping[str, Mapping[str, Decimal]]
-    quotas: Reading
+    quotas: SourceReading
     zones: frozenset[str] | None = None
     zones_unknown: dict[str, Any] | None = None
     own_image: bool = False
@@ -43,7 +43,7 @@ class Region:
 
 def join(
     config: AwsConfig,
-    readings: Mapping[SourceKey, Reading],
+    readings: Mapping[SourceKey, SourceReading],
     requirements: Requirements,
     *,
     backend: str,
@@ -64,8 +64,8 @@ def join(
     return sorted(offers, key=lambda offer: (offer.price, offer.region, offer.instance_type, offer.spot))
 
 
-def _region(config: AwsConfig, readings: Mapping[SourceKey, Reading], name: str) -> Region:
-    def read(source: str) -> Reading:
+def _region(config: AwsConfig, readings: Mapping[SourceKey, SourceReading], name: str) -> Region:
+    def read(source: str) -> SourceReading:
         return readings.get(SourceKey(source, name), UNASKED)
 
     zones, zones_unknown = None, None
@@ -143,7 +143,7 @@ def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
     return Availability.NOT_AVAILABLE, {"code": "not_in_zone", **zones}
 
 
-def _quota_verdict(quotas: Reading, kind: InstanceType, spot: bool) -> Verdict:
+def _quota_verdict(quotas: SourceReading, kind: InstanceType, spot: bool) -> Verdict:
     """How many more fit into the account's quota. What isn't known about it is never a lack of it."""
     if quotas.value is None:
         why = (quotas.error or {}).get("code", "not_asked")
@@ -160,7 +160,7 @@ def _quota_verdict(quotas: Reading, kind: InstanceType, spot: bool) -> Verdict:
     return Availability.AVAILABLE, {"code": "quota", **numbers}
 
 
-def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, Reading]) -> None:
+def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, SourceReading]) -> None:
     """Raise for the first source without which there is no offer, if it isn't known."""
     for region in config.regions:
         for source in ("instance_types", "prices", "spot_prices"):

@@ -1,8 +1,10 @@
-"""On-demand prices of a region: USD per hour of Linux on shared hardware, with no software of others on it."""
+"""Prices of a region in USD per hour: on demand (Linux, shared tenancy, no licensed software), and spot."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -70,3 +72,22 @@ def endpoint(aws: Aws, region: str) -> str:
     """The API, which tells all regions' prices, is in few of them."""
     there = aws.regions_of("pricing", region)
     return region if region in there or not there else HOME if HOME in there else there[0]
+
+
+def fetch_spot(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> dict[str, dict[str, Decimal]]:
+    """The USD per hour of each instance type that the config allows, by zone. Raises SourceFailed.
+
+    A history that starts now has the last change before it, which is the price now, of each type and zone.
+    """
+    newest: dict[tuple[str, str], tuple[dt.datetime, Decimal]] = {}
+    asked = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
+    for page in aws.pages("ec2", region, "DescribeSpotPriceHistory", **asked):
+        for change in page.get("SpotPriceHistory", ()):
+            name, at = change["InstanceType"], change["Timestamp"]
+            key = name, change["AvailabilityZone"]
+            if config.allows(name) and (key not in newest or newest[key][0] < at):
+                newest[key] = at, Decimal(change["SpotPrice"]).normalize()
+    found: defaultdict[str, dict[str, Decimal]] = defaultdict(dict)
+    for (name, zone), (_, price) in sorted(newest.items()):
+        found[name][zone] = price
+    return dict(found)

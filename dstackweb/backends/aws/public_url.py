@@ -1,8 +1,16 @@
-"""Whether instances of a cloud could reach this server at its public URL, as far as the URL itself tells."""
+"""Whether instances can reach this server at its public URL: by the URL alone, and by requesting it."""
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from dstackweb.lib.addresses import is_loopback
@@ -10,7 +18,7 @@ from dstackweb.lib.addresses import is_loopback
 _PRIVATE_NAMES = (".home.arpa", ".internal", ".lan", ".local", ".localhost")
 
 
-def problem(url: str, *, allow_private: bool) -> str | None:
+def find_problem(url: str, *, allow_private: bool) -> str | None:
     """A code: `missing`, `not_https` or `private`; None where nothing speaks against it.
 
     Private ones may be allowed: a network that instances are in, or a cloud on this very machine, which needs no HTTPS.
@@ -31,3 +39,86 @@ def _is_private(host: str) -> bool:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         return is_loopback(host) or "." not in host.strip(".") or host.rstrip(".").endswith(_PRIVATE_NAMES)
+
+
+TIMEOUT_S = 6.0
+MOST_BYTES = 1000
+RUNNER = "/api/v1/runner/pyz"
+
+STATES: Mapping[str, str] = {
+    "missing": "failed",
+    "not_https": "failed",
+    "private": "failed",
+    "no_such_name": "failed",
+    "certificate": "failed",
+    "other_server": "failed",
+    "redirect": "failed",
+    "api_blocked": "failed",
+    "resolves_private": "warning",
+    "no_answer": "warning",
+    "ok": "ok",
+}
+"""By code. A server behind some routers can't call itself by its public name, so that no answer proves nothing; and the
+name of a machine is often its own private address in its own files."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def check(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """A code of STATES with its data. Unless the URL alone won't do, asks for /healthz, and for the runner as instances
+    do: what stands before a server, such as a sign-in, may let the one through and not the other. Never raises.
+    """
+    found: dict[str, Any] = {"code": "ok", "url": url}
+    if problem := find_problem(url, allow_private=allow_private):
+        return {**found, "code": problem}
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxied = parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+    try:
+        # Behind a proxy, names of the world outside often have no addresses.
+        addresses = [] if proxied else _addresses(host, parts.port or (443 if parts.scheme == "https" else 80))
+    except OSError as error:
+        return {**found, "code": "no_such_name", "host": host, "text": str(error)}
+    base = url.rstrip("/")
+    if (code := _get(f"{base}/healthz", _is_healthy, host, timeout_s, found)) != "ok":
+        return {**found, "code": code}
+    if (code := _get(f"{base}{RUNNER}", _is_runner, host, timeout_s, found)) != "ok":
+        return {**found, "code": "no_answer" if code == "no_answer" else "api_blocked"}
+    private = [address for address in addresses if not ipaddress.ip_address(address).is_global]
+    if private and not allow_private:
+        return {**found, "code": "resolves_private", "host": host, "address": private[0]}
+    return found
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]).partition("%")[0] for *_, address in found})
+
+
+def _get(url: str, is_ours: Callable[[bytes], bool], host: str, timeout_s: float, found: dict[str, Any]) -> str:
+    """A code; what was seen is put into `found`. Proxies are for others than this machine."""
+    own = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
+    try:
+        with urllib.request.build_opener(_NoRedirects, *own).open(url, timeout=timeout_s) as answer:
+            return "ok" if is_ours(answer.read(MOST_BYTES)) else "other_server"
+    except urllib.error.HTTPError as error:
+        found.update(status=error.code, to=error.headers.get("Location", ""))
+        return "redirect" if 300 <= error.code < 400 else "other_server"
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        found["text"] = str(reason)
+        return "certificate" if isinstance(reason, ssl.SSLCertVerificationError) else "no_answer"
+
+
+def _is_healthy(body: bytes) -> bool:
+    try:
+        return bool(json.loads(body) == {"status": "ok"})
+    except ValueError:
+        return False
+
+
+def _is_runner(body: bytes) -> bool:
+    return body.startswith(b"PK")

@@ -88,7 +88,7 @@ _NOT_FOR_PEOPLE = re.compile(r"\s*(?:Encoded authorization failure message|The C
 """What follows are thousands of characters that only AWS can read, or the request with its session token."""
 
 
-class Answer(NamedTuple):
+class AwsError(NamedTuple):
     """AWS's own words for why it failed; empty where it gave no answer."""
 
     code: str
@@ -96,12 +96,12 @@ class Answer(NamedTuple):
     status: int
 
 
-def said(failed: SourceFailed) -> Answer:
+def said(failed: SourceFailed) -> AwsError:
     """What AWS said that made this failure."""
     response = getattr(failed.__cause__, "response", None) or {}
     told = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return Answer(told.get("Code", ""), plain(told.get("Message", "")), int(status))
+    return AwsError(told.get("Code", ""), plain(told.get("Message", "")), int(status))
 
 
 def plain(text: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.utils import timezone
 
-from dstackweb.backends.aws import config, instance_types, offers, prices, public_url, quotas, spot_prices, subnets
+from dstackweb.backends.aws import config, instance_types, offers, prices, public_url, quotas, subnets
 from dstackweb.backends.aws.config import AwsConfig
-from dstackweb.backends.contract import Offer, Reading, SourceFailed, SourceKey
+from dstackweb.backends.contract import Offer, SourceFailed, SourceKey, SourceReading
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.requirements import Requirements
@@ -61,7 +61,7 @@ class AwsSources:
                 case "prices":
                     return prices.fetch(aws, said, key.region)
                 case "spot_prices":
-                    return spot_prices.fetch(aws, said, key.region, timezone.now())
+                    return prices.fetch_spot(aws, said, key.region, timezone.now())
                 case "quotas":
                     return quotas.fetch(aws, key.region)
                 case "subnets":
@@ -86,7 +86,7 @@ class AwsSources:
             raise
 
     def join(
-        self, readings: Mapping[SourceKey, Reading], requirements: Requirements, *, image: str | None = None
+        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> list[Offer]:
         """The offers, the cheapest first. Raises SourceFailed where nothing is known."""
         return offers.join(
@@ -95,5 +95,7 @@ class AwsSources:
             requirements,
             backend=self.backend.name,
             image=image,
-            url_problem=public_url.problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=self.config.allow_private_url),
+            url_problem=public_url.find_problem(
+                settings.DSTACKWEB_PUBLIC_URL, allow_private=self.config.allow_private_url
+            ),
         )

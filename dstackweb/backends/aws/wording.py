@@ -37,7 +37,7 @@ QUOTA_NAMES: Mapping[str, str] = {
 
 
 def failure(error: Mapping[str, Any]) -> str:
-    """Why a source could not be read (`Reading.error`), and what to do."""
+    """Why a source could not be read (`SourceReading.error`), and what to do."""
     code = str(error.get("code", ""))
     numbers = {"region": "", "api": "", "text": "", "endpoint": "", "action": "", **error}
     match code:

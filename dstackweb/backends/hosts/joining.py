@@ -39,7 +39,7 @@ _PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379}
 
 
 @dataclass(frozen=True)
-class Machine:
+class JoinRequest:
     """A machine that wants to join. `url` is where it reached the server, `insecure` allows plain HTTP there."""
 
     name: str
@@ -118,7 +118,7 @@ def needs_postgres() -> str | None:
     )
 
 
-def obstacles(machine: Machine) -> list[str]:
+def obstacles(machine: JoinRequest) -> list[str]:
     """Everything on the server's side that keeps a machine from joining, each in one line. Raises Invalid."""
     _check(machine)
     return [*elsewhere(machine.url, insecure=machine.insecure), *_of_the_machine(machine)]
@@ -152,7 +152,7 @@ def elsewhere(url: str, *, insecure: bool = False) -> list[str]:
     return found
 
 
-def _check(machine: Machine) -> None:
+def _check(machine: JoinRequest) -> None:
     try:
         check_host_name(machine.name)
     except ValueError as error:
@@ -163,7 +163,7 @@ def _check(machine: Machine) -> None:
         raise Invalid.at("labels", msg=str(error)) from None
 
 
-def _of_the_machine(machine: Machine) -> list[str]:
+def _of_the_machine(machine: JoinRequest) -> list[str]:
     found = []
     if machine.version != dstackweb.__version__:
         found.append(
@@ -189,7 +189,7 @@ def services() -> list[Reach]:
     return found
 
 
-def join(row: HostInvite, machine: Machine) -> dict[str, str]:
+def join(row: HostInvite, machine: JoinRequest) -> dict[str, str]:
     """Use the invite up; returns the environment that makes the machine a host.
 
     Raises Conflict with every obstacle, Invalid, and Forbidden to the second of two; a refusal leaves the invite.
@@ -204,7 +204,7 @@ def join(row: HostInvite, machine: Machine) -> dict[str, str]:
     return environment(machine)
 
 
-def environment(machine: Machine) -> dict[str, str]:
+def environment(machine: JoinRequest) -> dict[str, str]:
     """All that `manage.py host` needs on another machine."""
     given: dict[str, Any] = {
         "DATABASE_URL": settings.DATABASE_URL,

@@ -5,6 +5,7 @@ Each step may be repeated or doubled at any moment. That a runner lives is told 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -22,9 +23,9 @@ import psutil
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.backends.hosts import tree
 from dstackweb.backends.hosts.isolation import can_traverse, make_runs_dir
 from dstackweb.runner.state import runner_lives
+from dstackweb.runner.tree import MARKER
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +124,13 @@ def nudge(job_id: UUID) -> bool:
     runner = _runner(job_id)
     if runner is None:
         return False
-    tree.send([runner], signal.SIGUSR1)
+    send([runner], signal.SIGUSR1)
     return True
 
 
 def tree_gone(job_id: UUID) -> bool:
     """Whether it is certain that neither the job's runner nor any process of it lives here."""
-    return not runner_alive(job_id) and not tree.tree_of(job_id, None)
+    return not runner_alive(job_id) and not tree_of(job_id, None)
 
 
 def is_ours(pid: int) -> bool:
@@ -141,7 +142,7 @@ def is_ours(pid: int) -> bool:
         pids = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except psutil.Error:
         pids = [pid]
-    marked = {job for job in map(tree.job_of, pids) if job is not None}
+    marked = {job for job in map(job_of, pids) if job is not None}
     if any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked):
         return True
     # A process that cleaned its environment is still below its runner.
@@ -157,13 +158,13 @@ def kill_job(job_id: UUID) -> bool:
     """
     runner = _runner(job_id)
     if runner is not None:
-        tree.send([runner], signal.SIGSTOP)
+        send([runner], signal.SIGSTOP)
     if not _kill_until_gone(job_id, runner):
         if runner is not None:
-            tree.send([runner], signal.SIGCONT)
+            send([runner], signal.SIGCONT)
         return False
     if runner is not None:
-        tree.send([runner], signal.SIGKILL)
+        send([runner], signal.SIGKILL)
         ends = time.monotonic() + KILL_S
         while runner_alive(job_id) and time.monotonic() < ends:
             time.sleep(0.01)
@@ -173,8 +174,8 @@ def kill_job(job_id: UUID) -> bool:
 def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
     """Again and again, since a process may fork while it is looked for."""
     ends = time.monotonic() + KILL_S
-    while processes := tree.tree_of(job_id, runner):
-        tree.send(processes, signal.SIGKILL)
+    while processes := tree_of(job_id, runner):
+        send(processes, signal.SIGKILL)
         if time.monotonic() > ends:
             return False
         time.sleep(0.01)
@@ -260,3 +261,45 @@ def _is_uuid(text: str) -> bool:
 def _log_error(_function: object, path: str, error: tuple[object, object, object]) -> None:
     """What can't be removed is tried again next time."""
     log.warning("could not remove %s: %s", path, error[1])
+
+
+_VARIABLE = f"{MARKER}=".encode()
+
+
+def job_of(pid: int) -> str | None:
+    """The id of the job that a process was started for, by the marker in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    return next(
+        (line.removeprefix(_VARIABLE).decode(errors="replace") for line in variables if line.startswith(_VARIABLE)),
+        None,
+    )
+
+
+def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]:
+    """The living processes of a job without its runner: those with its marker and all below these and the runner.
+
+    The second part finds what cleaned its environment: while the runner lives, it is the parent of the job's orphans.
+    """
+    everything = [process for process in psutil.process_iter(["pid", "ppid", "status"]) if _is_alive(process)]
+    found = {process.pid for process in everything if job_of(process.pid) == str(job_id)}
+    own = {runner.pid} if runner else set()
+    above = found | own
+    while below := {process.pid for process in everything if process.info["ppid"] in above} - above:
+        above |= below
+    return [process for process in everything if process.pid in above - own]
+
+
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Signal each; one that has ended meanwhile is no error, and another that got its pid is left alone."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie runs nothing and holds nothing."""
+    return process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

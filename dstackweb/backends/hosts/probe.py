@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -127,3 +129,33 @@ def own_address(url: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+EVERY_S = 10.0
+HUNG_S = 30.0
+
+
+class BackgroundProbe:
+    """Calls `probe` in a thread of its own, every `every_s` seconds; `current` never waits for it."""
+
+    def __init__(self, probe: Callable[[], Probe], *, every_s: float = EVERY_S, hung_s: float = HUNG_S) -> None:
+        self._probe, self._every_s, self._hung_s = probe, every_s, hung_s
+        self._latest: Probe | None = None
+        self._began = time.monotonic()
+        self._busy = True
+        # A daemon: a hanging driver must not keep the process from ending.
+        threading.Thread(target=self._run, name="probe", daemon=True).start()
+
+    def current(self) -> Probe | None:
+        """The last probe; None before the first. A probe that hangs is named in `error`, with the last GPUs known."""
+        if not self._busy or time.monotonic() - self._began < self._hung_s:
+            return self._latest
+        known = self._latest or Probe(usable_cpus(), usable_memory_mib(), (), boot_id())
+        return replace(known, error="NVML does not answer: the GPUs are shown as last seen")
+
+    def _run(self) -> None:
+        while True:
+            self._began, self._busy = time.monotonic(), True
+            self._latest = self._probe()
+            self._busy = False
+            time.sleep(self._every_s)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from dstackweb.backends.contract import Machine, Offer, SourceKey
+from dstackweb.backends.contract import CloudInstance, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import end_job
@@ -34,7 +34,7 @@ class _InstanceChanged(Exception):
     """The instance's row is no longer as it was read."""
 
 
-def record_found(instance: Instance, machine: Machine) -> None:
+def record_found(instance: Instance, machine: CloudInstance) -> None:
     """Store what the cloud reports about an existing instance.
 
     If its row was given up meanwhile, the instance is set to end.
@@ -55,7 +55,7 @@ def record_found(instance: Instance, machine: Machine) -> None:
             mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
 
 
-def _record_started(instance: Instance, machine: Machine) -> None:
+def _record_started(instance: Instance, machine: CloudInstance) -> None:
     """Move the row to STARTING once, with the price of its zone, and record that on the run."""
     job = Job.objects.filter(pk=instance.holder).first() if instance.holder else None
     run = lock_run(job.run_id) if job is not None else None

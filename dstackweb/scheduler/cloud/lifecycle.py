@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dstackweb.backends.contract import InstanceEnd, Machine, MachineState, Offer
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, Offer
 from dstackweb.backends.models import InstanceStatus
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.placement import offers
@@ -161,7 +161,7 @@ class CloudState(Enum):
     GONE = auto()
 
 
-def cloud_state(row: InstanceView, machine: Machine | None) -> CloudState:
+def cloud_state(row: InstanceView, machine: CloudInstance | None) -> CloudState:
     """Compare a row with its cloud's answer for the region; `machine` is None where the answer has none."""
     if row.status == InstanceStatus.GONE:
         return CloudState.NOTHING
@@ -170,18 +170,18 @@ def cloud_state(row: InstanceView, machine: Machine | None) -> CloudState:
         asked_for = bool(row.cloud_id) or ends
         return CloudState.GONE if asked_for and min(row.status_s, row.silent_s) > MISSING_S else CloudState.NOTHING
     match machine.state:
-        case MachineState.GONE:
+        case InstanceState.GONE:
             return CloudState.GONE
-        case MachineState.ENDING:
+        case InstanceState.ENDING:
             return CloudState.NOTHING if ends else CloudState.ENDING
-        case MachineState.STOPPED:
+        case InstanceState.STOPPED:
             return CloudState.ALIVE if ends else CloudState.ENDING
     return CloudState.ALIVE if ends else CloudState.THERE
 
 
 def find_orphans(
-    machines: Iterable[Machine], known: Mapping[str, tuple[InstanceStatus, str]], now: dt.datetime
-) -> list[Machine]:
+    machines: Iterable[CloudInstance], known: Mapping[str, tuple[InstanceStatus, str]], now: dt.datetime
+) -> list[CloudInstance]:
     """Instances of this deployment at the cloud that no row wants. `known`: status and cloud ID by row id.
 
     A second one for the same row is an orphan too. Instances younger than ORPHANED are left alone: their row may not be
@@ -191,7 +191,7 @@ def find_orphans(
     return [
         machine
         for machine in machines
-        if machine.state not in (MachineState.ENDING, MachineState.GONE)
+        if machine.state not in (InstanceState.ENDING, InstanceState.GONE)
         and machine.cloud_id not in ours
         and machine.launched_at is not None
         and now - machine.launched_at > ORPHANED
@@ -199,18 +199,18 @@ def find_orphans(
     ]
 
 
-def _is_orphan(machine: Machine, row: tuple[InstanceStatus, str] | None) -> bool:
+def _is_orphan(machine: CloudInstance, row: tuple[InstanceStatus, str] | None) -> bool:
     if row is None or row[0] == InstanceStatus.GONE:
         return True
     return bool(row[1]) and row[1] != machine.cloud_id
 
 
-def find_instance(machines: Sequence[Machine], instance: str, cloud_id: str) -> Machine | None:
+def find_instance(machines: Sequence[CloudInstance], instance: str, cloud_id: str) -> CloudInstance | None:
     """The cloud's instance for a row: by cloud ID, else by tag, running ones first."""
     if cloud_id:
         return next((machine for machine in machines if machine.cloud_id == cloud_id), None)
     tagged = [machine for machine in machines if machine.instance == instance]
-    order = list(MachineState)
+    order = list(InstanceState)
     return min(tagged, key=lambda machine: (order.index(machine.state), machine.cloud_id), default=None)
 
 

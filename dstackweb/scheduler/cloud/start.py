@@ -15,7 +15,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import InstanceEnd, LaunchFailed, LaunchFailure, MachineOrder, SourceFailed
+from dstackweb.backends.contract import InstanceEnd, InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
 from dstackweb.lib import leases
@@ -98,9 +98,9 @@ def _launch(instance: Instance) -> bool:
     return False
 
 
-def _order(instance: Instance, join_token: str) -> MachineOrder:
+def _order(instance: Instance, join_token: str) -> InstanceOrder:
     run = Job.objects.filter(instance=instance).values_list("run__name", flat=True).first()
-    return MachineOrder(
+    return InstanceOrder(
         instance=str(instance.pk),
         deployment=cloud.deployment(),
         region=instance.region,

@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import InstanceEnd, Machine, SourceFailed
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
@@ -114,7 +114,7 @@ def _run_all(acts: Iterable[Callable[[], object]], within_s: float | None = None
 def poll_region(backend: Backend, region: str) -> None:
     """Compare a region's rows with the cloud, and act on differences. Raises SourceFailed, having changed nothing."""
     code = registry.cloud(backend)
-    machines = code.machines(region, cloud.deployment())
+    machines = code.instances(region, cloud.deployment())
     # Read after the answer: a row exists before its instance.
     rows = list(_present_instances().filter(backend=backend, region=region))
     ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
@@ -129,7 +129,7 @@ def poll_region(backend: Backend, region: str) -> None:
         code.terminate(region, sorted(ending - {""}))
 
 
-def _update_row(instance: Instance, machine: Machine | None) -> bool:
+def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
     """Update a row from the cloud's answer; returns whether the instance must be terminated."""
     interrupted = instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED
     why = InstanceEnd.INTERRUPTED if interrupted else (machine.why if machine else "") or InstanceEnd.CLOUD

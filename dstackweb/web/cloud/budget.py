@@ -57,14 +57,14 @@ def month(project: Project, now: dt.datetime) -> Month:
 
 
 @dataclass(frozen=True)
-class Warned:
+class BudgetWarning:
     """The highest mark that this month has passed, and still stands above."""
 
     percent: int
     month: Month
 
 
-def warned(project: Project, now: dt.datetime) -> Warned | None:
+def warned(project: Project, now: dt.datetime) -> BudgetWarning | None:
     """What every page warns of. Asks nothing where there is no budget, and little where none of it is passed."""
     if project.monthly_budget is None:
         return None
@@ -74,7 +74,7 @@ def warned(project: Project, now: dt.datetime) -> Warned | None:
         return None
     so_far = month(project, now)  # the budget may have been raised since
     above = [percent for percent in told if (so_far.percent or 0) >= percent]
-    return Warned(above[0], so_far) if above else None
+    return BudgetWarning(above[0], so_far) if above else None
 
 
 def passed(project: Project, now: dt.datetime) -> list[BudgetMark]:

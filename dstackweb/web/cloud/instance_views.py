@@ -39,7 +39,7 @@ TONES = {"requested": "info", "starting": "info", "running": "go", "stopping": "
 
 
 @dataclass(frozen=True)
-class MachineLine:
+class InstanceLine:
     """One machine with its words; `cost` is in USD up to the moment the page was made."""
 
     of: Instance
@@ -52,7 +52,7 @@ class MachineLine:
     error: str
 
     @classmethod
-    def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> MachineLine:
+    def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> InstanceLine:
         """The line; `run` is the one whose job it serves."""
         idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
         status = _("idle") if idle else _STATUS[machine.status]()
@@ -117,10 +117,10 @@ def machines_page(request: PageRequest) -> HttpResponse:
 
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
-        lines = [MachineLine.make(one, runs.get(one.pk), now) for one in there]
+        lines = [InstanceLine.make(one, runs.get(one.pk), now) for one in there]
         return {
             "lines": lines,
-            "gone": [MachineLine.make(one, runs.get(one.pk), now) for one in gone],
+            "gone": [InstanceLine.make(one, runs.get(one.pk), now) for one in gone],
             "idle": sum(line.idle for line in lines),
             "refusals": refusals,
             "by_status": Counter(line.status for line in lines).items(),

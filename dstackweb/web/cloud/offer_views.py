@@ -52,7 +52,7 @@ SORTS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class OfferFilters:
     """What the reader wants to see. `fields` is as they typed it, `error` what is wrong with it."""
 
     fields: dict[str, str]
@@ -63,7 +63,7 @@ class Asked:
     error: str = ""
 
     @classmethod
-    def of(cls, query: QueryDict) -> Asked:
+    def of(cls, query: QueryDict) -> OfferFilters:
         """From the address. What can't be read filters nothing, and is told."""
         fields = {name: query.get(name, "").strip() for name in FIELDS}
         usable, error = fields["usable"] == "yes", ""
@@ -126,7 +126,7 @@ def _at_least(text: str, unit: str = "") -> str:
 @project_page()
 def offers_page(request: PageRequest) -> HttpResponse:
     """Filtered, sorted, by pages; also what polls of it get, which look at offers only when something landed."""
-    asked = Asked.of(request.GET)
+    asked = OfferFilters.of(request.GET)
     now = timezone.now()
     ages = freshness.of_backends(sources.sourced_backends(), now)
     backends = list(Backend.objects.filter(enabled=True))
@@ -140,10 +140,10 @@ def offers_page(request: PageRequest) -> HttpResponse:
     return polled(request, "cloud/offers.html", "cloud/offers_body.html", version, context)
 
 
-def _context(request: PageRequest, asked: Asked, backends: Sequence[Backend]) -> dict[str, Any]:
+def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backend]) -> dict[str, Any]:
     now = timezone.now()
-    found = listing.look(asked.wanted, now)
-    everything = found if asked.wanted == Filter() else listing.look(Filter(), now)
+    found = listing.find_offers(asked.wanted, now)
+    everything = found if asked.wanted == Filter() else listing.find_offers(Filter(), now)
     offers = [offer for offer in found.offers if asked.takes(offer)]
     try:
         page, following = filters.page(offers, asked.order, PER_PAGE, asked.cursor)
@@ -207,7 +207,7 @@ class Header:
     aria: str
 
 
-def _header(asked: Asked, by: str) -> Header:
+def _header(asked: OfferFilters, by: str) -> Header:
     if asked.order.by != by:
         return Header(asked.query(sort=by), "none")
     turned = by if asked.order.descending else f"-{by}"

@@ -24,7 +24,7 @@ NEAR = 0.8
 
 
 @dataclass(frozen=True)
-class Used:
+class QuotaUsage:
     """One quota, in vCPUs."""
 
     code: str
@@ -54,8 +54,8 @@ class FamilyLine:
     """One family of instance types; None where the region's answer has no such quota."""
 
     name: str
-    on_demand: Used | None
-    spot: Used | None
+    on_demand: QuotaUsage | None
+    spot: QuotaUsage | None
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class RegionCard:
         return cls(backend, found.region, source, some, [line.name for line in told if line not in some])
 
 
-def _used(quotas: Mapping[str, tuple[int, int]], code: str) -> Used | None:
-    return Used(code, *quotas[code]) if code in quotas else None
+def _used(quotas: Mapping[str, tuple[int, int]], code: str) -> QuotaUsage | None:
+    return QuotaUsage(code, *quotas[code]) if code in quotas else None
 
 
 @project_page()

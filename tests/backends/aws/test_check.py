@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.aws import check, check_words, config, policy, reach
-from dstackweb.backends.aws.check import Finding, State
+from dstackweb.backends.aws import check, check_words, config, public_url
+from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.devtools.aws import Cloud
 from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-OK, WARNING, FAILED, SKIPPED = State
+OK, WARNING, FAILED, SKIPPED = FindingState
 STEPS = ["enabled", "instance_types", "prices", "spot_prices", "quotas", "usage", "image", "launch", "end"]
 
 
 @pytest.fixture(autouse=True)
 def reached_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "look", lambda url, allow_private: {"code": "ok", "url": url})
+    monkeypatch.setattr(public_url, "check", lambda url, allow_private: {"code": "ok", "url": url})
 
 
 def found_in(
@@ -31,7 +31,7 @@ def found_in(
     return check.check(config.read(asked), secret, "https://gpus.example.org", limit_s=limit_s)
 
 
-def states(findings: list[Finding], region: str = "us-east-1") -> dict[str, State]:
+def states(findings: list[Finding], region: str = "us-east-1") -> dict[str, FindingState]:
     return {one.step: one.state for one in findings if one.region == region}
 
 
@@ -98,7 +98,7 @@ def test_ending_that_is_denied_may_be_limited_to_tags(cloud: Cloud) -> None:
 def test_every_action_that_is_tried_is_in_the_policy(cloud: Cloud) -> None:
     found_in(cloud, subnets="subnet-0a1b2c3d")
     asked = {f"{call['service']}:{call['action']}" for call in cloud.calls()} - {"sts:GetCallerIdentity"}
-    assert asked <= {*policy.READING, *policy.STARTING}
+    assert asked <= {*check_words.READING, *check_words.STARTING}
 
 
 def test_a_wrong_secret_stops_there_and_says_so(cloud: Cloud) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.aws import client, config, rates
+from dstackweb.backends.aws import client, config, rate_limits
 from dstackweb.backends.aws.client import BACKGROUND, WAITED_FOR, Aws
-from dstackweb.backends.aws.rates import Rate
+from dstackweb.backends.aws.rate_limits import RateLimit
 from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
@@ -126,7 +126,7 @@ class TestThrottling:
 class TestPace:
     @pytest.fixture(autouse=True)
     def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(rates.RATES, "service-quotas", Rate(0.1, 2))
+        monkeypatch.setitem(rate_limits.RATES, "service-quotas", RateLimit(0.1, 2))
 
     def test_is_one_for_all_that_use_the_same_account(self, cloud: Cloud, clock: Clock) -> None:
         patient = replace(client.PROBE, turn_s=60)

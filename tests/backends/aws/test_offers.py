@@ -17,7 +17,7 @@ from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.offers import join
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.aws.wording import availability
-from dstackweb.backends.contract import Availability, Offer, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.spec.requirements import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
 
@@ -45,15 +45,15 @@ PRICES = {"g5.xlarge": "1.006", "g5.12xlarge": "5.672", "p4d.24xlarge": "32.77",
 QUOTAS = {G: Quota(64, 8), P: Quota(96, 0), STANDARD: Quota(5, 4), SPOT_G: Quota(0, 0)}
 
 
-def fresh(value: object) -> Reading:
-    return Reading(SourceState.FRESH, value, NOW)
+def fresh(value: object) -> SourceReading:
+    return SourceReading(SourceState.FRESH, value, NOW)
 
 
-def failed(code: str = "throttled", **data: Any) -> Reading:
-    return Reading(SourceState.FAILED, error={"code": code, **data})
+def failed(code: str = "throttled", **data: Any) -> SourceReading:
+    return SourceReading(SourceState.FAILED, error={"code": code, **data})
 
 
-def known(region: str = "eu-west-1", **other: Reading) -> dict[SourceKey, Reading]:
+def known(region: str = "eu-west-1", **other: SourceReading) -> dict[SourceKey, SourceReading]:
     readings = {
         "instance_types": fresh(TYPES),
         "prices": fresh({name: Decimal(price) for name, price in PRICES.items()}),
@@ -69,7 +69,7 @@ def known(region: str = "eu-west-1", **other: Reading) -> dict[SourceKey, Readin
     return {SourceKey(source, region): reading for source, reading in readings.items()}
 
 
-def offers(readings: Mapping[SourceKey, Reading], asked: dict[str, Any], **how: Any) -> list[Offer]:
+def offers(readings: Mapping[SourceKey, SourceReading], asked: dict[str, Any], **how: Any) -> list[Offer]:
     said = {"regions": ["eu-west-1"], **how.pop("said", {})}
     needs = Requirements.of(ResourcesFields.model_validate(asked))
     return join(config.read(said), readings, needs, backend="cloud", **how)
@@ -125,17 +125,17 @@ def test_the_cheapest_comes_first() -> None:
     [
         (failed("access_denied", action="servicequotas:ListServiceQuotas"), "access_denied"),
         (failed("throttled", until=NOW.isoformat()), "throttled"),
-        (Reading(SourceState.FAILED), "not_asked"),
+        (SourceReading(SourceState.FAILED), "not_asked"),
         (fresh({P: Quota(0, 0)}), "not_listed"),
     ],
 )
-def test_a_quota_that_could_not_be_read_is_unknown_and_never_a_lack_of_it(quotas: Reading, why: str) -> None:
+def test_a_quota_that_could_not_be_read_is_unknown_and_never_a_lack_of_it(quotas: SourceReading, why: str) -> None:
     (one, *_) = offers(known(quotas=quotas), {"gpu": "A10G:4"})
     assert (one.availability, one.detail) == (Availability.UNKNOWN, {"code": "quota_unknown", "why": why})
 
 
 def test_an_old_quota_is_better_than_none() -> None:
-    stale = Reading(SourceState.STALE, QUOTAS, NOW, {"code": "throttled"})
+    stale = SourceReading(SourceState.STALE, QUOTAS, NOW, {"code": "throttled"})
     assert offers(known(quotas=stale), {"gpu": "A10G:4"})[0].availability is Availability.AVAILABLE
 
 
@@ -235,7 +235,7 @@ requirements = st.builds(
 )
 
 
-def readings_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Reading]:
+def readings_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[SourceReading]:
     return st.just(failed()) | value.map(fresh)
 
 
@@ -256,7 +256,7 @@ regions = st.fixed_dictionaries(
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(REGIONS, regions)), requirements)
-def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, Reading]], needs: Requirements) -> None:
+def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, SourceReading]], needs: Requirements) -> None:
     readings = {SourceKey(source, region): one for region, of in found.items() for source, one in of.items()}
     read = config.read({"regions": REGIONS})
     expected = sorted(naive(found, needs))
@@ -274,7 +274,7 @@ def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, Reading]
     assert [(*key, fit, how) for key, fit, how in rows] == expected
 
 
-def naive(found: dict[str, dict[str, Reading]], needs: Requirements) -> list[tuple[Any, ...]]:
+def naive(found: dict[str, dict[str, SourceReading]], needs: Requirements) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for region, of in found.items():
         for name, one in (of["instance_types"].value or {}).items():

@@ -6,20 +6,23 @@ import json
 import re
 from pathlib import Path
 
-from dstackweb.backends.aws import policy
+from dstackweb.backends.aws import check_words
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "aws.md"
+EVERY_ACTION = (*check_words.READING, *check_words.STARTING, *check_words.PASSING)
 
 
 def test_the_docs_show_the_policy_and_name_no_other_permission() -> None:
     text = DOCS.read_text()
-    assert policy.document((*policy.READING, *policy.STARTING)) in text
+    assert check_words.policy_document((*check_words.READING, *check_words.STARTING)) in text
     named = set(re.findall(r"`((?:ec2|iam|pricing|servicequotas|ssm):\w+)`", text))
-    assert named <= {*policy.READING, *policy.STARTING, *policy.PASSING}
+    assert named <= set(EVERY_ACTION)
 
 
 def test_no_policy_lets_pass_or_make_any_role() -> None:
-    given = json.loads(policy.document((*policy.READING, *policy.STARTING, *policy.PASSING)))["Statement"]
+    given = json.loads(
+        check_words.policy_document((*check_words.READING, *check_words.STARTING, *check_words.PASSING))
+    )["Statement"]
     assert all(one["Resource"] != "*" for one in given if "iam:" in str(one["Action"]))
-    only = json.loads(policy.document(policy.PASSING))["Statement"]
+    only = json.loads(check_words.policy_document(check_words.PASSING))["Statement"]
     assert [one["Action"] for one in only] == ["iam:PassRole"]

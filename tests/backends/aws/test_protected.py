@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from dstackweb.backends.aws import errors, machines
+from dstackweb.backends.aws import errors, instances
 from dstackweb.backends.contract import SourceFailed
 
 
@@ -30,8 +30,8 @@ class Ec2:
 def test_one_that_is_protected_keeps_no_other_alive_and_is_told() -> None:
     ec2: Any = Ec2("i-2")
     with pytest.raises(SourceFailed, match="'i-2' may not be terminated"):
-        machines.terminate(ec2, "eu-west-1", ["i-1", "i-2", "i-3"])
+        instances.terminate(ec2, "eu-west-1", ["i-1", "i-2", "i-3"])
     assert ec2.ended == ["i-1", "i-3"]
     ec2.protected.clear()
-    machines.terminate(ec2, "eu-west-1", ["i-2"])
+    instances.terminate(ec2, "eu-west-1", ["i-2"])
     assert ec2.ended == ["i-1", "i-3", "i-2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.backends.aws.public_url import problem
+from dstackweb.backends.aws.public_url import find_problem
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ from dstackweb.backends.aws.public_url import problem
     ],
 )
 def test_only_an_encrypted_public_url_will_do(url: str, told: str | None, where_private_is_allowed: str | None) -> None:
-    assert problem(url, allow_private=False) == told
-    assert problem(url, allow_private=True) == where_private_is_allowed
+    assert find_problem(url, allow_private=False) == told
+    assert find_problem(url, allow_private=True) == where_private_is_allowed

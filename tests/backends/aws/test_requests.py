@@ -16,10 +16,10 @@ from typing import Any
 import botocore.session
 import pytest
 
-from dstackweb.backends.aws import ami, check, config, policy, reach
+from dstackweb.backends.aws import ami, check, check_words, config, public_url
 from dstackweb.backends.aws.backend import AwsBackend
 from dstackweb.backends.aws.client import Aws
-from dstackweb.backends.contract import LaunchFailed, MachineOrder
+from dstackweb.backends.contract import InstanceOrder, LaunchFailed
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
@@ -56,7 +56,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
         return call(self, service, region, operation, **more)
 
     monkeypatch.setattr(Aws, "call", noted)
-    monkeypatch.setattr(reach, "look", lambda url, allow_private: {"code": "ok", "url": url})
+    monkeypatch.setattr(public_url, "check", lambda url, allow_private: {"code": "ok", "url": url})
     ami.forget()
     return asked
 
@@ -104,9 +104,9 @@ def test_what_aws_does_not_describe_is_noticed() -> None:
     assert list(undocumented(describe, {"Filters": filters})) == ["DescribeInstances has no filter state"]
 
 
-def order(instance_type: str, **more: Any) -> MachineOrder:
+def order(instance_type: str, **more: Any) -> InstanceOrder:
     said: dict[str, Any] = {"region": REGION, "spot": False, "user_data": "#!/bin/sh\n", "project": "vision", **more}
-    return MachineOrder(str(uuid.uuid4()), "d" * 20, instance_type=instance_type, run="quick-fox-1", **said)
+    return InstanceOrder(str(uuid.uuid4()), "d" * 20, instance_type=instance_type, run="quick-fox-1", **said)
 
 
 def ask_all(backend: Backend, cloud: Cloud) -> None:
@@ -134,7 +134,7 @@ def ask_all(backend: Backend, cloud: Cloud) -> None:
             for key in code.wanted():
                 code.fetch(key)
             check.check(config.read(backend.config), SECRET_KEY, "https://gpus.example.org")
-    code.machines(REGION, "d" * 20)
+    code.instances(REGION, "d" * 20)
     assert len(started) > 2
     code.terminate(REGION, started)
 
@@ -164,6 +164,6 @@ def test_every_request_is_one_that_aws_describes_and_the_policy_allows(
 
     # The policy allows each of them, and nothing that is never asked.
     asked_for = {f"{PERMISSIONS.get(service, service)}:{operation}" for service, operation in requests}
-    allowed = {*policy.READING, *policy.STARTING}
+    allowed = {*check_words.READING, *check_words.STARTING}
     assert asked_for - allowed == {"sts:GetCallerIdentity"}  # nobody needs a permission for that
     assert allowed - asked_for == {"ec2:CreateTags", "iam:CreateServiceLinkedRole"}  # for tags of a launch; for spot

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.aws.sources import AwsSources
-from dstackweb.backends.contract import Availability, Reading, SourceFailed, SourceKey, SourceState
+from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from dstackweb.spec.requirements import Requirements
@@ -35,13 +35,13 @@ def change(backend: Backend, **said: Any) -> AwsSources:
     return AwsSources(backend)
 
 
-def readings(aws: AwsSources) -> dict[SourceKey, Reading]:
+def readings(aws: AwsSources) -> dict[SourceKey, SourceReading]:
     found = {}
     for key in aws.wanted():
         try:
-            found[key] = Reading(SourceState.FRESH, aws.fetch(key), timezone.now())
+            found[key] = SourceReading(SourceState.FRESH, aws.fetch(key), timezone.now())
         except SourceFailed as failed:
-            found[key] = Reading(SourceState.FAILED, error={"code": failed.code, **failed.data})
+            found[key] = SourceReading(SourceState.FAILED, error={"code": failed.code, **failed.data})
     return found
 
 

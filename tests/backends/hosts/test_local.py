@@ -19,7 +19,7 @@ import pytest
 from django.test import override_settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.backends.hosts import local, tree
+from dstackweb.backends.hosts import local
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 
@@ -180,7 +180,7 @@ def test_a_kill_takes_children_that_ignore_term_or_became_daemons(serve: Callabl
     api = serve(f"{daemon}; {DEAF}")
     folder = launch(api)
     eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
-    everything = [process.pid for process in tree.tree_of(api.job, psutil.Process(_runner_pid(api.job)))]
+    everything = [process.pid for process in local.tree_of(api.job, psutil.Process(_runner_pid(api.job)))]
     assert int((folder / "daemon").read_text()) in everything
     assert len(everything) >= 3
     assert not local.tree_gone(api.job)

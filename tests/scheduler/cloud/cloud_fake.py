@@ -15,10 +15,10 @@ from django.utils import timezone
 
 from dstackweb.backends.contract import (
     Availability,
+    CloudInstance,
+    InstanceOrder,
+    InstanceState,
     LaunchFailed,
-    Machine,
-    MachineOrder,
-    MachineState,
     Offer,
     SourceFailed,
 )
@@ -50,7 +50,7 @@ class FakeCloud:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offers: list[Offer] = [offer()]
-        self.there: dict[str, Machine] = {}
+        self.there: dict[str, CloudInstance] = {}
         self.full: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.throttled: Exception | None = None
@@ -70,10 +70,10 @@ class FakeCloud:
             def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
                 return [replace(one, backend=self.backend.name) for one in fake.offers]
 
-            def launch(self, order: MachineOrder) -> Machine:
+            def launch(self, order: InstanceOrder) -> CloudInstance:
                 return fake.launch(order)
 
-            def machines(self, region: str, deployment: str) -> Sequence[Machine]:
+            def instances(self, region: str, deployment: str) -> Sequence[CloudInstance]:
                 fake.ask()
                 return [machine for machine in fake.there.values() if machine.region == region]
 
@@ -81,7 +81,7 @@ class FakeCloud:
                 fake.ask()
                 for cloud_id in cloud_ids:
                     fake.terminated.append(cloud_id)
-                    fake.set(cloud_id, state=MachineState.ENDING)
+                    fake.set(cloud_id, state=InstanceState.ENDING)
 
             def regions(self) -> Sequence[str]:
                 return fake.regions
@@ -98,7 +98,7 @@ class FakeCloud:
         if self.throttled is not None:
             raise self.throttled
 
-    def launch(self, order: MachineOrder) -> Machine:
+    def launch(self, order: InstanceOrder) -> CloudInstance:
         self.ask()
         self.launches.append(order.instance_type)
         made = next((one for one in self.there.values() if one.instance == order.instance), None)
@@ -107,7 +107,9 @@ class FakeCloud:
                 raise self.fails[order.instance_type]
             cloud_id = f"i-{len(self.there)}"
             zone = next((zone for zone in order.zones if zone not in self.full), "")
-            made = Machine(order.instance, cloud_id, order.region, MachineState.STARTING, zone, launched_at=self.now)
+            made = CloudInstance(
+                order.instance, cloud_id, order.region, InstanceState.STARTING, zone, launched_at=self.now
+            )
             self.there[cloud_id] = made
         during, self.during = self.during, lambda: None
         during()
@@ -129,8 +131,8 @@ class FakeCloud:
     def settle(self) -> None:
         """What ends has ended."""
         for cloud_id, machine in self.there.items():
-            if machine.state is MachineState.ENDING:
-                self.set(cloud_id, state=MachineState.GONE)
+            if machine.state is InstanceState.ENDING:
+                self.set(cloud_id, state=InstanceState.GONE)
         self.tick(35)
 
 

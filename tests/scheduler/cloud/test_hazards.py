@@ -12,7 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.contract import Machine, MachineState
+from dstackweb.backends.contract import CloudInstance, InstanceState
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
@@ -54,7 +54,7 @@ def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_e
     fake.settle()
     assert the_machine().status == "gone"
     long_ago = fake.now - dt.timedelta(minutes=11)
-    fake.there["i-lost"] = Machine(str(uuid4()), "i-lost", "eu", MachineState.RUNNING, launched_at=long_ago)
+    fake.there["i-lost"] = CloudInstance(str(uuid4()), "i-lost", "eu", InstanceState.RUNNING, launched_at=long_ago)
     fake.regions = ["us"]
     Backend.objects.update(deleted_at=fake.now, enabled=False)
     fake.terminated.clear()

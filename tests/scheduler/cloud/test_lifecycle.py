@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.backends.contract import Machine, MachineState
+from dstackweb.backends.contract import CloudInstance, InstanceState
 from dstackweb.backends.models import InstanceStatus
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.cloud.lifecycle import (
@@ -44,11 +44,11 @@ jobs = st.none() | st.builds(
     InstanceJob, st.sampled_from(JOB_ACTIVE), st.booleans(), seconds, seconds, st.integers(0, 600), st.integers(0, 600)
 )
 machines = st.builds(
-    Machine,
+    CloudInstance,
     st.sampled_from(["a", "b", ""]),
     st.sampled_from(["i-0", "i-1", "i-2"]),
     st.just("eu"),
-    st.sampled_from(list(MachineState)),
+    st.sampled_from(list(InstanceState)),
     launched_at=st.none() | st.sampled_from([NOW - ORPHANED, NOW - 2 * ORPHANED, NOW]),
 )
 
@@ -100,11 +100,11 @@ def test_a_job_that_may_have_been_executing_never_gets_another_machine(
 
 
 @given(rows, st.none() | machines)
-def test_a_row_is_gone_only_by_the_cloud_s_word(row: InstanceView, machine: Machine | None) -> None:
+def test_a_row_is_gone_only_by_the_cloud_s_word(row: InstanceView, machine: CloudInstance | None) -> None:
     said = cloud_state(row, machine)
     if said is CloudState.GONE:
         assert row.status != S.GONE
-        assert machine.state is MachineState.GONE if machine else min(row.status_s, row.silent_s) > MISSING_S
+        assert machine.state is InstanceState.GONE if machine else min(row.status_s, row.silent_s) > MISSING_S
     if said is CloudState.ALIVE:
         assert row.status == S.STOPPING
     if row.status == S.REQUESTED and machine is None and not row.cloud_id:
@@ -113,7 +113,7 @@ def test_a_row_is_gone_only_by_the_cloud_s_word(row: InstanceView, machine: Mach
 
 @given(st.lists(machines, max_size=6), st.sampled_from(list(S)), st.sampled_from(["", "i-0"]))
 def test_orphans_are_tagged_old_and_wanted_by_nobody(
-    there: list[Machine], status: InstanceStatus, cloud_id: str
+    there: list[CloudInstance], status: InstanceStatus, cloud_id: str
 ) -> None:
     known = {"a": (status, cloud_id)}
     for machine in find_orphans(there, known, NOW):

@@ -14,7 +14,7 @@ import pytest
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.contract import Machine, MachineState
+from dstackweb.backends.contract import CloudInstance, InstanceState
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
@@ -229,10 +229,10 @@ def test_a_machine_taken_back_without_notice_is_an_interruption_once_it_is_gone(
 ) -> None:
     run = paid(project, member, retry=True)
     running(run, fake)
-    fake.set("i-0", state=MachineState.ENDING, why="interrupted")
+    fake.set("i-0", state=InstanceState.ENDING, why="interrupted")
     fake.tick(35)
     assert (the_machine().status, fresh(run).status) == ("stopping", RunStatus.RUNNING)
-    fake.set("i-0", state=MachineState.GONE, why="interrupted")
+    fake.set("i-0", state=InstanceState.GONE, why="interrupted")
     fake.tick(35)
     assert waits_again(run)
     assert Job.objects.get(run=run, attempt=1).termination_reason == Reason.INTERRUPTED
@@ -243,7 +243,7 @@ def test_a_machine_that_ends_before_it_called_is_replaced(project: Project, memb
     run = paid(project, member)
     place_all()
     cloud_watch.poll_all()
-    fake.set("i-0", state=MachineState.GONE, why="cloud", text="Server.InternalError")
+    fake.set("i-0", state=InstanceState.GONE, why="cloud", text="Server.InternalError")
     fake.tick(40)
     assert (job_of(run).instance_type, job_of(run).attempt) == ("b", 1)
     failed = run.events.get(kind="offer_failed").data
@@ -286,7 +286,7 @@ def test_the_watcher_killed_between_the_job_and_its_machine_goes_on(
 
     run = paid(project, member, retry=True)
     running(run, fake)
-    fake.set("i-0", state=MachineState.GONE, why="interrupted")
+    fake.set("i-0", state=InstanceState.GONE, why="interrupted")
     with monkeypatch.context() as killed:
         killed.setattr(cloud_rows, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -310,8 +310,8 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
         ("i-double", str(known.pk), long_ago),
         ("i-untagged", "", long_ago),
     ]:
-        fake.there[name] = Machine(instance, name, "eu", MachineState.RUNNING, launched_at=began)
-    fake.there["i-far"] = Machine(str(uuid4()), "i-far", "us", MachineState.RUNNING, launched_at=long_ago)
+        fake.there[name] = CloudInstance(instance, name, "eu", InstanceState.RUNNING, launched_at=began)
+    fake.there["i-far"] = CloudInstance(str(uuid4()), "i-far", "us", InstanceState.RUNNING, launched_at=long_ago)
     fake.throttled = THROTTLED
     cloud_watch.end_orphans()
     assert fake.terminated == []
@@ -334,7 +334,7 @@ def test_a_machine_that_starts_is_told_of_once(project: Project, member: User, f
 
 def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, member: User, fake: FakeCloud) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
-    fake.set("i-0", state=MachineState.STOPPED)
+    fake.set("i-0", state=InstanceState.STOPPED)
     fake.tick(35)
     assert fake.terminated[0] == "i-0"
 

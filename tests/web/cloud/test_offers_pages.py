@@ -23,7 +23,7 @@ from dstackweb.offers import sources
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.models import CacheCount, SourceRow
 from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
-from dstackweb.web.cloud.offer_views import Asked
+from dstackweb.web.cloud.offer_views import OfferFilters
 from tests.factories import join, make_host, make_user
 from tests.web.conftest import HTMX
 
@@ -132,7 +132,7 @@ def test_what_can_not_be_read_filters_nothing_and_is_told(aws: Aws, client: Clie
 def test_who_looks_around_means_machines_with_at_least_such_gpus(
     query: str, count_min: int, count_max: int | None, memory: int | None
 ) -> None:
-    needs = Asked.of(QueryDict(query)).wanted.requirements
+    needs = OfferFilters.of(QueryDict(query)).wanted.requirements
     assert (needs.gpu_count_min, needs.gpu_count_max, needs.gpu_memory_min_mib) == (count_min, count_max, memory)
 
 

@@ -22,8 +22,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
-from dstackweb.backends.hosts.probe import Probe, boot_id, own_address, probe
-from dstackweb.backends.hosts.prober import Prober
+from dstackweb.backends.hosts.probe import BackgroundProbe, Probe, boot_id, own_address, probe
 from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
 from dstackweb.backends.models import Host, check_host_name
 from dstackweb.lib.process import PARENT_VARIABLE
@@ -81,12 +80,12 @@ class Command(BaseCommand):
             if embedded
             else [HostProcess(["qcluster"], name, cluster), HostProcess(_ticker(name, cluster), name, cluster)]
         )
-        prober = Prober(_probe if embedded else lambda: _probe_with_api(name))
+        background_probe = BackgroundProbe(_probe if embedded else lambda: _probe_with_api(name))
         try:
             while not stopping.is_set():
                 for child in children:
                     child.keep()
-                presence.update(prober.current())
+                presence.update(background_probe.current())
                 stopping.wait(HEARTBEAT_EVERY_S)
         except HasLeft:
             self.stdout.write(f"Host {name} was removed from the deployment. Start it again to rejoin.")

@@ -47,7 +47,7 @@ class Lead:
         return self.holder is None or leases.renew(self.name, self.holder, LEASE_S, timezone.now())
 
 
-def fly(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
+def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
     """What `work` comes to, done by one for all; None where it comes to nothing, or not within `wait_s`.
 
     `landed` is what has come of it since the caller began, as far as it would do. Only the one that works waits for it
@@ -58,7 +58,7 @@ def fly(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable
         mine, event = _enter(name)
         if mine:
             try:
-                return _fly(name, deadline, landed, work)
+                return _run_leased(name, deadline, landed, work)
             finally:
                 _leave(name)
         event.wait(max(0.0, deadline - time.monotonic()))
@@ -68,7 +68,7 @@ def fly(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable
 
 
 @contextmanager
-def one_here(name: str) -> Iterator[bool]:
+def one_thread_at_a_time(name: str) -> Iterator[bool]:
     """Let the threads of this process in one after the other; True for one that had not to wait."""
     mine, event = _enter(name)
     first = mine
@@ -81,7 +81,9 @@ def one_here(name: str) -> Iterator[bool]:
         _leave(name)
 
 
-def _fly(name: str, deadline: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
+def _run_leased(
+    name: str, deadline: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]
+) -> T | None:
     if store.is_away():
         found = landed()
         return work(Lead(name, None)) if found is None else found

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 
-from dstackweb.backends.hosts.probe import GpuProbe, Probe
-from dstackweb.backends.hosts.prober import Prober
+from dstackweb.backends.hosts.probe import BackgroundProbe, GpuProbe, Probe
 from tests.support import eventually
 
 SEEN = Probe(8, 16000, (GpuProbe("GPU-a", 0, "NVIDIA L4", 23034),), "boot")
@@ -15,8 +14,8 @@ SEEN = Probe(8, 16000, (GpuProbe("GPU-a", 0, "NVIDIA L4", 23034),), "boot")
 
 def test_the_last_look_is_at_hand_at_once_and_renewed() -> None:
     cpus: Iterator[int] = count(1)
-    prober = Prober(lambda: Probe(next(cpus), 1000, (), "boot"), every_s=0.01)
-    eventually(lambda: (seen := prober.current()) is not None and seen.cpus > 2)
+    background_probe = BackgroundProbe(lambda: Probe(next(cpus), 1000, (), "boot"), every_s=0.01)
+    eventually(lambda: (seen := background_probe.current()) is not None and seen.cpus > 2)
 
 
 def test_a_driver_that_hangs_at_the_first_look_leaves_a_machine_without_gpus() -> None:
@@ -26,14 +25,14 @@ def test_a_driver_that_hangs_at_the_first_look_leaves_a_machine_without_gpus() -
         hangs.wait()
         return SEEN
 
-    assert Prober(look).current() is None
-    prober = Prober(look, every_s=60, hung_s=0)
-    seen = eventually(prober.current)
+    assert BackgroundProbe(look).current() is None
+    background_probe = BackgroundProbe(look, every_s=60, hung_s=0)
+    seen = eventually(background_probe.current)
     assert seen is not None
     assert (seen.gpus, seen.cpus > 0) == ((), True)
     assert "does not answer" in seen.error
     hangs.set()
-    eventually(lambda: prober.current() == SEEN)
+    eventually(lambda: background_probe.current() == SEEN)
 
 
 def test_a_driver_that_hangs_later_leaves_the_gpus_as_last_seen() -> None:
@@ -44,8 +43,8 @@ def test_a_driver_that_hangs_later_leaves_the_gpus_as_last_seen() -> None:
             hangs.wait()
         return SEEN
 
-    prober = Prober(look, every_s=0.01, hung_s=0.05)
-    told = eventually(lambda: (seen := prober.current()) is not None and seen.error and seen)
+    background_probe = BackgroundProbe(look, every_s=0.01, hung_s=0.05)
+    told = eventually(lambda: (seen := background_probe.current()) is not None and seen.error and seen)
     assert told
     assert told.gpus == SEEN.gpus
     hangs.set()

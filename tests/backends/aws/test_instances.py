@@ -11,9 +11,9 @@ import pytest
 from django.db import connection
 
 from dstackweb.backends import registry
-from dstackweb.backends.aws import ami, client, config, machines
+from dstackweb.backends.aws import ami, client, config, instances
 from dstackweb.backends.aws.backend import AwsBackend
-from dstackweb.backends.contract import LaunchFailed, Machine, MachineOrder, MachineState, SourceFailed
+from dstackweb.backends.contract import CloudInstance, InstanceOrder, InstanceState, LaunchFailed, SourceFailed
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from tests.backends.aws.conftest import REGION
@@ -42,21 +42,21 @@ def configured(backend: Backend, **more: Any) -> AwsBackend:
     return AwsBackend(backend)
 
 
-def order(**more: Any) -> MachineOrder:
+def order(**more: Any) -> InstanceOrder:
     said = {"region": REGION, "instance_type": "t3.small", "spot": False, "user_data": SCRIPT}
-    return MachineOrder(**{"instance": str(uuid.uuid4()), "deployment": DEPLOYMENT, **said, **more})
+    return InstanceOrder(**{"instance": str(uuid.uuid4()), "deployment": DEPLOYMENT, **said, **more})
 
 
-def seen(code: AwsBackend, cloud_id: str) -> Machine:
-    return next(each for each in code.machines(REGION, DEPLOYMENT) if each.cloud_id == cloud_id)
+def seen(code: AwsBackend, cloud_id: str) -> CloudInstance:
+    return next(each for each in code.instances(REGION, DEPLOYMENT) if each.cloud_id == cloud_id)
 
 
-def until(code: AwsBackend, cloud_id: str, state: MachineState) -> Machine:
+def until(code: AwsBackend, cloud_id: str, state: InstanceState) -> CloudInstance:
     eventually(lambda: seen(code, cloud_id).state == state, 5)
     return seen(code, cloud_id)
 
 
-def described(cloud: Cloud, machine: Machine) -> dict[str, Any]:
+def described(cloud: Cloud, machine: CloudInstance) -> dict[str, Any]:
     found = cloud.client("ec2", machine.region).describe_instances(InstanceIds=[machine.cloud_id])
     return dict(found["Reservations"][0]["Instances"][0])
 
@@ -80,21 +80,21 @@ def test_the_registry_knows_that_aws_starts_machines_and_hosts_do_not(backend: B
 def test_a_machine_starts_runs_and_ends(code: AwsBackend, cloud: Cloud) -> None:
     wanted = order()
     started = code.launch(wanted)
-    assert (started.instance, started.region, started.state) == (wanted.instance, REGION, MachineState.STARTING)
+    assert (started.instance, started.region, started.state) == (wanted.instance, REGION, InstanceState.STARTING)
     assert started.launched_at is not None
     assert started.zone.startswith(REGION)
-    running = until(code, started.cloud_id, MachineState.RUNNING)
+    running = until(code, started.cloud_id, InstanceState.RUNNING)
     assert (running.instance, running.why, running.launched_at) == (wanted.instance, "", started.launched_at)
     assert running.address.count(".") == 3
     code.terminate(REGION, [started.cloud_id])
-    gone = until(code, started.cloud_id, MachineState.GONE)
+    gone = until(code, started.cloud_id, InstanceState.GONE)
     assert (gone.why, gone.instance) == ("cloud", wanted.instance)
     assert "User initiated" in gone.text
 
 
 def test_what_it_is_given_runs_on_it_and_its_own_shutdown_ends_it(code: AwsBackend, cloud: Cloud) -> None:
     started = code.launch(order(user_data="#!/bin/sh\necho so > told\nshutdown -h now\n"))
-    gone = until(code, started.cloud_id, MachineState.GONE)
+    gone = until(code, started.cloud_id, InstanceState.GONE)
     assert (Path(cloud.machine(started.cloud_id)["folder"]) / "root" / "told").read_text() == "so\n"
     assert gone.why == "cloud"
 
@@ -143,7 +143,7 @@ class TestOrder:
         wanted = order()
         first = AwsBackend(backend).launch(wanted)
         looks = iter([None, first if found else None])
-        monkeypatch.setattr(machines, "of_order", lambda *_: next(looks))
+        monkeypatch.setattr(instances, "find_by_order", lambda *_: next(looks))
         code = configured(backend, disk_gb=200)
         if found:
             assert code.launch(wanted).cloud_id == first.cloud_id
@@ -154,8 +154,8 @@ class TestOrder:
 
     def test_of_another_deployment_is_another_machine(self, code: AwsBackend) -> None:
         ours, theirs = code.launch(order()), code.launch(order(deployment="e" * 20))
-        assert [each.cloud_id for each in code.machines(REGION, DEPLOYMENT)] == [ours.cloud_id]
-        assert [each.cloud_id for each in code.machines(REGION, "e" * 20)] == [theirs.cloud_id]
+        assert [each.cloud_id for each in code.instances(REGION, DEPLOYMENT)] == [ours.cloud_id]
+        assert [each.cloud_id for each in code.instances(REGION, "e" * 20)] == [theirs.cloud_id]
 
 
 class TestWhatIsOrdered:
@@ -244,9 +244,9 @@ class TestWhatIsOrdered:
     def test_as_spot_may_be_taken_back(self, code: AwsBackend, cloud: Cloud) -> None:
         started = code.launch(order(spot=True))
         assert described(cloud, started)["InstanceLifecycle"] == "spot"
-        until(code, started.cloud_id, MachineState.RUNNING)
+        until(code, started.cloud_id, InstanceState.RUNNING)
         cloud.interrupt(started.cloud_id, notice_s=0)
-        assert until(code, started.cloud_id, MachineState.GONE).why == "interrupted"
+        assert until(code, started.cloud_id, InstanceState.GONE).why == "interrupted"
 
 
 class TestNoCapacity:
@@ -357,7 +357,7 @@ class TestNothingIsConcluded:
         cloud.credentials({})
         for ask in (
             lambda: code.launch(order()),
-            lambda: code.machines(REGION, DEPLOYMENT),
+            lambda: code.instances(REGION, DEPLOYMENT),
             lambda: code.terminate(REGION, ["i-00000000000000001"]),
         ):
             with pytest.raises(SourceFailed) as failed:
@@ -372,13 +372,13 @@ class TestEnding:
         code.terminate(REGION, ["i-00000000000000001"])
         code.terminate(REGION, [one, "i-00000000000000001", two, "i-00000000000000002"])
         for each in (one, two):
-            until(code, each, MachineState.GONE)
+            until(code, each, InstanceState.GONE)
         code.terminate(REGION, [one, two])
 
     def test_many_end_in_few_calls(self, code: AwsBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(machines, "MOST_IDS", 2)
-        monkeypatch.setattr(machines, "PAGE", 5)
-        tags = [{"Key": machines.DEPLOYMENT_TAG, "Value": DEPLOYMENT}]
+        monkeypatch.setattr(instances, "MOST_IDS", 2)
+        monkeypatch.setattr(instances, "PAGE", 5)
+        tags = [{"Key": instances.DEPLOYMENT_TAG, "Value": DEPLOYMENT}]
         for _ in range(7):
             cloud.client("ec2").run_instances(
                 ImageId=cloud.image(),
@@ -387,17 +387,17 @@ class TestEnding:
                 MaxCount=1,
                 TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
             )
-        found = code.machines(REGION, DEPLOYMENT)
+        found = code.instances(REGION, DEPLOYMENT)
         assert (len(found), {each.instance for each in found}) == (7, {""})
         assert cloud.count("ec2", "DescribeInstances") == 2
         code.terminate(REGION, [each.cloud_id for each in found])
         assert cloud.count("ec2", "TerminateInstances") == 4
-        assert {each.state for each in code.machines(REGION, DEPLOYMENT)} <= {MachineState.ENDING, MachineState.GONE}
+        assert {each.state for each in code.instances(REGION, DEPLOYMENT)} <= {InstanceState.ENDING, InstanceState.GONE}
 
     def test_one_that_was_stopped_by_hand_is_there_until_it_is_ended(self, code: AwsBackend, cloud: Cloud) -> None:
         started = code.launch(order())
-        until(code, started.cloud_id, MachineState.RUNNING)
+        until(code, started.cloud_id, InstanceState.RUNNING)
         cloud.client("ec2").stop_instances(InstanceIds=[started.cloud_id])
-        assert until(code, started.cloud_id, MachineState.STOPPED).why == "cloud"
+        assert until(code, started.cloud_id, InstanceState.STOPPED).why == "cloud"
         code.terminate(REGION, [started.cloud_id])
-        until(code, started.cloud_id, MachineState.GONE)
+        until(code, started.cloud_id, InstanceState.GONE)

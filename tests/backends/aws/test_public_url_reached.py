@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from django.urls import resolve
 
-from dstackweb.backends.aws import reach
+from dstackweb.backends.aws import public_url
 
 
 class Healthz(BaseHTTPRequestHandler):
@@ -49,11 +49,11 @@ def server() -> Iterator[str]:
     ],
 )
 def test_a_url_that_will_not_do_is_not_even_asked(url: str, code: str) -> None:
-    assert reach.look(url, allow_private=False)["code"] == code
+    assert public_url.check(url, allow_private=False)["code"] == code
 
 
 def test_this_server_is_known_by_its_answer(server: str) -> None:
-    assert reach.look(server, allow_private=True)["code"] == "ok"
+    assert public_url.check(server, allow_private=True)["code"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_anything_else_is_not_this_server(
     server: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, bytes], code: str
 ) -> None:
     monkeypatch.setattr(Healthz, "answer", answer)
-    assert reach.look(server, allow_private=True)["code"] == code
+    assert public_url.check(server, allow_private=True)["code"] == code
 
 
 @pytest.mark.parametrize("answer", [(403, "", b""), (200, "", b"<html>"), (302, "https://login.example.org/", b"")])
@@ -77,33 +77,33 @@ def test_a_sign_in_before_the_api_is_found(
     server: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, bytes]
 ) -> None:
     monkeypatch.setattr(Healthz, "runner", answer)
-    assert reach.look(server, allow_private=True)["code"] == "api_blocked"
+    assert public_url.check(server, allow_private=True)["code"] == "api_blocked"
 
 
 def test_the_runner_is_where_instances_fetch_it() -> None:
-    assert resolve(reach.RUNNER)
+    assert resolve(public_url.RUNNER)
 
 
 def test_no_answer_from_here_proves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = reach.look(f"http://127.0.0.1:{port}", allow_private=True)
-    assert (told["code"], reach.STATES[told["code"]]) == ("no_answer", "warning")
+    told = public_url.check(f"http://127.0.0.1:{port}", allow_private=True)
+    assert (told["code"], public_url.STATES[told["code"]]) == ("no_answer", "warning")
 
 
 def test_a_name_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(reach.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(public_url.urllib.request, "getproxies", dict)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert reach.look("https://gpus.example.org", allow_private=False)["code"] == "no_such_name"
+    assert public_url.check("https://gpus.example.org", allow_private=False)["code"] == "no_such_name"
 
 
 def test_a_name_that_is_private_from_here_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach.urllib.request, "getproxies", dict)
-    monkeypatch.setattr(reach, "_addresses", lambda host, port: ["10.0.0.5"])
-    monkeypatch.setattr(reach, "_asked", lambda *_: "ok")
-    told = reach.look("https://gpus.example.org", allow_private=False)
+    monkeypatch.setattr(public_url.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(public_url, "_addresses", lambda host, port: ["10.0.0.5"])
+    monkeypatch.setattr(public_url, "_get", lambda *_: "ok")
+    told = public_url.check("https://gpus.example.org", allow_private=False)
     assert (told["code"], told["address"]) == ("resolves_private", "10.0.0.5")
-    assert reach.look("https://gpus.example.org", allow_private=True)["code"] == "ok"
+    assert public_url.check("https://gpus.example.org", allow_private=True)["code"] == "ok"

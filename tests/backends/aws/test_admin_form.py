@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.backends.aws import config, form_text
+from dstackweb.backends.aws import admin_form, config
 
 REGIONS = ["eu-west-1", "us-east-1", "cn-north-1"]
 ids = st.from_regex(r"(subnet|sg|ami)-[0-9a-f]{8}", fullmatch=True)
@@ -49,15 +49,15 @@ configs = st.fixed_dictionaries(
 
 def typed(fields: dict[str, Any]) -> dict[str, Any]:
     """As the form cleans what it shows."""
-    read = {name: form_text.by_region(fields[name], several=True) for name in form_text.LISTS_BY_REGION}
-    read |= {name: form_text.by_region(fields[name], several=False) for name in form_text.TEXTS_BY_REGION}
-    return {**fields, **read, "tags": form_text.tags(fields["tags"]), "secret_access_key": ""}
+    read = {name: admin_form.parse_by_region(fields[name], several=True) for name in admin_form.LISTS_BY_REGION}
+    read |= {name: admin_form.parse_by_region(fields[name], several=False) for name in admin_form.TEXTS_BY_REGION}
+    return {**fields, **read, "tags": admin_form.parse_tags(fields["tags"]), "secret_access_key": ""}
 
 
 @given(configs)
 def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str, Any]) -> None:
     kept, _ = config.settle(said)
-    again, _ = config.settle(form_text.config_of(typed(form_text.fields_of(kept))))
+    again, _ = config.settle(admin_form.parse_config(typed(admin_form.form_values(kept))))
     before, after = config.read(kept), config.read(again)
     assert set(after.regions) == set(before.regions)
     assert after == before.model_copy(update={"regions": after.regions})
@@ -65,19 +65,22 @@ def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str,
 
 def test_what_differs_by_region_has_a_line_for_each() -> None:
     text = "eu-west-1: subnet-1, subnet-2\nus-east-1:subnet-3\n"
-    assert form_text.by_region(text, several=True) == {"eu-west-1": ["subnet-1", "subnet-2"], "us-east-1": ["subnet-3"]}
-    assert form_text.by_region("subnet-1 subnet-2", several=True) == ["subnet-1", "subnet-2"]
-    assert form_text.by_region("ami-1\neu-west-1: ami-2", several=False) == {"*": "ami-1", "eu-west-1": "ami-2"}
-    assert form_text.by_region(" \n", several=False) == ""
+    assert admin_form.parse_by_region(text, several=True) == {
+        "eu-west-1": ["subnet-1", "subnet-2"],
+        "us-east-1": ["subnet-3"],
+    }
+    assert admin_form.parse_by_region("subnet-1 subnet-2", several=True) == ["subnet-1", "subnet-2"]
+    assert admin_form.parse_by_region("ami-1\neu-west-1: ami-2", several=False) == {"*": "ami-1", "eu-west-1": "ami-2"}
+    assert admin_form.parse_by_region(" \n", several=False) == ""
 
 
 @pytest.mark.parametrize("text", ["eu-west-1:", "eu-west-1: ami-1 ami-2", "ami-1 ami-2", "ami-1\nami-2"])
 def test_what_can_mean_two_things_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|nothing is said"):
-        form_text.by_region(text, several=False)
+        admin_form.parse_by_region(text, several=False)
 
 
 @pytest.mark.parametrize("text", ["team", "=x"])
 def test_a_tag_has_a_name_and_a_value(text: str) -> None:
     with pytest.raises(ValueError, match="name=value"):
-        form_text.tags(text)
+        admin_form.parse_tags(text)

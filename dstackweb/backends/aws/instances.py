@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.refusals import said
-from dstackweb.backends.contract import InstanceEnd, Machine, MachineState, SourceFailed
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, SourceFailed
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 DEPLOYMENT_TAG = "dstackweb:deployment"
 INSTANCE_TAG = "dstackweb:instance"
 
-STATES: Mapping[str, MachineState] = {
-    "pending": MachineState.STARTING,
-    "running": MachineState.RUNNING,
-    "shutting-down": MachineState.ENDING,
-    "stopping": MachineState.STOPPED,
-    "stopped": MachineState.STOPPED,
-    "terminated": MachineState.GONE,
+STATES: Mapping[str, InstanceState] = {
+    "pending": InstanceState.STARTING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.ENDING,
+    "stopping": InstanceState.STOPPED,
+    "stopped": InstanceState.STOPPED,
+    "terminated": InstanceState.GONE,
 }
 INTERRUPTED = {"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
 """State reasons of a spot instance that AWS took back."""
@@ -34,17 +34,17 @@ _PROTECTED = "OperationNotPermitted"
 """Somebody forbade the end of one of them, and EC2 then ends none in its zone."""
 
 
-def of_deployment(aws: Aws, region: str, deployment: str) -> list[Machine]:
+def find_by_deployment(aws: Aws, region: str, deployment: str) -> list[CloudInstance]:
     """Those that carry the deployment's tag, for about an hour also those that were terminated. Raises SourceFailed."""
     return list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment}))
 
 
-def of_order(aws: Aws, region: str, deployment: str, instance: str) -> Machine | None:
+def find_by_order(aws: Aws, region: str, deployment: str, instance: str) -> CloudInstance | None:
     """The machine that an order made: of several, one that lives. Raises SourceFailed."""
     found = list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment, INSTANCE_TAG: instance}))
-    order = list(MachineState)
+    order = list(InstanceState)
     return min(
-        found, key=lambda machine: (machine.state == MachineState.GONE, order.index(machine.state)), default=None
+        found, key=lambda machine: (machine.state == InstanceState.GONE, order.index(machine.state)), default=None
     )
 
 
@@ -55,16 +55,16 @@ def terminate(aws: Aws, region: str, cloud_ids: Sequence[str]) -> None:
         _terminate(aws, region, wanted[start : start + MOST_IDS])
 
 
-def read(described: Mapping[str, Any], region: str) -> Machine:
+def read(described: Mapping[str, Any], region: str) -> CloudInstance:
     """What EC2 says of an instance."""
     tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
-    state = STATES.get(described["State"]["Name"], MachineState.RUNNING)
+    state = STATES.get(described["State"]["Name"], InstanceState.RUNNING)
     why, text = "", ""
-    if state in (MachineState.STOPPED, MachineState.ENDING, MachineState.GONE):
+    if state in (InstanceState.STOPPED, InstanceState.ENDING, InstanceState.GONE):
         reason = described.get("StateReason") or {}
         code, text = reason.get("Code", ""), reason.get("Message", "") or described.get("StateTransitionReason", "")
         why = InstanceEnd.INTERRUPTED if code in INTERRUPTED else InstanceEnd.CLOUD if code else ""
-    return Machine(
+    return CloudInstance(
         instance=tags.get(INSTANCE_TAG, ""),
         cloud_id=described["InstanceId"],
         region=region,
@@ -77,7 +77,7 @@ def read(described: Mapping[str, Any], region: str) -> Machine:
     )
 
 
-def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[Machine]:
+def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
     filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
     for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=PAGE):
         for reservation in page.get("Reservations", ()):
