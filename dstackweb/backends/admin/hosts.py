@@ -1,4 +1,4 @@
-"""Hosts and GPUs in the admin. What a machine found out about itself is read-only here."""
+"""Hosts and GPUs in the admin. What a host reports about itself is read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dstackweb.spec.labels import check_labels
 
 
 def _person(request: HttpRequest) -> User:
-    """Whoever is signed in; the admin lets nobody else in."""
+    """The signed-in user; the admin requires one."""
     assert isinstance(request.user, User)
     return request.user
 
@@ -31,8 +31,8 @@ class HostForm(forms.ModelForm[Host]):
         try:
             return check_labels(self.cleaned_data["labels"] or {})
         except ValueError as error:
-            told = f'An object of texts is expected, such as {{"region": "cellar"}}: {error}.'
-            raise forms.ValidationError(told) from None
+            message = f'Invalid labels: {error}. Use an object of strings, such as {{"region": "cellar"}}.'
+            raise forms.ValidationError(message) from None
 
     def clean_setup(self) -> str:
         """Shell lines end in plain line feeds, whatever the browser sent."""
@@ -54,7 +54,7 @@ class GpuInline(admin.TabularInline[Gpu, Host]):
 class HostAdmin(admin.ModelAdmin[Host]):
     """Hosts register themselves; here they get labels and a set-up snippet, and are drained or removed.
 
-    Those that left are here too, since jobs of the past name them.
+    Removed hosts stay listed, because past jobs refer to them.
     """
 
     form = HostForm
@@ -84,7 +84,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
         ("Settings", {"fields": ("draining", "labels", "setup")}),
         ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (
-            "The machine, as it told",
+            "Reported by the host",
             {"fields": ("address", "cluster", "isolation", "job_user", "runs_dir", "boot_id", "seen_at")},
         ),
     )
@@ -104,15 +104,15 @@ class HostAdmin(admin.ModelAdmin[Host]):
         if draining != before.draining:
             admin_actions.set_draining(obj, by, draining)
 
-    @admin.action(description="Drain: running jobs go on, no new ones come", permissions=["change"])
+    @admin.action(description="Drain: running jobs continue, no new jobs start", permissions=["change"])
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         done = sum(admin_actions.set_draining(host, _person(request), True) for host in hosts)
-        self.message_user(request, f"{done} drained.")
+        self.message_user(request, f"Draining {done} hosts.")
 
-    @admin.action(description="End draining: take new jobs again", permissions=["change"])
+    @admin.action(description="Stop draining: accept new jobs", permissions=["change"])
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         done = sum(admin_actions.set_draining(host, _person(request), False) for host in hosts)
-        self.message_user(request, f"{done} take jobs again.")
+        self.message_user(request, f"{done} hosts accept jobs again.")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -134,7 +134,7 @@ class GpuAdmin(admin.ModelAdmin[Gpu]):
 
 @admin.register(HostEvent)
 class HostEventAdmin(admin.ModelAdmin[HostEvent]):
-    """What happened to hosts, and what was done to them; nobody writes here."""
+    """Events of hosts, read-only."""
 
     list_display = ("at", "host", "kind", "actor", "data")
     list_filter = ("host", "kind")

@@ -1,4 +1,4 @@
-"""Machines of clouds in the admin: to look at. They are started for runs, and end with them."""
+"""Cloud instances in the admin, read-only: runs launch and end them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class InstanceAdmin(admin.ModelAdmin[Instance]):
         (None, {"fields": ("id", "cloud_id", "status", "why", "error", "holder", "project")}),
         ("Offer", {"fields": ("backend", "region", "zone", "instance_type", "is_spot", "price")}),
         (
-            "Machine",
+            "Hardware",
             {"fields": ("cpus", "memory_mib", "gpu_name", "gpu_count", "gpu_memory_mib", "gpus", "address", "seen_at")},
         ),
         (
-            "Life",
+            "Lifecycle",
             {
                 "fields": (
                     "created_at", "launched_at", "ready_at", "idle_since", "idle_until", "interrupted_at", "ended_at",

@@ -1,4 +1,4 @@
-"""What a project has spent of its budget this month, and when that is worth a warning."""
+"""A project's spending and budget this month, and its warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dstackweb.runs import spend
 from dstackweb.runs.models import BudgetMark
 
 WARNED_FROM = 80
-"""Below this share a mark is shown where the money is, and not on every page."""
+"""Every page warns from this share on; lower marks appear only on the instances page."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Month:
 
     @property
     def over_at(self) -> dt.datetime:
-        """When the next month begins, and the budget is there again."""
+        """When the next month begins and the budget resets."""
         return (self.since + dt.timedelta(days=32)).replace(day=1)
 
 
@@ -58,14 +58,14 @@ def month(project: Project, now: dt.datetime) -> Month:
 
 @dataclass(frozen=True)
 class BudgetWarning:
-    """The highest mark that this month has passed, and still stands above."""
+    """The highest mark that this month's spending exceeds."""
 
     percent: int
     month: Month
 
 
 def warned(project: Project, now: dt.datetime) -> BudgetWarning | None:
-    """What every page warns of. Asks nothing where there is no budget, and little where none of it is passed."""
+    """The warning for every page, if any. Without a budget it makes no query."""
     if project.monthly_budget is None:
         return None
     since = spend.month_of(now).date()

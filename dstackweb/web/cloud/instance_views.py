@@ -1,4 +1,4 @@
-"""The machines that the project has of clouds: what they serve, what they have cost, and an end to those that idle."""
+"""The project's cloud instances: their runs, their cost, and terminating idle ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TONES = {"requested": "info", "starting": "info", "running": "go", "stopping": "
 
 @dataclass(frozen=True)
 class InstanceLine:
-    """One machine with its words; `cost` is in USD up to the moment the page was made."""
+    """One instance as a row; `cost` is in USD up to now."""
 
     of: Instance
     gpu: str
@@ -53,7 +53,7 @@ class InstanceLine:
 
     @classmethod
     def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> InstanceLine:
-        """The line; `run` is the one whose job it serves."""
+        """The row; `run` is the one it serves, or served last."""
         idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
         status = _("idle") if idle else _STATUS[machine.status]()
         tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
@@ -64,21 +64,21 @@ class InstanceLine:
 
     @property
     def idle(self) -> bool:
-        """Whether it serves nobody, and waits for who may come."""
+        """Whether it runs without a job."""
         return self.of.status == InstanceStatus.RUNNING and self.of.holder is None
 
     @property
     def grows(self) -> bool:
-        """Whether it costs more with each second."""
+        """Whether it is being billed."""
         return self.of.launched_at is not None and self.of.ended_at is None
 
 
 _STATUS = {
-    "requested": lambda: _("being asked for"),
+    "requested": lambda: _("requested"),
     "starting": lambda: _("starting"),
     "running": lambda: _("running"),
-    "stopping": lambda: _("stopping"),
-    "gone": lambda: _("gone"),
+    "stopping": lambda: _("terminating"),
+    "gone": lambda: _("terminated"),
 }
 
 
@@ -100,12 +100,12 @@ def cost(machine: Instance, now: dt.datetime) -> Decimal:
 
 
 @project_page()
-def machines_page(request: PageRequest) -> HttpResponse:
-    """Those there are now and those that went lately; also what polls of the page get."""
+def instances_page(request: PageRequest) -> HttpResponse:
+    """Current and recently terminated instances; also answers the page's polls."""
     now = timezone.now()
-    there = list(_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
+    there = list(_instances_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
     lately = Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR)
-    went, refused = _of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=REPEATED)
+    went, refused = _instances_of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=REPEATED)
     gone = list(went.exclude(refused).select_related("backend").order_by("-created_at")[:GONE_SHOWN])
     refusals = went.filter(refused).count()
     shown = [
@@ -137,12 +137,12 @@ def machines_page(request: PageRequest) -> HttpResponse:
     return polled(request, "cloud/instances.html", "cloud/instances_body.html", version, context)
 
 
-def _of(request: PageRequest) -> Any:
+def _instances_of(request: PageRequest) -> Any:
     return Instance.objects.filter(project=request.project)
 
 
 def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
-    """The run that each machine serves, or served last."""
+    """The run that each instance serves, or served last."""
     jobs = Job.objects.filter(instance__in=[one.pk for one in machines]).select_related("run").order_by("placed_at")
     return {job.instance_id: job.run for job in jobs if job.instance_id}
 
@@ -150,12 +150,12 @@ def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
 @require_POST
 @project_page("admin")
 def stop(request: PageRequest, machine: UUID) -> HttpResponse:
-    """End a machine that idles, before its time; what serves a run ends with the run."""
-    found = _of(request).filter(pk=machine).first()
+    """Terminate an idle instance."""
+    found = _instances_of(request).filter(pk=machine).first()
     if found is None:
-        raise NotFound(_("the project has no such machine"))
+        raise NotFound(_("no such instance in this project"))
     if not idle.end(found.pk):
-        raise Conflict(_("it serves a run now, or ends already: stop the run instead"))
+        raise Conflict(_("the instance is in use or already terminating; to end it, stop its run"))
     return done(
-        request, _("%s is told to end") % found.instance_type, reverse("web:machines", args=[request.project.name])
+        request, _("Terminating %s") % found.instance_type, reverse("web:machines", args=[request.project.name])
     )

@@ -1,4 +1,4 @@
-"""Offers and what they come from, as rows: with their words, price bars, and how old each source is."""
+"""Rows of the offers page, and the state of the sources behind them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
 
 def source_name(code: str) -> str:
-    """What a source tells."""
+    """A source's label."""
     return {
         "instance_types": _("Instance types"),
         "prices": _("Prices"),
@@ -60,13 +60,13 @@ class SourceLine:
 
     @property
     def name(self) -> str:
-        """What it tells."""
+        """The source's label."""
         return source_name(self.of.source)
 
 
 _BADGES = {
     "fresh": lambda: Label(_("fresh"), "", "go"),
-    "asking": lambda: Label(_("asking…"), "", "info"),
+    "asking": lambda: Label(_("refreshing…"), "", "info"),
     "throttled": lambda: Label(_("throttled"), "", "wait"),
     "stale": lambda: Label(_("stale"), "", "wait"),
     "failed": lambda: Label(_("failed"), "", "bad"),
@@ -95,7 +95,7 @@ class RegionLine:
 
     @property
     def troubled(self) -> list[SourceLine]:
-        """Those whose latest call came to nothing."""
+        """Sources whose latest call failed."""
         return [line for line in self.sources if line.why]
 
 
@@ -109,7 +109,7 @@ def by_region(lines: Iterable[SourceLine]) -> list[RegionLine]:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that keeps sources of a region from being asked: which, and what is to be done about each."""
+    """A problem that affects sources of a region, with instructions."""
 
     place: str
     label: str
@@ -125,15 +125,14 @@ class Trouble:
 
     @property
     def has_last(self) -> bool:
-        """Whether something is known from before, and used."""
+        """Whether an earlier value is in use."""
         return any(line.of.fetched_at for line in self.sources)
 
 
 def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
-    """What somebody may want to do something about: by region and kind of failure, the worst first.
+    """Problems to fix, by region and failure code, worst first.
 
-    What is said of several regions in the same words, such as that the credentials are refused, is said once; so is
-    that a cloud throttles, which passes by itself.
+    A problem with the same text in several regions appears once, and so does throttling.
     """
     found: defaultdict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
     for line in lines:
@@ -147,7 +146,7 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
     told = [
         Trouble(
             f"{backend} {region}".strip(),
-            _called(code),
+            _failure_label(code),
             [_throttled(of)] if code == "throttled" else list(dict.fromkeys(line.why for line in of)),
             "danger" if any(line.state == "failed" for line in of) else "warning",
             of,
@@ -159,29 +158,29 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
 
 
 def _throttled(lines: Iterable[SourceLine]) -> str:
-    """What is asked too often, by API, and where; until when each is left alone stands beside it."""
+    """The throttled APIs with their regions."""
     apis: defaultdict[str, set[str]] = defaultdict(set)
     for line in lines:
         error = line.of.error or {}
         apis[str(error.get("api", ""))].add(str(error.get("region", "") or line.of.region))
     told = ", ".join(f"{api} ({', '.join(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
-    return _("Asked too often, and left alone for a while: %s. Each is asked again by itself.") % told
+    return _("Throttled: %s. Retried automatically.") % told
 
 
-def _called(code: str) -> str:
-    """A kind of failure in a word or two."""
+def _failure_label(code: str) -> str:
+    """Label of a failure code."""
     return {
         "access_denied": _("access denied"),
         "bad_credentials": _("credentials refused"),
         "no_credentials": _("no credentials"),
         "throttled": _("throttled"),
-        "unreachable": _("can't be reached"),
+        "unreachable": _("unreachable"),
         "region_disabled": _("region not enabled"),
     }.get(code, _("failed"))
 
 
 def worst(lines: Iterable[SourceLine]) -> SourceLine | None:
-    """The one that can be trusted least; of equal ones the one whose time is over first."""
+    """The least reliable source; of equals, the one that expires first."""
     never = dt.datetime.min.replace(tzinfo=dt.UTC)
     return min(lines, key=lambda line: (WORST_FIRST.index(line.state), line.of.expires_at or never), default=None)
 

@@ -1,4 +1,4 @@
-"""The offers page: what could be had now, at which price, and how sure that is."""
+"""The offers page: capacity with its price, availability and freshness."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PER_PAGE = 25
 POLL_S = 3
 USABLE = (Availability.AVAILABLE, Availability.IDLE, Availability.UNKNOWN)
 FIELDS = ("gpu", "memory", "count", "max_price", "region", "backend", "spot", "usable")
-"""What the form asks for, by the names in the address."""
+"""The form's fields, by their names in the address."""
 SORTS = (
     ("price", gettext_lazy("cheapest first")),
     ("gpu_price", gettext_lazy("cheapest per GPU")),
-    ("-price", gettext_lazy("dearest first")),
+    ("-price", gettext_lazy("most expensive first")),
     ("-gpu_count", gettext_lazy("most GPUs")),
     ("-gpu_memory", gettext_lazy("most GPU memory")),
     ("-cpus", gettext_lazy("most CPUs")),
     ("-memory", gettext_lazy("most memory")),
-    ("availability", gettext_lazy("surest first")),
+    ("availability", gettext_lazy("available first")),
     ("gpu", gettext_lazy("GPU")),
     ("region", gettext_lazy("region")),
 )
@@ -53,7 +53,7 @@ SORTS = (
 
 @dataclass(frozen=True)
 class OfferFilters:
-    """What the reader wants to see. `fields` is as they typed it, `error` what is wrong with it."""
+    """Filters and order from the address. `fields` is the text as typed, `error` why it is invalid."""
 
     fields: dict[str, str]
     wanted: Filter
@@ -64,7 +64,7 @@ class OfferFilters:
 
     @classmethod
     def of(cls, query: QueryDict) -> OfferFilters:
-        """From the address. What can't be read filters nothing, and is told."""
+        """Parse the address. Invalid filters are ignored and reported in `error`."""
         fields = {name: query.get(name, "").strip() for name in FIELDS}
         usable, error = fields["usable"] == "yes", ""
         try:
@@ -101,7 +101,7 @@ def _filter(fields: dict[str, str]) -> Filter:
     """Name, memory and count of GPUs stand in fields of their own here; one line of the run file's is also taken."""
     parts = [fields["gpu"], _at_least(fields["memory"], "GB"), _at_least(fields["count"])]
     if any(parts) and not fields["count"] and not _says_count(fields["gpu"]):
-        parts.append("1..")  # who looks around means machines with such GPUs, however many they have
+        parts.append("1..")  # without a count: any number of GPUs
     return filters.read(
         gpu=":".join(part for part in parts if part),
         backends=[fields["backend"]],
@@ -188,13 +188,13 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
 
 
 def _admins() -> list[str]:
-    """Who can set a cloud up: the deployment's admins, the first few of them."""
+    """The first three deployment admins, who can add a cloud."""
     found = User.objects.filter(is_staff=True, is_active=True).order_by("username")
     return list(found.values_list("username", flat=True)[:3])
 
 
 def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
-    """The cheapest that costs anything and is to be had."""
+    """The cheapest usable paid offer."""
     paid = [offer for offer in offers if offer.backend not in own and offer.availability in USABLE]
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
 
@@ -217,19 +217,19 @@ def _header(asked: OfferFilters, by: str) -> Header:
 @require_POST
 @project_page("member")
 def refresh(request: PageRequest) -> HttpResponse:
-    """Have all sources of all backends asked for anew, in the background."""
+    """Refresh all sources of all backends in the background."""
     sourced = sources.sourced_backends()
     now = timezone.now()
     begun = {backend.pk for backend in refreshing.refresh([backend for backend, _driver in sourced], now)}
     found = [(backend, driver) for backend, driver in sourced if backend.pk in begun]
     asked = sum(len(driver.wanted()) for _backend, driver in found)
-    text = ngettext("%d source is asked anew", "%d sources are asked anew", asked) % asked
+    text = ngettext("Refresh of %d source started", "Refresh of %d sources started", asked) % asked
     throttled = [
         age
         for age in freshness.of_backends(found, now)
         if age.error is not None and age.error.get("code") == "throttled"
     ]
     if throttled:
-        text += _("; %d are left alone, because their cloud is asked too often") % len(throttled)
+        text += _("; %d throttled, retried later") % len(throttled)
     query = request.POST.get("query", "")
     return done(request, text, reverse("web:offers", args=[request.project.name]) + (f"?{query}" if query else ""))

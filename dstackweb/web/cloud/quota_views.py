@@ -1,4 +1,4 @@
-"""The accounts' quotas by region: how much of each is used, when that was asked, and what is unknown."""
+"""The quotas page: limit and use by region and instance family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dstackweb.web.common.pages import PageRequest, polled, project_page
 
 POLL_S = 3
 NEAR = 0.8
-"""From this share on a quota is told to be nearly used up."""
+"""A quota is marked as nearly used up from this share on."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class QuotaUsage:
 
     @property
     def drawn(self) -> int:
-        """How much of the bar is filled: instances of before a quota was lowered may take more than it is."""
+        """Filled length of the bar: use may exceed a quota that was lowered."""
         return min(self.used, self.limit)
 
     @property
@@ -45,7 +45,7 @@ class QuotaUsage:
 
     @property
     def left(self) -> int:
-        """How much more may run."""
+        """vCPUs that are free."""
         return max(0, self.limit - self.used)
 
 

@@ -10,6 +10,6 @@ urlpatterns = [
     path("offers/refresh/", offer_views.refresh, name="offers-refresh"),
     path("offers/quotas/", quota_views.quotas_page, name="quotas"),
     path("offers/cache/", RedirectView.as_view(pattern_name="web:health")),
-    path("machines/", instance_views.machines_page, name="machines"),
+    path("machines/", instance_views.instances_page, name="machines"),
     path("machines/<uuid:machine>/stop/", instance_views.stop, name="machine-stop"),
 ]

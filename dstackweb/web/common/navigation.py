@@ -31,7 +31,7 @@ PAGES = (
     Page("gpus", "web:gpus", _("GPUs"), "gpu"),
     Page("utilization", "web:utilization", _("Utilization"), "gauge"),
     Page("offers", "web:offers", _("Offers"), "offers"),
-    Page("machines", "web:machines", _("Machines"), "machines"),
+    Page("machines", "web:machines", _("Cloud instances"), "machines"),
     Page("hosts", "web:hosts", _("Hosts"), "hosts"),
     Page("profiles", "web:profiles", _("Profiles"), "profiles"),
     Page("members", "members", _("Members"), "members"),

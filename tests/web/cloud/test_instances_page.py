@@ -69,7 +69,7 @@ def test_a_machine_tells_what_it_serves_and_what_it_has_cost(
     text = page(as_user(ann))
     assert re.search(r'data-cost="6\.\d+" data-rate="3\.0000"', text)
     assert ">train</a>" in text
-    assert "End now" not in text
+    assert "Terminate" not in text
     text = page(as_user(ann), "/p/main/runs/train/")
     assert re.search(r'Cost so far <b><span class="dw-cost" data-cost="3\.\d+" data-rate="3\.0000"', text)
     assert "now $3.00/h" in text
@@ -93,14 +93,14 @@ def test_an_idle_machine_is_ended_by_admins_alone(
 ) -> None:
     idle = machine(backend, project, idle_until=timezone.now() + dt.timedelta(minutes=5))
     manager = as_user(mia)
-    assert "End now" not in page(manager)
+    assert "Terminate" not in page(manager)
     assert manager.post(f"{URL}{idle.pk}/stop/").status_code == 403
-    assert "End now" in page(admin)
-    assert re.search(r"ends <time [^>]*data-when=\"?in", page(admin))
+    assert "Terminate" in page(admin)
+    assert re.search(r"terminates <time [^>]*data-when=\"?in", page(admin))
     assert admin.post(f"{URL}{idle.pk}/stop/").status_code == 302
     idle.refresh_from_db()
     assert (idle.status, idle.why, idle.idle_until) == (InstanceStatus.STOPPING, "stopped", None)
-    assert "g6.xlarge is told to end" in page(admin)
+    assert "Terminating g6.xlarge" in page(admin)
     assert admin.post(f"{URL}{idle.pk}/stop/").status_code == 409
 
 
@@ -126,7 +126,7 @@ def test_what_became_of_machines_is_told_for_a_day(backend: Backend, project: Pr
     assert "none in us-east-1a" in text
     assert "The cloud reclaimed it" in text
     assert "p4d.24xlarge" not in text
-    assert "The project has no machine of a cloud now" in text
+    assert "No cloud instances" in text
 
 
 def test_a_poll_is_answered_when_a_machine_changed(backend: Backend, project: Project, admin: Client) -> None:
@@ -134,12 +134,12 @@ def test_a_poll_is_answered_when_a_machine_changed(backend: Backend, project: Pr
     poll = {**HTMX, "HX-PTag": admin.get(URL)["HX-PTag"]}
     assert admin.get(URL, headers=poll).status_code == 204
     Instance.objects.filter(pk=found.pk).update(status=InstanceStatus.STOPPING)
-    assert "stopping" in admin.get(URL, headers=poll).content.decode()
+    assert "terminating" in admin.get(URL, headers=poll).content.decode()
 
 
 @pytest.mark.parametrize(
     ("hours", "percent", "told"),
-    [(1, 50, None), (9, 80, "Over 80 % of the project"), (11, 100, "No run starts on a paid backend"), (2, 80, None)],
+    [(1, 50, None), (9, 80, "used over 80 %"), (11, 100, "Runs on paid backends wait"), (2, 80, None)],
 )
 def test_a_budget_that_is_nearly_spent_is_told_on_every_page(
     backend: Backend,
@@ -176,8 +176,8 @@ def test_marks_of_the_budget_stand_where_the_money_is(backend: Backend, project:
             project=project, month=month, percent=percent, spent=Decimal(16), budget=Decimal(of), at=now
         )
     text = page(admin, "/p/main/machines/")
-    assert "50 % spent" in text
-    assert "80 % spent" not in text
+    assert "50 % used" in text
+    assert "80 % used" not in text
 
 
 def test_without_a_budget_no_page_asks_for_what_was_spent(
@@ -241,7 +241,7 @@ def test_tries_that_got_no_machine_are_counted_and_push_no_machine_out(
     machine(backend, project, **gone, why="idle", instance_type="g6.2xlarge")
     machine(backend, project, holder=None, price=Decimal("0.1"))
     text = page(as_user(ann))
-    assert "13 more tries got no machine" in text
+    assert "13 more launches failed" in text
     assert "g6.2xlarge" in text
     assert "g12" not in text
     assert "1 idle" in text

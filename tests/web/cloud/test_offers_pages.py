@@ -95,7 +95,7 @@ def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, cl
 def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, f"{URL}?gpu=L4&spot=true")
-    assert "of 3 in all" in text
+    assert "of 3 in total" in text
     assert "p5.48xlarge" not in text
     assert "0.8048" not in text
     assert 'value="L4"' in text
@@ -107,7 +107,7 @@ def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Clien
 def test_what_matches_nothing_leads_back_to_all(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, f"{URL}?gpu=B200")
-    assert "3 offers are known, and none matches this." in text
+    assert "3 offers are available, but none matches." in text
     assert "Show all offers" in text
 
 
@@ -155,8 +155,8 @@ def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project
 
 def test_what_was_never_asked_is_being_asked_and_not_nothing(aws: Aws, client: Client) -> None:
     text = page(client)
-    assert "The clouds are being asked for the first time." in text
-    assert "Asking 4 sources…" in text
+    assert "Loading offers for the first time." in text
+    assert "Refreshing 4 sources…" in text
 
 
 def test_a_cloud_that_refuses_says_what_to_do_and_is_not_an_empty_list(aws: Aws, client: Client) -> None:
@@ -164,7 +164,7 @@ def test_a_cloud_that_refuses_says_what_to_do_and_is_not_an_empty_list(aws: Aws,
     aws.says = dict.fromkeys(aws.says, denied)
     aws.ask()
     text = page(client)
-    assert "Nothing is known of what the clouds offer." in text
+    assert "Cloud offers are unknown." in text
     assert text.count("the policy lacks ec2:DescribeInstanceTypes.") == 1 + 4  # said once, and at each source
 
 
@@ -175,10 +175,10 @@ def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(
     text = page(client)
     assert "Quota unknown: throttled." in text
     assert 'data-state="throttled"' in text
-    assert re.search(r'aws</b> <span class="stale">throttled</span>, again <time', text)
+    assert re.search(r'aws</b> <span class="stale">throttled</span>, retry <time', text)
     text = page(client, "/p/main/offers/quotas/")
-    assert "throttled, again" in text
-    assert "Unknown is not zero" in text
+    assert "throttled, retry" in text
+    assert "Offers in this region stay usable" in text
 
 
 def test_a_missing_public_url_is_told_once(aws: Aws, client: Client, settings: Any) -> None:
@@ -207,8 +207,8 @@ def test_members_refresh_by_hand_and_viewers_do_not(
     answer = client.post(f"{URL}refresh/", {"query": "gpu=L4"})
     assert (answer.status_code, answer["Location"]) == (302, f"{URL}?gpu=L4")
     text = page(client)
-    assert "4 sources are asked anew" in text
-    assert "Asking 4 sources…" in text
+    assert "Refresh of 4 sources started" in text
+    assert "Refreshing 4 sources…" in text
     assert client.post(f"{URL}refresh/").status_code == 429
 
 
@@ -225,8 +225,8 @@ def test_quotas_tell_used_limit_and_what_has_none(aws: Aws, client: Client) -> N
 
 
 def test_without_a_cloud_the_pages_say_what_to_do(project: Project, client: Client) -> None:
-    assert "No cloud with quotas is set up." in page(client, "/p/main/offers/quotas/")
-    assert "There is no host and no cloud yet." in page(client)
+    assert "No cloud with quotas" in page(client, "/p/main/offers/quotas/")
+    assert "No hosts or clouds yet" in page(client)
     assert "Cloud API calls" not in page(client, "/p/main/health/")
 
 
@@ -326,8 +326,7 @@ def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> 
     (told,) = troubles(lines)
     assert (told.place, told.label, told.names, told.again_at) == ("aws", "throttled", ["prices", "quotas"], LATER)
     assert told.texts == [
-        "Asked too often, and left alone for a while: pricing:GetProducts (eu, us), servicequotas:ListServiceQuotas "
-        "(eu, us). Each is asked again by itself."
+        "Throttled: pricing:GetProducts (eu, us), servicequotas:ListServiceQuotas (eu, us). Retried automatically."
     ]
 
 
@@ -335,9 +334,9 @@ def test_without_a_cloud_an_admin_is_led_to_its_form_and_a_member_is_told_whom_t
     client: Client, as_user: SignIn, project: Project
 ) -> None:
     join(project, make_user("root", is_staff=True), "admin")
-    assert "Ask one of them: root." in page(client)
+    assert "Admins who can add a cloud: root." in page(client)
     make_host("box-1")
     text = page(client)
-    assert "no cloud is set up. Who can do that: root." in text
+    assert "No cloud is set up. Admins who can add one: root." in text
     assert "/admin/" not in text
     assert "/admin/backends/backend/add/" in page(as_user(User.objects.get(username="root")))
