@@ -141,7 +141,7 @@ def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(a
     config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: L4}\nspot_policy: auto\n"
     answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
     text = re.sub(r"\s+", " ", answer.content.decode())
-    assert "$0.8048 an hour" in text
+    assert "$0.8048/h" in text
     assert "64 of 64 vCPUs in use, 4 needed." in text
 
 
