@@ -265,17 +265,17 @@ MUTATIONS = [
         "api/test_runs_api.py runs web/test_moves.py",
     ),
     m(
-        "runs",
+        "accounts",
         "members change others' runs",
-        'if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):',
-        'if allows(role, "member"):',
+        'return allows(role, "manager") or (allows(role, "member") and owner_id == user.pk)',
+        'return allows(role, "member")',
         "runs/test_reorder.py runs/test_services.py",
     ),
     m(
-        "runs",
+        "accounts",
         "viewers change their runs",
-        'if allows(role, "manager") or (allows(role, "member") and run.user_id == user.pk):',
-        'if allows(role, "manager") or run.user_id == user.pk:',
+        'return allows(role, "manager") or (allows(role, "member") and owner_id == user.pk)',
+        'return allows(role, "manager") or owner_id == user.pk',
         "runs api/test_runs_api.py",
     ),
     m(
