@@ -29,7 +29,7 @@ def fill(page: Page, cloud: Cloud, secret: str) -> None:
     page.get_by_label("Name", exact=False).first.fill("aws")
     for region in ("us-east-1 N. Virginia", "eu-west-1 Ireland"):
         page.get_by_label(region).check()
-    page.get_by_label("An access key, kept here").check()
+    page.get_by_label("An access key, stored here").check()
     page.get_by_label("Access key ID:").fill(ACCESS_KEY)
     page.get_by_label("Secret access key:").fill(secret)
     page.locator("summary", has_text="Special cases").click()

@@ -7,11 +7,9 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.apps import apps
 from django.db import connection, transaction
 from django.utils import timezone
 from hypothesis import given
@@ -33,7 +31,7 @@ from dstackweb.runs.history_math import (
     percentile,
     span_starts,
 )
-from dstackweb.runs.models import Queue, QueueHour, Run, RunEvent
+from dstackweb.runs.models import Queue, QueueHour, Run
 from dstackweb.runs.recount import differences
 from tests.factories import make_host, make_run, place_all
 
@@ -259,25 +257,6 @@ def test_a_project_is_told_as_the_sum_of_its_queues(project: Project, member: Us
     whole, each = history.overview(project, WEEK)
     assert (whole.all[-1].placed, whole.all[-1].length, whole.all[-1].length_max) == (2, 2, 2)
     assert [(queue.name, told.all[-1].placed) for queue, told in each] == [("default", 1), ("night", 1)]
-
-
-def test_placements_of_before_are_counted_from_their_events(project: Project, member: User) -> None:
-    """The migration that fills the hours of a deployment that was there before them."""
-    make_host()
-    first, again = make_run(project, member, "first", priority=80), make_run(project, member, "again")
-    place_all()
-    now = timezone.now()
-    RunEvent.objects.filter(run=first, kind="submitted").update(at=now - dt.timedelta(minutes=20))
-    RunEvent.objects.filter(run=again, kind="submitted").update(at=now - dt.timedelta(days=2))
-    placed = RunEvent.objects.get(run=again, kind="provisioning")
-    RunEvent.objects.create(run=again, kind="requeued", at=now - dt.timedelta(minutes=2), data={"from": "pending"})
-    placed.delete()
-    RunEvent.objects.create(run=again, kind="provisioning", at=now, data={"from": "submitted"})
-    QueueHour.objects.all().delete()
-    migration = import_module("dstackweb.runs.migrations.0005_history_of_earlier_placements")
-    migration.count_earlier_placements(apps, None)
-    assert {(kept.band, kept.waited_5m, kept.waited_1h) for kept in QueueHour.objects.all()} == {(2, 1, 0), (3, 0, 1)}
-    assert list(differences()) == []
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import re
 from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from django.apps import apps
 from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.progress import counters
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import attempts, prefix_counters, recurrence, services
@@ -186,22 +183,6 @@ def test_a_pass_takes_the_counters_of_queues_that_only_wait_before_what_the_queu
     with CaptureQueriesContext(connection) as asked:
         assert place_all() == 1
     assert first_locks(asked) == [*lines, "progress", "hosts"]
-
-
-def test_a_migration_counts_the_runs_that_exist(project: Project, member: User) -> None:
-    make_host(cpus=2)
-    runs = [make_run(project, member, f"train-{index}") for index in range(3)]
-    make_run(make_project(), make_user(is_superuser=True), "other", role="admin")
-    place_all()
-    attempts.end_job(start(placed_job(runs[0])).pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    services.stop(runs[2], member, "member")
-    before = shown(project, "train")
-    Scope.objects.all().delete()
-    assert list(differences())
-    importlib.import_module("dstackweb.runs.migrations.0011_runs_by_prefix").count_runs(apps, None)
-    assert shown(project, "train") == before
-    counters.ensure_scope(project.pk)
-    move_run(Run.objects.get(pk=runs[1].pk), RunStatus.TERMINATED, now=timezone.now())
 
 
 def test_what_was_counted_wrongly_is_named(project: Project, member: User) -> None:
