@@ -25,6 +25,7 @@ def copy_to(name: str) -> str:
     """
     template = _template()
     if "DATABASE_URL" not in os.environ:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(template, name)
         Path(name).chmod(0o600)
         return name

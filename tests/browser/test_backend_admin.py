@@ -51,7 +51,7 @@ def test_a_newcomer_sets_aws_up(
 
     fill(page, cloud, "wrong")
     page.get_by_role("button", name="Test connection").click()
-    expect(page.get_by_text("AWS refuses the credentials")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("AWS rejected the credentials")).to_be_visible(timeout=30_000)
     assert not Backend.objects.exists()
 
     cloud.deny("ec2", "RunInstances")

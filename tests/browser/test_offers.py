@@ -52,7 +52,7 @@ def test_every_page_about_clouds_is_accessible_and_fits_a_phone(
     live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints
 ) -> None:
     cloud()
-    check_pages(page, [live_server.url + PAGES[name] for name in ("offers", "quotas", "cache", "machines")])
+    check_pages(page, [live_server.url + PAGES[name] for name in ("offers", "quotas", "machines")])
     assert complaints == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_later_run_is_let_in_only_if_it_ends_before_the_start(project: Project
     assert data["starts_at"] == Reservation.objects.get().starts_at.isoformat()
     told = waiting.reason(code, data).text
     assert "reserved for big" in told
-    assert "with max_duration: 28m this run could start first" in told or "of 29m" in told
+    assert re.search(r"with max_duration: 2[89]m this run could start first", told)
     short = small(project, member, max_duration="25m")
     assert place_all() == 1
     assert fresh(short).status == RunStatus.PROVISIONING
