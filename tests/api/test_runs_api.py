@@ -125,7 +125,7 @@ def test_a_name_taken_by_an_active_run_is_a_conflict(api: Api) -> None:
     api("POST", RUNS, {"config": HELLO})
     refused = api("POST", RUNS, {"config": HELLO})
     assert refused.status_code == 409
-    assert "choose another name" in refused.json()["detail"]
+    assert "Choose another name" in refused.json()["detail"]
 
 
 def test_an_idempotency_key_makes_a_retry_safe(api: Api) -> None:

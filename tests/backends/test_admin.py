@@ -44,7 +44,7 @@ def test_labels_must_be_texts_by_name(admin: Client, labels: str) -> None:
     answer = admin.post(
         reverse("admin:backends_host_change", args=[host.pk]), {"labels": labels, "setup": ""} | NO_GPUS
     )
-    assert "An object of texts is expected" in answer.content.decode()
+    assert "Use an object of strings" in answer.content.decode()
 
 
 NO_GPUS = {"gpus-TOTAL_FORMS": "0", "gpus-INITIAL_FORMS": "0"}

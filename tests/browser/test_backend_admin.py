@@ -60,7 +60,7 @@ def test_a_newcomer_sets_aws_up(
     page.get_by_role("button", name="Test connection").click()
     expect(page.get_by_text(f"{live_server.url} answers.")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
-    expect(page.get_by_role("heading", name="What the policy lacks")).to_be_visible()
+    expect(page.get_by_text("Missing permissions")).to_be_visible()
     page.get_by_role("button", name="Save", exact=True).click()
     page.wait_for_url("**/admin/backends/backend/")
     assert Backend.objects.get().config["regions"] == ["us-east-1", "eu-west-1"]

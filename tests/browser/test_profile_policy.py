@@ -35,7 +35,7 @@ def test_a_changed_policy_is_given_to_the_runs_that_are_chosen(
     page.goto(f"{live_server.url}/admin/profiles/profile/{profile.pk}/change/")
     page.get_by_label("Settings").fill("utilization_policy: {min_gpu_utilization: 50, time_window: 30m}")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("2 active runs have their policy from this profile")).to_be_visible()
+    expect(page.get_by_text("2 active runs have a previous policy of this profile")).to_be_visible()
     folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     for size, (width, height) in SIZES.items():
         page.set_viewport_size({"width": width, "height": height})
@@ -45,9 +45,9 @@ def test_a_changed_policy_is_given_to_the_runs_that_are_chosen(
     assert [fault for fault in accessibility_faults(page) if fault["rule"] != "link-in-text-block"] == []
     complaints.clear()  # axe's own styles
     page.get_by_label("vision/train-bert").uncheck()
-    page.get_by_role("button", name="Apply to the chosen runs").click()
-    expect(page.get_by_text("1 run has the new policy now.")).to_be_visible()
-    expect(page.get_by_text("1 active run has its policy from this profile")).to_be_visible()
+    page.get_by_role("button", name="Apply to selected runs").click()
+    expect(page.get_by_text("Policy applied to 1 run.")).to_be_visible()
+    expect(page.get_by_text("1 active run has a previous policy of this profile")).to_be_visible()
     minimum = {
         run.pk: run.spec["utilization_policy"]["min_gpu_utilization"] for run in Run.objects.filter(project=project)
     }

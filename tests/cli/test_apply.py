@@ -180,7 +180,7 @@ def test_a_name_that_an_active_run_has_is_refused_in_words(cli: Cli) -> None:
     cli.ok("apply", "-f", "run.yaml", "-d")
     refused = cli("apply", "-f", "run.yaml", "-d")
     assert refused.exit_code == 1
-    assert "Nothing was submitted: choose another name" in refused.stderr
+    assert "Nothing was submitted. Choose another name" in refused.stderr
     assert Run.objects.count() == 1
 
 

@@ -75,7 +75,7 @@ def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[
     told = cli("move", "c", "--before", "b")
     assert "c: position 5 → 3; ada's a 3 → 5" in told.stdout
     assert "your nearest position" in told.stderr
-    for refused, why in ((("b", "--top"), "belongs to bob"), (("a", "--before", "d"), "only a manager")):
+    for refused, why in ((("b", "--top"), "belongs to bob"), (("a", "--before", "d"), "only managers can move")):
         answer = cli("move", *refused)
         assert (answer.exit_code, why in answer.stderr) == (1, True)
 

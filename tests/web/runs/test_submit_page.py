@@ -117,7 +117,7 @@ def test_a_name_that_is_taken_is_told(project: Project, ann: User, as_user: Sign
     make_run(project, ann, "hello")
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
     assert answer.status_code == 422
-    assert "choose another name" in answer.content.decode()
+    assert "Choose another name" in answer.content.decode()
 
 
 def test_an_attached_archive_goes_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
