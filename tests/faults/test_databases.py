@@ -97,7 +97,7 @@ def test_a_postgresql_that_dies_in_a_move_is_told_and_the_move_is_made_whole_or_
     team.postgres.start()
     for answer in (*answers, away):
         assert answer.status_code == 503
-        assert "database does not answer" in answer.json()["detail"]
+        assert "database is not responding" in answer.json()["detail"]
         assert answer.headers["Retry-After"] == "5"
     assert eventually(team.order, deadline=60) == before
     assert team.count("runs_move") == moves

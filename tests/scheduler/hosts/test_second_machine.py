@@ -124,7 +124,7 @@ def test_a_machine_across_a_network_joins_works_is_cut_off_comes_back_and_leaves
     where = ["host", "join", server.url, "--token", token, "--home", str(machine.home), "--name", "far"]
     if machine.network and machine.network.is_real:
         refused = machine.call(*where)
-        assert (refused.returncode, "is not encrypted; nothing was sent" in refused.stderr) == (2, True)
+        assert (refused.returncode, "is not encrypted. Nothing was sent" in refused.stderr) == (2, True)
     machine.start(*where, "--insecure", "--label", "disk=nvme")
     comes_online(server, machine)
     joined = host(server)
