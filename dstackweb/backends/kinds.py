@@ -149,8 +149,7 @@ class Kind:
         """The config to store, and its secrets, encrypted; `stored` are those so far. Raises Invalid."""
         names = self.secret_names()
         kept = self.secrets_of(stored)
-        secrets = {name: str(config.get(name) or kept.get(name, "")) for name in names}
-        secrets = {name: value for name, value in secrets.items() if value}
+        secrets = {name: value for name in names if (value := config.get(name) or kept.get(name))}
         self.read({**config, **secrets})
         plain = {name: value for name, value in config.items() if name not in names}
         return plain, encrypt(json.dumps(secrets)) if secrets else ""

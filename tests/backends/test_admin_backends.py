@@ -61,6 +61,16 @@ def errors(answer: Any) -> dict[str, str]:
     return {name: " ".join(told) for name, told in answer.context["adminform"].form.errors.items()}
 
 
+def test_a_secret_of_another_server_key_is_an_error_at_its_field(admin: Client, aws: Backend) -> None:
+    Backend.objects.update(secret="stored under another key")
+    kept = {**WITH_KEY, "secret_access_key": ""}
+    saved = admin.post(change(aws), kept)
+    assert "encrypted with another secret key" in errors(saved)["secret_access_key"]
+    tested = admin.post(reverse("admin:backends_backend_test", args=[aws.pk]), kept)
+    assert tested.status_code == 422
+    assert "encrypted with another secret key" in tested.content.decode()
+
+
 def test_regions_alone_make_a_backend(admin: Client) -> None:
     answer = admin.post(reverse(ADD), FORM, follow=True)
     assert "backends: [aws]" in answer.content.decode()

@@ -18,6 +18,8 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt
 from dstackweb.web.ops import health
+from tests.api.conftest import Api
+from tests.factories import make_user
 
 PACKAGE = Path(__file__).parent / "example_kind"
 CONFIG = {"sites": ["berlin", "oslo"], "api_key": "hush-hush"}
@@ -51,8 +53,11 @@ def test_its_offers_are_listed_with_its_own_words(rental: None, admin_client: Cl
 
 @pytest.mark.django_db
 def test_the_api_sets_it_up_and_never_shows_its_secret(rental: None, admin_client: Client) -> None:
-    backend, is_new = services.put("rented", "rental", CONFIG)
-    assert is_new
+    root = Api(make_user("root", is_superuser=True))
+    made = root("PUT", "backends/rented", {"type": "rental", "config": CONFIG})
+    assert (made.status_code, made.json()["has_secret"]) == (201, True)
+    assert "hush" not in made.content.decode()
+    backend = Backend.objects.get(name="rented")
     assert backend.config == {"sites": ["berlin", "oslo"]}
     assert json.loads(decrypt(backend.secret)) == {"api_key": "hush-hush"}
     again, _is_new = services.put("rented", "rental", {"sites": ["berlin"]})
@@ -60,6 +65,10 @@ def test_the_api_sets_it_up_and_never_shows_its_secret(rental: None, admin_clien
     with pytest.raises(Invalid) as refused:
         services.put("other", "rental", {"sites": []})
     assert {error["loc"][1] for error in refused.value.errors} == {"sites", "api_key"}
+    odd = root("PUT", "backends/other", {"type": "rental", "config": {"sites": ["berlin"], "api_key": [1]}})
+    assert odd.status_code == 422
+    assert "api_key" in odd.content.decode()
+    assert not Backend.objects.filter(name="other").exists()
 
 
 @pytest.mark.django_db

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend
-from dstackweb.lib.errors import FieldError, Invalid
+from dstackweb.lib.errors import DomainError, FieldError, Invalid
 
 PLAIN_TEXT = {"autocomplete": "off", "spellcheck": "false", "class": "vTextField"}
 OF_EVERY_KIND = ("name", "enabled")
@@ -82,6 +82,8 @@ class BackendForm(forms.ModelForm[Backend]):
         except Invalid as error:
             for one in error.errors:
                 self.add_error(self.field_at(one["loc"]), self.error_text(one))
+        except DomainError as error:  # the stored secret can't be decrypted
+            self.add_error(next(iter(self.secret_fields()), None), error.detail)
         return cleaned
 
     def check(self, cleaned: Mapping[str, Any]) -> None:
