@@ -273,7 +273,7 @@ class Instance(models.Model):
     status = models.CharField(max_length=12, choices=InstanceStatus.choices, default=InstanceStatus.REQUESTED)
     cloud_id = models.CharField(max_length=120, blank=True, help_text="The cloud's own name for it")
     address = models.CharField(max_length=255, blank=True, help_text="Where its other nodes reach it")
-    why = models.CharField(max_length=60, blank=True, help_text="The code of why it ends, or was not to be had")
+    why = models.CharField(max_length=60, blank=True, help_text="Code of why it ends or could not start")
     error = models.TextField(blank=True, help_text="What the cloud said to that")
     error_detail: models.JSONField[Any, Any] = models.JSONField(
         default=dict, blank=True, help_text="Code and data of why the cloud could not be called for it, so far"

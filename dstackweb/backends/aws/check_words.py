@@ -47,7 +47,7 @@ _LIMITED: Mapping[str, Mapping[str, Any]] = {
         "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
     },
 }
-"""Whoever may pass or make any role can do what that role can: these are for one only."""
+"""Passing or creating any role grants that role's rights, so each is limited to one."""
 
 
 def policy_document(actions: Collection[str]) -> str:

@@ -137,7 +137,7 @@ class Migration(migrations.Migration):
                 ('status', models.CharField(choices=[('requested', 'requested'), ('starting', 'starting'), ('running', 'running'), ('stopping', 'stopping'), ('gone', 'gone')], default='requested', max_length=12)),
                 ('cloud_id', models.CharField(blank=True, help_text="The cloud's own name for it", max_length=120)),
                 ('address', models.CharField(blank=True, help_text='Where its other nodes reach it', max_length=255)),
-                ('why', models.CharField(blank=True, help_text='The code of why it ends, or was not to be had', max_length=60)),
+                ('why', models.CharField(blank=True, help_text='Code of why it ends or could not start', max_length=60)),
                 ('error', models.TextField(blank=True, help_text='What the cloud said to that')),
                 ('error_detail', models.JSONField(blank=True, default=dict, help_text='Code and data of why the cloud could not be called for it, so far')),
                 ('gpus', models.JSONField(default=list, help_text='NVML UUIDs, as its agent sees them')),
