@@ -52,7 +52,7 @@ def test_a_changed_policy_is_given_to_the_runs_that_are_chosen(
         run.pk: run.spec["utilization_policy"]["min_gpu_utilization"] for run in Run.objects.filter(project=project)
     }
     assert minimum == {first.pk: 50, second.pk: 20}
-    page.get_by_role("link", name="Leave them as they are").click()
+    page.get_by_role("link", name="Cancel").click()
     page.get_by_role("link", name="nightly").click()
     page.get_by_role("link", name="Apply policy to active runs").click()
     expect(page.get_by_label("vision/train-bert")).to_be_checked()
