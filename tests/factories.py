@@ -9,7 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.progress.models import Scope

@@ -16,7 +16,7 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
 from dstackweb.api.app import caller
 from dstackweb.api.schemas import ErrorOut
-from dstackweb.backends.hosts import admin_actions, joining
+from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSeries, HostSampling
@@ -247,11 +247,11 @@ def hello(request: HttpRequest) -> dict[str, str]:
 def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
     """For deployment admins. `draining: false` also cancels a removal."""
     who = _admin(request)
-    host = admin_actions.find(name)
+    host = inventory.find(name)
     if body.labels is not None:
-        admin_actions.set_labels(host, who, body.labels)
+        inventory.set_labels(host, who, body.labels)
     if body.draining is not None:
-        admin_actions.set_draining(host, who, body.draining)
+        inventory.set_draining(host, who, body.draining)
     return _one(name, who)
 
 
@@ -259,7 +259,7 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
 def leave(request: HttpRequest, name: Path[str]) -> HostOut:
     """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
     who = _admin(request)
-    admin_actions.leave(admin_actions.find(name), who)
+    inventory.leave(inventory.find(name), who)
     return _one(name, who)
 
 

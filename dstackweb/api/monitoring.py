@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import HostSampling, PolicyStop

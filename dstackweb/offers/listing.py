@@ -11,7 +11,7 @@ from typing import Any
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer, Sourced, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, freshness, sources
 from dstackweb.offers.filters import Filter

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run, RunEvent
 from tests.api.conftest import Api

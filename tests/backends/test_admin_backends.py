@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from dstackweb.backends.aws import check, config
 from dstackweb.backends.aws.check import Finding, FindingState
-from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.devtools.aws import Cloud
 from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY

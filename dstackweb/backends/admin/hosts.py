@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dstackweb.accounts.models import User
-from dstackweb.backends.hosts import admin_actions
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts import inventory
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.spec.labels import check_labels
 
@@ -100,18 +100,18 @@ class HostAdmin(admin.ModelAdmin[Host]):
         obj.draining = before.draining
         obj.save(update_fields=["labels", "setup"])
         if obj.labels != before.labels:
-            admin_actions.record_labels(obj, by, before.labels, obj.labels)
+            inventory.record_labels(obj, by, before.labels, obj.labels)
         if draining != before.draining:
-            admin_actions.set_draining(obj, by, draining)
+            inventory.set_draining(obj, by, draining)
 
     @admin.action(description="Drain: running jobs continue, no new jobs start", permissions=["change"])
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        done = sum(admin_actions.set_draining(host, _person(request), True) for host in hosts)
+        done = sum(inventory.set_draining(host, _person(request), True) for host in hosts)
         self.message_user(request, f"Draining {done} hosts.")
 
     @admin.action(description="Stop draining: accept new jobs", permissions=["change"])
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        done = sum(admin_actions.set_draining(host, _person(request), False) for host in hosts)
+        done = sum(inventory.set_draining(host, _person(request), False) for host in hosts)
         self.message_user(request, f"{done} hosts accept jobs again.")
 
     def has_add_permission(self, request: HttpRequest) -> bool:

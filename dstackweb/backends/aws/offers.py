@@ -16,7 +16,7 @@ from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
-from dstackweb.backends.whole import meets
+from dstackweb.backends.matching import meets
 from dstackweb.spec.requirements import Requirements
 
 Verdict = tuple[Availability, dict[str, Any]]

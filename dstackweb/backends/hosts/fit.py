@@ -1,6 +1,6 @@
 """Whether and how a job fits on a host: pure decisions on plain data (docs/design.md, rule 3).
 
-A job takes the least of each range it asks for, so that the most runs fit.
+A job gets the minimum of each range it requires, so that the most runs fit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
-from dstackweb.backends.hosts.gpu_match import gpu_matches, is_part
+from dstackweb.backends.matching import gpu_matches, is_part
 from dstackweb.spec.requirements import Requirements
 
 
 @dataclass(frozen=True)
 class GpuView:
-    """A GPU that is present. `held`: a job has it. `stranger`: {"pid", "user"} of a process of no run that uses it."""
+    """A present GPU. `held`: by a job. `stranger`: {"pid", "user"} of a process on it that belongs to no run."""
 
     uuid: str
     index: int
@@ -35,7 +35,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class HostView:
-    """A host as decisions see it. Free amounts are what no job holds, never below zero."""
+    """A host as decisions see it. Free amounts are never below zero."""
 
     id: int
     name: str
@@ -49,13 +49,9 @@ class HostView:
     gpus: tuple[GpuView, ...] = ()
     labels: Mapping[str, Any] = field(default_factory=dict)
 
-    def emptied(self) -> HostView:
-        """The same host at its best: online, open, nothing held, no stranger, no reason to refuse jobs."""
-        return self._emptied
-
     @cached_property
-    def _emptied(self) -> HostView:
-        # Asked for each shape that has no place: once for each host is enough.
+    def emptied(self) -> HostView:
+        """The same host at its best: online, not draining, all resources free, and isolated."""
         gpus = tuple(replace(gpu, held=False, stranger=None) for gpu in self.gpus)
         return replace(
             self, online=True, draining=False, isolation="user",
@@ -65,7 +61,7 @@ class HostView:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a job takes of a host, and what stays free there for others."""
+    """The resources that a job gets on a host, and what stays free there."""
 
     host_id: int
     host_name: str
@@ -78,16 +74,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a job doesn't fit on a host now: a code and its numbers."""
+    """Why a job doesn't fit on a host now: a code with its numbers."""
 
     code: PlaceCode
     data: dict[str, Any] = field(default_factory=dict)
 
 
 def fit(host: HostView, needs: Requirements) -> Fit | Miss:
-    """What a job with these needs would take of the host now, or why it can't."""
+    """The resources that a job with these needs would get on the host now, or why it doesn't fit."""
     if not could_ever_fit(host, needs):
-        return Miss(PlaceCode.TOO_SMALL, _numbers(host.emptied(), needs))
+        return Miss(PlaceCode.TOO_SMALL, _numbers(host.emptied, needs))
     if host.isolation == "none":
         return Miss(PlaceCode.NO_ISOLATION)
     if not host.online:
@@ -109,7 +105,7 @@ def fit(host: HostView, needs: Requirements) -> Fit | Miss:
 
 
 def could_ever_fit(host: HostView, needs: Requirements) -> bool:
-    """Whether the host would do with nothing else on it, were it online and open."""
+    """Whether the host, online and empty, would be large enough."""
     return (
         host.cpus >= needs.cpu_min
         and host.memory_mib >= needs.memory_min_mib
@@ -118,7 +114,7 @@ def could_ever_fit(host: HostView, needs: Requirements) -> bool:
 
 
 def taken(host: HostView, fit: Fit) -> HostView:
-    """The host once a job has what `fit` takes of it."""
+    """The host after a job got `fit`."""
     gpus = tuple(replace(gpu, held=True) if gpu.uuid in fit.gpu_uuids else gpu for gpu in host.gpus)
     return replace(
         host,
@@ -129,11 +125,10 @@ def taken(host: HostView, fit: Fit) -> HostView:
 
 
 def shortfall(hosts: Sequence[HostView], needs: Requirements) -> dict[str, Any]:
-    """The numbers of the host that comes closest to what one job needs; empty without hosts.
+    """The numbers of the host that comes closest to one job's needs; empty without hosts.
 
-    `host` is its name, `short` lists what it lacks: "gpus", "cpus", "memory_mib". For each of these: what is needed
-    under its name, `<it>_free`, `<it>_total`; for GPUs (matching ones) also `gpus_held` and `gpus_outside`, used by
-    strangers.
+    `host` is its name, `short` lists what it lacks: "gpus", "cpus", "memory_mib". For each of these: the need under its
+    name, `<name>_free`, `<name>_total`; for matching GPUs also `gpus_held` and `gpus_outside`, used by strangers.
     """
     if not hosts:
         return {}
@@ -144,9 +139,9 @@ def shortfall(hosts: Sequence[HostView], needs: Requirements) -> dict[str, Any]:
 def host_offers(
     hosts: Sequence[HostView], needs: Requirements, *, backend: str = "hosts", image: str | None = None
 ) -> list[Offer]:
-    """Each host as an offer with what the machine has in all, those that can't take the job now included.
+    """Each host as an offer with its total resources, including those where the job doesn't fit now.
 
-    Idle ones first, the tightest before the roomy, then busy ones, then those that are not available, by name.
+    Idle hosts first, those with the least to spare before others, then busy ones, then unavailable ones, by name.
     `detail["code"]` is `idle`, `image_not_supported`, or a Miss's code.
     """
     order = [Availability.IDLE, Availability.BUSY, Availability.NOT_AVAILABLE]
@@ -192,28 +187,21 @@ def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: st
 
 
 def gpus_matching(host: HostView, needs: Requirements) -> list[GpuView]:
-    """The host's GPUs that are of the kind asked for, free or not; none where no GPU is needed.
+    """The host's GPUs of the required kind, free or not; none where no GPU is needed.
 
-    MIG devices are for jobs that want one GPU: no process can use two of them.
+    MIG devices are for jobs that need one GPU: no process can use two of them.
     """
     if needs.gpu_count_min == 0:
         return []
     return [
         gpu
         for gpu in host.gpus
-        if gpu_matches(
-            gpu.name,
-            gpu.memory_mib,
-            names=needs.gpu_names,
-            memory_min_mib=needs.gpu_memory_min_mib,
-            memory_max_mib=needs.gpu_memory_max_mib,
-        )
-        and (needs.gpu_count_min == 1 or not is_part(gpu.name))
+        if gpu_matches(gpu.name, gpu.memory_mib, needs) and (needs.gpu_count_min == 1 or not is_part(gpu.name))
     ]
 
 
 def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
-    """`count` of the GPUs: the smallest that do, all of one model where that is possible. None if there are too few."""
+    """`count` GPUs: the smallest ones, all of one model if possible. None if there are too few."""
     ordered = sorted(free, key=lambda gpu: (gpu.memory_mib, gpu.name, gpu.index))
     models: dict[tuple[int, str], list[GpuView]] = defaultdict(list)
     for gpu in ordered:
@@ -225,7 +213,7 @@ def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
 
 
 def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
-    """What the host lacks for the needs, and of just that what is needed, free and there in all."""
+    """The resources that the host lacks, and for each of them what is needed, free and there in total."""
     gpus = gpus_matching(host, needs)
     free = sum(gpu.free for gpu in gpus)
     short: list[str] = []
@@ -253,7 +241,7 @@ def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
 
 
 def _distance(host: HostView, needs: Requirements) -> tuple[int, int, int, int, int]:
-    """How far a host is from taking the job: first what it will never have, then what it lacks now."""
+    """How much the host lacks for the job: first in total, then now."""
     gpus = gpus_matching(host, needs)
     never = (
         max(0, needs.gpu_count_min - len(gpus)) + max(0, needs.cpu_min - host.cpus),

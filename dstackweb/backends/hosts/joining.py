@@ -21,7 +21,7 @@ from django.utils import timezone
 
 import dstackweb
 from dstackweb.accounts.models import User
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Host, HostInvite, check_host_name
 from dstackweb.lib.addresses import is_exposed, is_local, is_loopback
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound

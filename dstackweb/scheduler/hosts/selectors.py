@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import Count, Prefetch, prefetch_related_objects
 
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import hosts_with_holders

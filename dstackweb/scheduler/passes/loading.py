@@ -10,7 +10,7 @@ from itertools import chain
 from django.conf import settings
 from django.db.models import Count, Sum
 
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, PLACED

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from django.utils import timezone
 
-from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader

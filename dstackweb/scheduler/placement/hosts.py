@@ -159,4 +159,4 @@ def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Seq
 
 def _hold_all_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> bool:
     """Whether these hosts could hold all nodes if they were empty."""
-    return len(fit_nodes(spec, [host.emptied() for host in hosts])) == spec.nodes
+    return len(fit_nodes(spec, [host.emptied for host in hosts])) == spec.nodes

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
-from dstackweb.backends.whole import meets
+from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec

@@ -19,7 +19,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import figures, filters, freshness, listing, refreshing, sources

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries

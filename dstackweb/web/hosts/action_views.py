@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.backends.hosts import admin_actions, joining
+from dstackweb.backends.hosts import inventory, joining
 from dstackweb.lib.addresses import is_exposed
 from dstackweb.lib.errors import Forbidden
 from dstackweb.web.common.pages import PageRequest, done, project_page
@@ -39,8 +39,8 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
 
     Goes back to the list or, with `back=host`, to the host's page.
     """
-    found, on = admin_actions.find(host), request.POST.get("on") != "no"
-    admin_actions.set_draining(found, request.user, on)
+    found, on = inventory.find(host), request.POST.get("on") != "no"
+    inventory.set_draining(found, request.user, on)
     text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
     to = reverse("web:host", args=[request.project.name, found.name]) if request.POST.get("back") == "host" else None
     return _back(request, text % found.name, to)
@@ -51,8 +51,8 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
 @_admins_only
 def leave(request: PageRequest, host: str) -> HttpResponse:
     """Remove a host once no job uses it."""
-    found = admin_actions.find(host)
-    admin_actions.leave(found, request.user)
+    found = inventory.find(host)
+    inventory.leave(found, request.user)
     return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
 
 

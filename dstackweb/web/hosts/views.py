@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows, visible_projects
-from dstackweb.backends.hosts import admin_actions, joining
+from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.errors import NotFound
@@ -109,7 +109,7 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
         isolation=host_words.isolation(found.host.isolation),
         gpus=[HostGpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, host_words.told(event)) for event in found.events],
-        may_leave=admin_actions.may_leave(found.host),
+        may_leave=inventory.may_leave(found.host),
         kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
     )
 

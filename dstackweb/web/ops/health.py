@@ -21,7 +21,7 @@ from django_q.status import Stat
 import dstackweb
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.offers import freshness, sources, store

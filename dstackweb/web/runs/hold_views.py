@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds, selectors, services
 from dstackweb.runs.models import Job, Queue, Run

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors

@@ -13,7 +13,7 @@ from django.test import override_settings
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Backend, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
-from dstackweb.backends.hosts.registration import ensure_embedded_backend
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend as BackendRow
 from dstackweb.spec.launch import LaunchSpec
 from dstackweb.spec.requirements import Requirements

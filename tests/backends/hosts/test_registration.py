@@ -9,10 +9,9 @@ import pytest
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from dstackweb.backends.hosts.inventory import ensure_embedded_backend, heartbeat, host_views, is_online, register
 from dstackweb.backends.hosts.isolation import Arrangement
 from dstackweb.backends.hosts.probe import GpuProbe, Probe
-from dstackweb.backends.hosts.registration import ensure_embedded_backend, heartbeat, register
-from dstackweb.backends.hosts.views import host_views, is_online
 from dstackweb.backends.models import Backend, Gpu, Host, Isolation
 from tests import factories
 

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import admin_actions
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Host, HostEvent
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
@@ -41,7 +41,7 @@ def test_a_host_leaves_once_it_holds_nothing(project: Project, member: User, roo
     ensure_rows(host_jobs("box", host.cluster))
     run = make_run(project, member)
     place_all()
-    admin_actions.leave(host, root)
+    inventory.leave(host, root)
     host_watch.remove_left_hosts()
     assert Host.joined.filter(name="box", leaving=True, draining=True).exists()
     attempts.end_job(start(placed_job(run)).pk, "done_by_runner", exit_code=0)
@@ -54,7 +54,7 @@ def test_a_host_leaves_once_it_holds_nothing(project: Project, member: User, roo
 
 def test_nothing_is_placed_on_a_host_that_leaves_or_has_left(project: Project, member: User, root: User) -> None:
     host = make_host("box")
-    admin_actions.leave(host, root)
+    inventory.leave(host, root)
     run = make_run(project, member)
     assert place_all() == 0
     host_watch.remove_left_hosts()
@@ -64,8 +64,8 @@ def test_nothing_is_placed_on_a_host_that_leaves_or_has_left(project: Project, m
 
 def test_a_host_that_is_to_stay_after_all_stays(root: User) -> None:
     host = make_host("box")
-    admin_actions.leave(host, root)
-    admin_actions.set_draining(host, root, False)
+    inventory.leave(host, root)
+    inventory.set_draining(host, root, False)
     host_watch.remove_left_hosts()
     assert Host.joined.filter(draining=False, leaving=False).exists()
 
@@ -77,6 +77,6 @@ def test_a_silent_host_leaves_too_but_not_with_a_job_that_may_live(project: Proj
     start(placed_job(run))
     Host.objects.update(silent_s=9999, seen_at=timezone.now())
     for host in (busy, idle):
-        admin_actions.leave(host, root)
+        inventory.leave(host, root)
     host_watch.remove_left_hosts()
     assert list(Host.joined.values_list("name", flat=True)) == ["busy"]

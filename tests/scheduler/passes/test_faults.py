@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.views import host_views
+from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Host
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, Verdict

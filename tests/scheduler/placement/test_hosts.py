@@ -132,7 +132,7 @@ def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
 ) -> None:
     """Offline, drained and busy hosts count as they could be; without any host there is nothing to judge by."""
     outcome = place_on_hosts(spec, hosts)
-    at_best = some_way(spec, [host.emptied() for host in hosts if allowed(spec, host)])
+    at_best = some_way(spec, [host.emptied for host in hosts if allowed(spec, host)])
     says = isinstance(outcome, Wait) and outcome.reason == "impossible"
     assert says == (bool(hosts) and not at_best)
 
@@ -143,6 +143,6 @@ def test_waiting_for_capacity_is_said_only_where_the_hosts_that_are_there_could_
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
     outcome = place_on_hosts(spec, hosts)
-    present = [host.emptied() for host in hosts if allowed(spec, host) and ready(host)]
+    present = [host.emptied for host in hosts if allowed(spec, host) and ready(host)]
     if isinstance(outcome, Wait):
         assert (outcome.reason == "waiting_for_capacity") == some_way(spec, present)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from dstackweb.backends.hosts.views import is_online
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job, Run

@@ -21,9 +21,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
 from dstackweb.backends.hosts import local
+from dstackweb.backends.hosts.inventory import HasLeft, heartbeat, register
 from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
 from dstackweb.backends.hosts.probe import BackgroundProbe, Probe, boot_id, own_address, probe
-from dstackweb.backends.hosts.registration import HasLeft, heartbeat, register
 from dstackweb.backends.models import Host, check_host_name
 from dstackweb.lib.process import PARENT_VARIABLE
 from dstackweb.scheduler.hosts.preflight import NotReady, api_error, check, lock_home

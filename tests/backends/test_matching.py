@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.backends.hosts.gpu_match import gpu_matches, name_matches
+from dstackweb.backends.matching import gpu_matches, name_matches
+from dstackweb.spec.requirements import Requirements
 
 
 @pytest.mark.parametrize(
@@ -62,17 +63,19 @@ def test_part_of_a_card_is_not_the_card_nor_another_part(asked: str) -> None:
     ("nominal_gb", "shown_mib"), [(80, 81559), (40, 40960), (24, 22731), (24, 24564), (16, 15360), (141, 143771)]
 )
 def test_a_card_has_the_size_it_is_sold_with(nominal_gb: int, shown_mib: int) -> None:
-    nominal = nominal_gb * 1024
-    assert gpu_matches("x", shown_mib, names=(), memory_min_mib=nominal, memory_max_mib=nominal)
+    assert gpu_matches("x", shown_mib, of_size(nominal_gb))
 
 
 @pytest.mark.parametrize(("nominal_gb", "shown_mib"), [(12, 11264), (80, 49140), (40, 81559), (16, 24564)])
 def test_a_card_of_another_size_is_no_match(nominal_gb: int, shown_mib: int) -> None:
-    nominal = nominal_gb * 1024
-    assert not gpu_matches("x", shown_mib, names=(), memory_min_mib=nominal, memory_max_mib=nominal)
+    assert not gpu_matches("x", shown_mib, of_size(nominal_gb))
+
+
+def of_size(nominal_gb: int) -> Requirements:
+    return Requirements(gpu_memory_min_mib=nominal_gb * 1024, gpu_memory_max_mib=nominal_gb * 1024)
 
 
 def test_any_of_several_names_will_do() -> None:
-    limits = {"memory_min_mib": None, "memory_max_mib": None}
-    assert gpu_matches("NVIDIA H100 PCIe", 81559, names=("A100", "H100"), **limits)
-    assert not gpu_matches("NVIDIA L4", 23034, names=("A100", "H100"), **limits)
+    needs = Requirements(gpu_names=("A100", "H100"))
+    assert gpu_matches("NVIDIA H100 PCIe", 81559, needs)
+    assert not gpu_matches("NVIDIA L4", 23034, needs)
