@@ -42,7 +42,7 @@ def measure(number: int) -> None:
     from dstackweb.backends.contract import Availability, Offer, SourceKey, SourceReading
     from dstackweb.backends.models import Backend
     from dstackweb.offers import catalog, sources, store
-    from dstackweb.spec.requirements import Requirements
+    from dstackweb.spec.effective import Requirements
     from tests.backends.kinds import kind_with
 
     call_command("migrate", verbosity=0)

@@ -321,7 +321,7 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
-        "BACKEND": "dstackweb.lib.staticfiles.HashedStorage"
+        "BACKEND": "dstackweb.lib.pages.HashedStorage"
         if STATIC_ROOT
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },

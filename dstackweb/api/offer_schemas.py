@@ -13,7 +13,7 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.listing import RegionQuotas
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 
 

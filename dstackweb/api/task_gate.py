@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dstackweb.lib.errors import TooMany
-from dstackweb.lib.limiter import room
+from dstackweb.lib.models import room
 
 PER_RUN = 2
 """Concurrent requests of one run: one is counted while the next one is parsed."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from dstackweb.spec.launch import LaunchSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 
 class Availability(enum.StrEnum):
@@ -86,6 +85,27 @@ class PlaceCode(enum.StrEnum):
     NO_SUCH_BACKEND = "no_such_backend"
     NOT_SERVED = "not_served"
     FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One node of one attempt: all that a backend knows of a run.
+
+    The runner fetches the commands itself, with the token, from `api_url`. `run_uid` names the run's
+    directory, which attempts share; `gpu_uuids` are NVML's.
+    """
+
+    job_id: str
+    run_name: str
+    run_uid: str
+    attempt: int
+    node: int
+    nodes: int
+    cpus: int
+    memory_mib: int
+    api_url: str
+    token: str = field(repr=False)
+    gpu_uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

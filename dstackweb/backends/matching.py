@@ -7,7 +7,7 @@ import itertools
 import re
 from typing import Protocol
 
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 MEMORY_TOLERANCE = 0.92
 """A card sold with 24 GB reports as little as 22,731 MiB, because error correction and the driver keep some; the

@@ -14,7 +14,7 @@ import httpx
 from dstackweb.cli.config import Settings, tokens_page
 from dstackweb.cli.errors import OUTAGE, ApiError, ChangeInterrupted, CliError, TryLater, Unreachable, UsageError
 from dstackweb.cli.output import clean, note
-from dstackweb.lib.backoff import full_jitter
+from dstackweb.lib.network import full_jitter
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dstackweb.cli.errors import CliError, UsageError
-from dstackweb.lib.addresses import is_loopback
+from dstackweb.lib.network import is_loopback
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api

@@ -21,7 +21,7 @@ from dstackweb.cli import config
 from dstackweb.cli.client import Api, reason
 from dstackweb.cli.errors import CliError, UsageError
 from dstackweb.cli.output import warn
-from dstackweb.lib.addresses import is_exposed
+from dstackweb.lib.network import is_exposed
 
 ENV_FILE = "host.env"
 OWN_SETTINGS = ("DSTACKWEB_JOB_USER", "DSTACKWEB_SHARED_UID")

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from dstackweb.cli import apply, config, history, hold, hosts, logs, offers, progress, queue, runs, utilization
 from dstackweb.cli.errors import INTERRUPTED, ChangeInterrupted, CliError, UsageError
 from dstackweb.cli.output import Column, note, show_error, show_table, warn
-from dstackweb.lib.addresses import is_exposed
+from dstackweb.lib.network import is_exposed
 
 
 class _Commands(TyperGroup):

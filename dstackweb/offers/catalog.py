@@ -23,7 +23,7 @@ from dstackweb.backends.contract import Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, single_flight, sources, store
 from dstackweb.offers.models import Result, SourceRow
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 log = logging.getLogger(__name__)
 

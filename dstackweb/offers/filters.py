@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.lib.errors import FieldError, Invalid
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
 from dstackweb.spec.source import Source
 from dstackweb.spec.wording import field_errors

@@ -6,8 +6,8 @@ import datetime as dt
 from collections.abc import Iterable
 
 from dstackweb.backends.models import Backend
-from dstackweb.lib import limiter
 from dstackweb.lib.errors import TooMany
+from dstackweb.lib.models import Bucket, Busy
 from dstackweb.offers import sources
 
 EVERY_S = 10.0
@@ -23,8 +23,8 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
     waits: list[float] = []
     for backend in backends:
         try:
-            limiter.reserve(f"refresh:{backend.pk}", 1 / EVERY_S, 1, 0.0, round(now.timestamp() * 1e6))
-        except limiter.Busy as busy:
+            Bucket.reserve(f"refresh:{backend.pk}", 1 / EVERY_S, 1, 0.0, round(now.timestamp() * 1e6))
+        except Busy as busy:
             waits.append(busy.wait_s)
             continue
         sources.refresh_now(backend)

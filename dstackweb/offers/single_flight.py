@@ -19,7 +19,7 @@ from typing import TypeVar
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from dstackweb.lib import leases
+from dstackweb.lib.models import Lease
 from dstackweb.offers import store
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Lead:
 
     def holds(self) -> bool:
         """Whether it still does: first in the transaction that lands, which so keeps it to its end."""
-        return self.holder is None or leases.renew(self.name, self.holder, LEASE_S, timezone.now())
+        return self.holder is None or Lease.renew(self.name, self.holder, LEASE_S, timezone.now())
 
 
 def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
@@ -89,7 +89,7 @@ def _run_leased(
         return work(Lead(name, None)) if found is None else found
     holder = f"{os.getpid()}.{secrets.token_hex(8)}"
     while True:
-        if leases.take(name, holder, LEASE_S, timezone.now()):
+        if Lease.take(name, holder, LEASE_S, timezone.now()):
             with _renewed(name, holder):
                 found = landed()
                 return work(Lead(name, holder)) if found is None else found
@@ -123,14 +123,14 @@ def _renewed(name: str, holder: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        leases.release(name, holder)
+        Lease.release(name, holder)
 
 
 def _renew(name: str, holder: str, ended: threading.Event) -> None:
     try:
         while not ended.wait(LEASE_S / 3):
             try:
-                if not leases.renew(name, holder, LEASE_S, timezone.now()):
+                if not Lease.renew(name, holder, LEASE_S, timezone.now()):
                     return
             except DatabaseError as error:
                 log.warning("the lease of %s can't be renewed: %s", name, error)

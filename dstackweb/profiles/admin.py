@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import make_default
-from dstackweb.spec.profile_fields import ProfileFields
+from dstackweb.spec.run_fields import ProfileFields
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.source import read
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dstackweb.spec.effective import EffectiveSpec, Retry, Schedule, UtilizationPolicy
-from dstackweb.spec.profile_fields import ProfileFields, RetryFields, ScheduleFields, UtilizationFields
-from dstackweb.spec.requirements import Requirements
-from dstackweb.spec.run_fields import ResourcesFields
+from dstackweb.spec.effective import EffectiveSpec, Requirements, Retry, Schedule, UtilizationPolicy
+from dstackweb.spec.run_fields import ProfileFields, ResourcesFields, RetryFields, ScheduleFields, UtilizationFields
 from dstackweb.spec.run_file import RunFile
 
 

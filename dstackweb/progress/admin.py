@@ -6,7 +6,7 @@ import datetime as dt
 
 from django.contrib import admin
 
-from dstackweb.lib.admin import ReadOnly
+from dstackweb.lib.pages import ReadOnly
 from dstackweb.progress.models import Reporter, Scope
 
 

@@ -17,13 +17,24 @@ from typing import Any
 
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
 
-from dstackweb.lib.difference import Difference
 from dstackweb.progress.models import ReporterCount, Scope, Task, TaskGroup, TaskPrefix
 from dstackweb.progress.states import LIVE, SHOWN, STATE_OF, TaskState
 
 STATES = [state.value for state in TaskState]
 OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
 """Whether the reporter has ended since this report."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The counter `what` has the value `kept`; a recount gives `counted`. `manage.py recount --check` prints it."""
+
+    what: str
+    kept: float
+    counted: float
+
+    def __str__(self) -> str:
+        return f"{self.what}: kept {self.kept}, counted {self.counted}"
 
 
 def differences() -> Iterator[Difference]:

@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dstackweb.accounts.models import Role, User
-from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.pages import ReadOnly
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
 from dstackweb.runs.queue import queues

@@ -13,8 +13,8 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from dstackweb.lib.backoff import full_jitter
 from dstackweb.lib.errors import Conflict
+from dstackweb.lib.network import full_jitter
 from dstackweb.runs import allocations, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run

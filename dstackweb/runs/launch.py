@@ -13,7 +13,7 @@ from dstackweb.lib.secrets import decrypt
 from dstackweb.runs.models import Job
 from dstackweb.runs.tokens import tasks_token
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.secrets import fill_secrets, secret_names
+from dstackweb.spec.env import fill_secrets, secret_names
 
 MASKED_FROM = 4
 """Shorter values stand in any log by chance, and masking them would only show where."""

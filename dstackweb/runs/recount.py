@@ -12,9 +12,9 @@ from django.db.models.functions import TruncHour
 from django.utils import timezone
 
 from dstackweb.backends.models import Host
-from dstackweb.lib.difference import Difference
 from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
+from dstackweb.progress.recount import Difference
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import prefix_counters
 from dstackweb.runs.codes import RunEventKind

@@ -34,8 +34,8 @@ from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import count_new_run, lock_run, move_run, record, touch
+from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
-from dstackweb.spec.secrets import secret_names
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from dstackweb.lib.admin import ReadOnly
+from dstackweb.lib.pages import ReadOnly
 from dstackweb.scheduler.models import PassState, PeriodicJob, Watch
 
 

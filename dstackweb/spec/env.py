@@ -1,18 +1,25 @@
-"""The `env` key: a mapping, or a list in which a bare name is copied from the client's shell."""
+"""The `env` key: a mapping, or a list in which a bare name is copied from the client's shell.
+
+Its values may refer to secrets: `${{ secrets.NAME }}`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dstackweb.spec.secrets import bad_references
+from dstackweb.lib.errors import Invalid
 
 OURS = ("DSTACK_", "DSTACKWEB_")
 RESERVED = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Set by the runner for every job; the file must not override it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_REFERENCE = re.compile(r"\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
+_ANY = re.compile(r"\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
+_OF_SECRETS = re.compile(r"\$\{\{\s*secrets\.")
 
 
 class EnvError(ValueError):
@@ -63,3 +70,26 @@ def _check(key: str | int, name: str, value: str | None) -> str | None:
     for reference in bad_references(value or ""):
         raise EnvError(key, f"{reference} is not supported; only ${{{{ secrets.NAME }}}} is")
     return value
+
+
+def secret_names(env: Mapping[str, str]) -> set[str]:
+    """The project secrets that an environment refers to."""
+    return {name for value in env.values() for name in _REFERENCE.findall(value)}
+
+
+def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """The environment with all references replaced. Raises Invalid with the names of missing secrets."""
+    missing = sorted(secret_names(env) - set(secrets))
+    if missing:
+        raise Invalid.at("env", msg=f"the project has no secret {', '.join(missing)}")
+    return {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
+
+
+def bad_references(value: str) -> Iterator[str]:
+    """The `${{ … }}` in an `env` value that don't refer to a secret."""
+    return (found for found in _ANY.findall(value) if not _REFERENCE.fullmatch(found))
+
+
+def refers_to_secret(text: str) -> bool:
+    """Whether a text refers to a secret; only in `env` is it filled in."""
+    return bool(_OF_SECRETS.search(text))

@@ -11,10 +11,8 @@ from pydantic_core import PydanticUndefined
 
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.fields import Keys
-from dstackweb.spec.profile_fields import ProfileFields
-from dstackweb.spec.refused import REFUSED_KEYS, REFUSED_TYPES
-from dstackweb.spec.run_fields import RunFields
-from dstackweb.spec.wording import expected, keys_at
+from dstackweb.spec.run_fields import ProfileFields, RunFields
+from dstackweb.spec.wording import REFUSED_KEYS, REFUSED_TYPES, expected, keys_at
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "run-file.md"
 _BLOCK = re.compile(r"(<!-- made from the models: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,27 +1,174 @@
-"""The run file's own keys: what to run, and what it needs."""
+"""The keys of run files. Profiles may have those of `ProfileFields`: where a run may start, and for how long."""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from typing import Annotated, Any, Literal
 
+from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from dstackweb.spec.env import read_env
-from dstackweb.spec.fields import Cores, Keys, Memory, Text, key, read_text
-from dstackweb.spec.gpu import parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
-from dstackweb.spec.profile_fields import ProfileFields
-from dstackweb.spec.units import Range
+from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
+from dstackweb.spec.labels import MOST, check_name, check_value
+from dstackweb.spec.units import Range, parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
 
+RetryEvent = Literal["no-capacity", "interruption", "error"]
+RETRY_EVENTS: tuple[RetryEvent, ...] = ("no-capacity", "interruption", "error")
+MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
+_RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
+
+
+def check_cron(line: str) -> str:
+    """A cron expression of five fields that is due at some time. Raises ValueError with the reason."""
+    text = " ".join(line.split())
+    if _RANDOM.search(text.upper()):
+        raise ValueError(f"{line!r} has R or H, which stand for random times")
+    try:
+        if len(text.split(" ")) != 5:
+            raise ValueError(f"{line!r} has {len(text.split())} fields instead of minute, hour, day, month, weekday")
+        croniter(text, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).get_next()
+    except CroniterError as error:
+        raise ValueError(f"{line!r} is not a cron expression such as `0 2 * * *`: {error}") from None
+    return text
+
+
+class RetryFields(Keys):
+    """When a failed run is retried."""
+
+    on_events: Annotated[tuple[RetryEvent, ...], Field(min_length=1)] = key(
+        "a list of `no-capacity`, `interruption` and `error`",
+        "The failures after which the run is retried: `no-capacity` (the job could not be started), "
+        "`interruption` (its host or runner was lost), `error` (a command failed).",
+        default=RETRY_EVENTS,
+    )
+    duration: Seconds = key(
+        "a duration such as 4h or 7d",
+        "How long after its first failure the run is retried.",
+        default="1h",
+        validate_default=True,
+        ge=1,
+    )
+
+
+class UtilizationFields(Keys):
+    """The minimum GPU utilization of a run."""
+
+    min_gpu_utilization: Annotated[int, Field(strict=True, ge=0, le=100)] = key(
+        "a whole number of percent from 0 to 100", "A GPU below this value counts as idle."
+    )
+    time_window: Annotated[Seconds, Field(ge=MIN_TIME_WINDOW_S)] = key(
+        "a duration of at least 1m, such as 30m", "How long a GPU must stay below the minimum."
+    )
+    scope: Literal["any", "all"] = key(
+        "`any` or `all`", "Whether one idle GPU is enough, or all GPUs of a job must be idle.", default="any"
+    )
+    warmup: Annotated[Seconds, Field(ge=0)] = key(
+        "a duration such as 10m", "Time after the start of a job that is ignored.", default=0
+    )
+    action: Literal["terminate", "notify"] = key(
+        "`terminate` or `notify`", "Stop the run, or only send a warning.", default="terminate"
+    )
+
+
+Cron = Annotated[str, AfterValidator(check_cron)]
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class ScheduleFields(Keys):
+    """When a run is started automatically."""
+
+    cron: Annotated[tuple[Cron, ...], Field(min_length=1), BeforeValidator(_one_or_more)] = key(
+        "a cron expression such as `0 2 * * *`, or a list of them",
+        "When the run enters its queue: minute, hour, day, month, weekday, in UTC.",
+    )
+
+
+def _retry(value: Any) -> Any:
+    """`true` means every event, `false` none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+def _labels(value: Any) -> Any:
+    """One value or a list of them for each name."""
+    if not isinstance(value, dict):
+        return value
+    if not 0 < len(value) <= MOST:
+        raise ValueError(f"give 1 to {MOST} labels")
+    return {check_name(name): _label_values(accepted) for name, accepted in value.items()}
+
+
+def _label_values(accepted: Any) -> tuple[str, ...]:
+    found = accepted if isinstance(accepted, list | tuple) else [accepted]
+    if not found:
+        raise ValueError("a label needs a value, or a list of accepted values")
+    return tuple(dict.fromkeys(check_value(value) for value in found))
+
+
+class ProfileFields(Keys):
+    """A profile's settings. A key that is not set is None, and missing in `model_fields_set`."""
+
+    backends: Names | None = key(
+        "a list of backends such as [hosts]",
+        "Backends that the run may use. Default: all backends that are free of charge.",
+        default=None,
+    )
+    regions: Names | None = key("a list of regions such as [eu-west-1]", "Regions that the run may use.", default=None)
+    instance_types: Names | None = key(
+        "a list of instance types such as [p4d.24xlarge]", "Instance types that the run may use.", default=None
+    )
+    labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = key(
+        "a mapping such as {disk: nvme, region: [eu, us]}",
+        "Labels that a host must have, each with one of the values. The run then uses only hosts, no clouds.",
+        default=None,
+    )
+    spot_policy: Literal["spot", "on-demand", "auto"] | None = key(
+        "`spot`, `on-demand` or `auto`",
+        "Whether to use spot instances, which the cloud can take back at any time: always, never, or if cheaper.",
+        default=None,
+    )
+    max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = key(
+        "a number of dollars per hour such as 1.5", "Maximum price per hour of one node.", default=None
+    )
+    max_duration: SecondsOrOff = key(
+        "a duration such as 24h, or off", "A job is stopped after this time.", default=None
+    )
+    stop_duration: Annotated[Seconds, Field(ge=0, le=86_400)] | None = key(
+        "a duration of at most 24h, such as 30s",
+        "Time between SIGTERM and SIGKILL when a job is stopped.",
+        default=None,
+    )
+    retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = key(
+        "true, false, or a mapping with `on_events` and `duration`",
+        "Whether a failed run is retried. It keeps its position in the queue.",
+        default=None,
+    )
+    utilization_policy: UtilizationFields | None = key(
+        "a mapping with `min_gpu_utilization` and `time_window`",
+        "What happens to a run whose GPUs are idle.",
+        default=None,
+    )
+    schedule: ScheduleFields | None = key(
+        "a mapping with `cron`", "When the run enters its queue, instead of immediately.", default=None
+    )
+    idle_duration: SecondsOrOff = key(
+        "a duration such as 5m, or off",
+        "How long an idle cloud instance is kept for the next run.",
+        default=None,
+    )
 
 
 def _name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not _RUN_NAME.fullmatch(name):
         raise ValueError(f"{name[:70]!r} is not valid")
     if _UUID.fullmatch(name):
         raise ValueError("it looks like the id of a run")

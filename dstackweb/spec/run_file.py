@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from dstackweb.lib.errors import FieldError, Invalid
 from dstackweb.spec.env import EnvError, read_env
 from dstackweb.spec.fields import Keys
-from dstackweb.spec.profile_fields import ProfileFields
-from dstackweb.spec.run_fields import RunFields
+from dstackweb.spec.run_fields import ProfileFields, RunFields
 from dstackweb.spec.source import MAX_ERRORS, Source, read, unusable
 from dstackweb.spec.wording import at, field_errors, missing_values, secrets_elsewhere
 

@@ -1,5 +1,5 @@
-"""Ranges, sizes, durations and prices: parsing and writing the run file's notation (`2..8`, `8GB..`, `30m`), and the
-text that the web pages and the command line show for a value (`8 GB`, `30 min`).
+"""Ranges, sizes, durations, GPUs and prices: parsing and writing the run file's notation (`2..8`, `8GB..`, `30m`,
+`A100:2`), and the text that the web pages and the command line show for a value (`8 GB`, `30 min`).
 
 Sizes are whole MiB with 1GB = 1024MB, as dstack counts; durations are whole seconds. `format_…` writes what `parse_…`
 reads back; `…_text` is for people.
@@ -11,15 +11,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 MAX_COUNT = 100_000
 MAX_MEMORY_MIB = 1 << 30
 MAX_DURATION_S = 3650 * 86_400
 """Bounds beyond any real request: each parsed number fits a 32-bit column."""
 
+OTHER_VENDORS = {"amd": "AMD", "google": "Google", "tpu": "Google", "intel": "Intel", "tenstorrent": "Tenstorrent"}
+
 _MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|gb|tb)?", re.ASCII)
+_GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]*")
 _SPAN = re.compile(r"(\d{1,12})\s*([smhdw])\s*", re.ASCII)
 
 
@@ -109,6 +113,63 @@ def format_range(value: Range, show: Callable[[int], str] = str) -> str:
     low = "" if value.min is None else show(value.min)
     high = "" if value.max is None else show(value.max)
     return f"{low}..{high}"
+
+
+def parse_gpu(text: str) -> dict[str, Any]:
+    """The `name`, `memory` and `count` of dstack's `A100:40GB:2`, `A100,H100:40GB..:1..4`, `24GB` or `2`, in any order.
+
+    A part that starts with a letter is names, one with a unit is memory, any other is a count. The vendor `nvidia` is
+    ignored: only NVIDIA GPUs are supported. Raises ValueError with what was expected.
+    """
+    found: dict[str, Any] = {}
+    for part in (part.strip() for part in text.split(":")):
+        if part.lower() == "nvidia":
+            continue
+        if not part:
+            raise ValueError(f"{text!r} has an empty part")
+        key, value = _gpu_part(part)
+        if key in found:
+            raise ValueError(f"{text!r} has two values for {key}")
+        found[key] = value
+    return found
+
+
+def _gpu_part(part: str) -> tuple[str, Any]:
+    """The kind of a part, and its value."""
+    if part[0].isalpha():
+        return "name", parse_names(part.split(","))
+    if any(char.isalpha() for char in part):
+        return "memory", parse_gpu_memory(part)
+    return "count", parse_gpu_count(part)
+
+
+def parse_names(names: list[str]) -> list[str]:
+    """GPU names without spaces around them. Raises ValueError for an invalid name or an unsupported vendor."""
+    stripped = [name.strip() for name in names]
+    for name in stripped:
+        if not _GPU_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a GPU name such as A100")
+        if name.lower() in OTHER_VENDORS:
+            raise ValueError(f"{OTHER_VENDORS[name.lower()]} GPUs are not supported, only NVIDIA GPUs")
+    return list(dict.fromkeys(stripped))
+
+
+def parse_gpu_memory(text: str) -> Range:
+    """Memory of one GPU, in MiB."""
+    return positive(parse_range(text, parse_memory))
+
+
+def parse_gpu_count(text: str) -> Range:
+    """GPUs per node."""
+    return parse_range(text, parse_count)
+
+
+def format_gpu(names: tuple[str, ...], memory: Range, count: Range) -> str:
+    """The inverse of `parse_gpu`."""
+    parts = [",".join(names)] if names else []
+    if memory != Range(None, None):
+        parts.append(format_range(memory, format_memory))
+    return ":".join([*parts, format_range(count)])
 
 
 def duration_text(seconds: float) -> str:

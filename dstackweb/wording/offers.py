@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.runs.codes import Shortfall
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.wording.sentence import Label, as_text, known
 from dstackweb.wording.units import cpus, mebibytes
 from dstackweb.wording.waiting import tried

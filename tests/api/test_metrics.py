@@ -14,7 +14,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.models import Backend, Instance
-from dstackweb.lib import circuit, limiter
+from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.offers.cloud_stub import TYPES_US, Clock, Cloud
@@ -72,9 +72,9 @@ def test_how_near_each_api_is_to_its_limit_is_told_of_the_account_that_is_worst_
     now_us = round(clock.now.timestamp() * 1e6)
     for account, calls in (("1", 2), ("2", 5)):
         for _ in range(calls):
-            limiter.reserve(f"aws:{account}:eu:ec2.RunInstances", 1, 3, 30, now_us)
-    limiter.reserve("refresh:7", 1, 1, 0, now_us)
-    circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, {}, rnd=lambda: 1.0)
+            Bucket.reserve(f"aws:{account}:eu:ec2.RunInstances", 1, 3, 30, now_us)
+    Bucket.reserve("refresh:7", 1, 1, 0, now_us)
+    Circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, {}, rnd=lambda: 1.0)
     told = {name.split("{")[0]: value for name, value in scrape().items() if name.startswith("dstackweb_api_")}
     assert told == {
         "dstackweb_api_calls_left": -2, "dstackweb_api_calls_at_once": 3, "dstackweb_api_left_alone_seconds": 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.backends.matching import gpu_matches, name_matches
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.lib.backoff import full_jitter
+from dstackweb.lib.network import full_jitter
 
 
 @given(st.integers(0, 10**6), st.floats(0.01, 10), st.floats(0.01, 600), st.floats(0, 1, exclude_max=True))

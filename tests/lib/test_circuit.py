@@ -5,9 +5,7 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from dstackweb.lib import circuit
-from dstackweb.lib.circuit import Open
-from dstackweb.lib.models import Circuit
+from dstackweb.lib.models import PROBE_S, Circuit, Open
 
 NOW = timezone.now()
 S = dt.timedelta(seconds=1)
@@ -16,11 +14,11 @@ pytestmark = pytest.mark.django_db
 
 
 def throttle(now: dt.datetime, rnd: float = 0.999) -> dt.datetime:
-    return circuit.throttled("quotas", now, {"code": "TooManyRequestsException"}, lambda: rnd)
+    return Circuit.throttled("quotas", now, {"code": "TooManyRequestsException"}, lambda: rnd)
 
 
 def test_what_was_never_throttled_is_asked_freely_and_leaves_no_row() -> None:
-    assert circuit.enter("quotas", NOW) is False
+    assert Circuit.enter("quotas", NOW) is False
     assert not Circuit.objects.exists()
 
 
@@ -28,13 +26,13 @@ def test_a_throttle_opens_it_for_a_while_and_then_one_tries() -> None:
     until = throttle(NOW)
     assert NOW + 1.9 * S < until <= NOW + 2 * S
     with pytest.raises(Open) as opened:
-        circuit.enter("quotas", NOW + S)
+        Circuit.enter("quotas", NOW + S)
     assert opened.value.until == until
-    assert circuit.enter("quotas", until) is True
+    assert Circuit.enter("quotas", until) is True
     with pytest.raises(Open):
-        circuit.enter("quotas", until)
-    circuit.succeeded("quotas")
-    assert circuit.enter("quotas", until) is False
+        Circuit.enter("quotas", until)
+    Circuit.succeeded("quotas")
+    assert Circuit.enter("quotas", until) is False
 
 
 def test_each_further_throttle_opens_it_for_twice_as_long_up_to_five_minutes() -> None:
@@ -43,9 +41,9 @@ def test_each_further_throttle_opens_it_for_twice_as_long_up_to_five_minutes() -
         until = throttle(now, 0.999999)
         waits.append(round((until - now).total_seconds()))
         now = until
-        assert circuit.enter("quotas", now) is True
+        assert Circuit.enter("quotas", now) is True
     assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-    circuit.succeeded("quotas")
+    Circuit.succeeded("quotas")
     assert (throttle(now, 0.999999) - now).total_seconds() == pytest.approx(2, abs=0.01)
 
 
@@ -61,12 +59,12 @@ def test_even_the_smallest_jitter_waits_a_little() -> None:
 
 def test_a_probe_that_was_killed_or_failed_otherwise_is_followed_by_another() -> None:
     until = throttle(NOW)
-    assert circuit.enter("quotas", until)
-    assert circuit.enter("quotas", until + circuit.PROBE_S * S)
-    circuit.failed("quotas")
-    assert circuit.enter("quotas", until + circuit.PROBE_S * S)
+    assert Circuit.enter("quotas", until)
+    assert Circuit.enter("quotas", until + PROBE_S * S)
+    Circuit.failed("quotas")
+    assert Circuit.enter("quotas", until + PROBE_S * S)
 
 
 def test_a_clock_that_was_put_back_holds_nobody_up_for_long() -> None:
     throttle(NOW + dt.timedelta(hours=2))
-    assert circuit.enter("quotas", NOW) is True
+    assert Circuit.enter("quotas", NOW) is True

@@ -7,7 +7,6 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from dstackweb.lib import leases
 from dstackweb.lib.models import Lease
 
 NOW = timezone.now()
@@ -17,32 +16,32 @@ pytestmark = pytest.mark.django_db
 
 
 def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:
-    assert leases.take("offers", "a", 5, NOW)
-    assert leases.take("offers", "a", 5, NOW)
-    assert not leases.take("offers", "b", 5, NOW)
-    leases.release("offers", "b")
-    assert not leases.take("offers", "b", 5, NOW)
-    leases.release("offers", "a")
-    assert leases.take("offers", "b", 5, NOW)
+    assert Lease.take("offers", "a", 5, NOW)
+    assert Lease.take("offers", "a", 5, NOW)
+    assert not Lease.take("offers", "b", 5, NOW)
+    Lease.release("offers", "b")
+    assert not Lease.take("offers", "b", 5, NOW)
+    Lease.release("offers", "a")
+    assert Lease.take("offers", "b", 5, NOW)
 
 
 def test_a_holder_that_died_costs_what_is_left_of_its_time() -> None:
-    leases.take("offers", "a", 5, NOW)
-    assert not leases.take("offers", "b", 5, NOW + 4.9 * S)
-    assert leases.take("offers", "b", 5, NOW + 5 * S)
+    Lease.take("offers", "a", 5, NOW)
+    assert not Lease.take("offers", "b", 5, NOW + 4.9 * S)
+    assert Lease.take("offers", "b", 5, NOW + 5 * S)
 
 
 def test_who_renews_keeps_it_and_who_lost_it_learns_so() -> None:
-    leases.take("offers", "a", 5, NOW)
-    assert leases.renew("offers", "a", 5, NOW + 4 * S)
-    assert not leases.take("offers", "b", 5, NOW + 8 * S)
-    assert leases.take("offers", "b", 5, NOW + 9 * S)
-    assert not leases.renew("offers", "a", 5, NOW + 9 * S)
+    Lease.take("offers", "a", 5, NOW)
+    assert Lease.renew("offers", "a", 5, NOW + 4 * S)
+    assert not Lease.take("offers", "b", 5, NOW + 8 * S)
+    assert Lease.take("offers", "b", 5, NOW + 9 * S)
+    assert not Lease.renew("offers", "a", 5, NOW + 9 * S)
 
 
 def test_a_lease_from_before_a_clock_was_put_back_is_void() -> None:
-    leases.take("offers", "a", 5, NOW + dt.timedelta(hours=1))
-    assert leases.take("offers", "b", 5, NOW)
+    Lease.take("offers", "a", 5, NOW + dt.timedelta(hours=1))
+    assert Lease.take("offers", "b", 5, NOW)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -52,7 +51,7 @@ def test_of_twenty_at_once_one_gets_it() -> None:
 
     def try_it(name: str) -> None:
         barrier.wait()
-        if leases.take("offers", name, 5, NOW):
+        if Lease.take("offers", name, 5, NOW):
             won.append(name)
         connections.close_all()
 
@@ -72,11 +71,11 @@ def test_it_is_taken_and_given_back_by_many_all_the_time_and_never_by_two() -> N
     def try_it(name: str) -> None:
         try:
             for _ in range(25):
-                if leases.take("offers", name, 5, NOW):
+                if Lease.take("offers", name, 5, NOW):
                     inside.append(name)
                     assert inside == [name]
                     inside.clear()
-                    leases.release("offers", name)
+                    Lease.release("offers", name)
         except BaseException as error:
             failed.append(error)
         finally:

@@ -7,8 +7,7 @@ from django.db import connections
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.lib import limiter
-from dstackweb.lib.models import Bucket
+from dstackweb.lib.models import Bucket, Busy, spend
 
 NOW_US = 1_800_000_000_000_000
 
@@ -23,7 +22,7 @@ def test_in_no_stretch_of_time_more_is_asked_than_the_burst_and_the_rate_allow(
     asked_at: list[float] = []
     for gap_us in gaps_us:
         now_us += gap_us
-        tokens, at_us, wait_s = limiter.spend(tokens, at_us, rate, burst, now_us)
+        tokens, at_us, wait_s = spend(tokens, at_us, rate, burst, now_us)
         asked_at.append(now_us / 1e6 + wait_s)
     assert asked_at == sorted(asked_at)
     for first in range(len(asked_at)):
@@ -33,28 +32,28 @@ def test_in_no_stretch_of_time_more_is_asked_than_the_burst_and_the_rate_allow(
 
 
 def test_what_is_not_asked_is_saved_up_to_the_burst_and_no_further() -> None:
-    assert limiter.spend(0, NOW_US, 1, 5, NOW_US + 3_600_000_000)[0] == 4
+    assert spend(0, NOW_US, 1, 5, NOW_US + 3_600_000_000)[0] == 4
 
 
 def test_a_clock_that_was_put_back_stops_nobody() -> None:
-    _, at_us, wait_s = limiter.spend(-1, NOW_US + 3_600_000_000, 1, 5, NOW_US)
+    _, at_us, wait_s = spend(-1, NOW_US + 3_600_000_000, 1, 5, NOW_US)
     assert (at_us, wait_s) == (NOW_US, 2)
 
 
 def test_a_clock_that_is_a_little_slow_adds_nothing() -> None:
-    tokens, at_us, _ = limiter.spend(3, NOW_US + 1_000_000, 1, 5, NOW_US)
+    tokens, at_us, _ = spend(3, NOW_US + 1_000_000, 1, 5, NOW_US)
     assert (tokens, at_us) == (2, NOW_US + 1_000_000)
 
 
 @pytest.mark.django_db
 def test_callers_wait_one_after_the_other_and_who_would_wait_too_long_takes_nothing() -> None:
-    waits = [limiter.reserve("api", 2, 3, 1.0, NOW_US) for _ in range(5)]
+    waits = [Bucket.reserve("api", 2, 3, 1.0, NOW_US) for _ in range(5)]
     assert waits == [0, 0, 0, 0.5, 1.0]
-    with pytest.raises(limiter.Busy) as busy:
-        limiter.reserve("api", 2, 3, 1.0, NOW_US)
+    with pytest.raises(Busy) as busy:
+        Bucket.reserve("api", 2, 3, 1.0, NOW_US)
     assert busy.value.wait_s == 1.5
-    assert limiter.reserve("api", 2, 3, 1.0, NOW_US + 500_000) == 1.0
-    assert limiter.reserve("other", 2, 3, 1.0, NOW_US) == 0
+    assert Bucket.reserve("api", 2, 3, 1.0, NOW_US + 500_000) == 1.0
+    assert Bucket.reserve("other", 2, 3, 1.0, NOW_US) == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -63,7 +62,7 @@ def test_no_token_is_given_twice() -> None:
 
     def ask() -> None:
         for _ in range(5):
-            waits.append(limiter.reserve("api", 1, 1, 1e6, NOW_US))
+            waits.append(Bucket.reserve("api", 1, 1, 1e6, NOW_US))
         connections.close_all()
 
     threads = [threading.Thread(target=ask) for _ in range(8)]

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 
 TYPES, SPOT = SourceKey("types", "eu"), SourceKey("spot", "eu")

@@ -17,7 +17,7 @@ from dstackweb.backends.contract import Availability, Offer, SourceFailed
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, counts, single_flight, sources, store
 from dstackweb.offers.models import CacheCount, Result
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import filters
 from dstackweb.offers.filters import SORTS, Filter, Order
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 NAMES = st.sampled_from(["", "eu", "eu-west-1", "us", "us-east-1"])
 OFFERS = st.builds(

@@ -16,11 +16,10 @@ from dstackweb.accounts.models import Project
 from dstackweb.backends import services
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Backend, Instance
-from dstackweb.lib import leases
 from dstackweb.lib.models import Lease
 from dstackweb.offers import catalog, counts, single_flight, sources
 from dstackweb.offers.models import CacheCount, Result
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
 from tests.support import eventually
 
@@ -149,7 +148,7 @@ def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
 
 
 def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Backend, cloud: Cloud) -> None:
-    leases.take(sources._flight_name(backend, TYPES), "somebody", single_flight.LEASE_S, timezone.now())
+    Lease.take(sources._flight_name(backend, TYPES), "somebody", single_flight.LEASE_S, timezone.now())
     began = time.monotonic()
     assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED
     assert 0.3 <= time.monotonic() - began < 1

@@ -9,9 +9,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from dstackweb.lib.difference import Difference
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
+from dstackweb.progress.recount import Difference
 from dstackweb.runs.management.commands import recount
 from tests.factories import make_project
 

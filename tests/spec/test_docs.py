@@ -7,11 +7,10 @@ import re
 import pytest
 
 from dstackweb.lib.errors import DomainError
-from dstackweb.spec.profile_fields import RETRY_EVENTS
 from dstackweb.spec.reference import DOC, filled
-from dstackweb.spec.refused import REFUSED_KEYS, REFUSED_TYPES
-from dstackweb.spec.run_fields import RunFields
+from dstackweb.spec.run_fields import RETRY_EVENTS, RunFields
 from dstackweb.spec.run_file import parse_run_file
+from dstackweb.spec.wording import REFUSED_KEYS, REFUSED_TYPES
 
 
 def test_the_tables_are_those_of_the_models() -> None:

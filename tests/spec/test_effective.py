@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.spec.effective import MASK, EffectiveSpec, Retry, UtilizationPolicy
-from dstackweb.spec.launch import LaunchSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.backends.contract import LaunchSpec
+from dstackweb.spec.effective import MASK, EffectiveSpec, Requirements, Retry, UtilizationPolicy
 
 SPEC = EffectiveSpec(
     commands=("a",),

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.spec.gpu import OTHER_VENDORS, format_gpu, parse_gpu
-from dstackweb.spec.units import MAX_COUNT, MAX_MEMORY_MIB, Range
+from dstackweb.spec.units import MAX_COUNT, MAX_MEMORY_MIB, OTHER_VENDORS, Range, format_gpu, parse_gpu
 from tests.spec.test_units import ranges
 
 NAMES = st.lists(

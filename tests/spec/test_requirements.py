@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.spec.run_file import parse_run_file
 
 

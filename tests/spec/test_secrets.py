@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.lib.errors import Invalid
-from dstackweb.spec.secrets import fill_secrets, secret_names
+from dstackweb.spec.env import fill_secrets, secret_names
 
 ENV = {"A": "plain", "B": "${{ secrets.KEY }}", "C": "x-${{secrets.KEY}}-${{ secrets.OTHER_1 }}"}
 

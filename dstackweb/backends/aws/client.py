@@ -29,7 +29,7 @@ from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.aws.rate_limits import rate_of
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.models import Backend
-from dstackweb.lib import circuit, limiter
+from dstackweb.lib.models import Bucket, Busy, Circuit, Open
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,25 @@ class Aws:
         api = f"{service}.{operation}"
         name = self._name(region, api)
         try:
-            probing = circuit.enter(name, self._clock())
-        except circuit.Open as left_alone:
+            probing = Circuit.enter(name, self._clock())
+        except Open as left_alone:
             raise _throttled(left_alone.until, api, region) from None
         try:
             client = self._client(service, region, PROBE if probing else patience or self._patience)
             answer: dict[str, Any] = getattr(client, xform_name(operation))(**params)
         except (BotoCoreError, ClientError) as error:
             if (code := errors.throttle(error)) is not None:
-                until = circuit.throttled(name, self._clock(), {"code": code, "region": region, "api": api})
+                until = Circuit.throttled(name, self._clock(), {"code": code, "region": region, "api": api})
                 raise _throttled(until, api, region) from error
             if probing:
-                circuit.failed(name)
+                Circuit.failed(name)
             raise errors.explained(error, service, operation, region) from error
         except SourceFailed:
             if probing:
-                circuit.failed(name)
+                Circuit.failed(name)
             raise
         if probing:
-            circuit.succeeded(name)
+            Circuit.succeeded(name)
         return answer
 
     def pages(self, service: str, region: str, operation: str, **params: Any) -> Iterator[dict[str, Any]]:
@@ -193,8 +193,8 @@ class Aws:
         api = event_name.partition(".")[2]
         rate = rate_of(api)
         try:
-            wait_s = limiter.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
-        except limiter.Busy as busy:
+            wait_s = Bucket.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
+        except Busy as busy:
             until = self._clock() + dt.timedelta(seconds=busy.wait_s)
             raise _throttled(until, api, region, by="limiter") from None
         if wait_s:

@@ -17,7 +17,7 @@ from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.matching import meets
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 Verdict = tuple[Availability, dict[str, Any]]
 UNASKED = SourceReading(SourceState.FAILED)

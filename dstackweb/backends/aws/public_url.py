@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dstackweb.lib.addresses import is_loopback
+from dstackweb.lib.network import is_loopback
 
 _PRIVATE_NAMES = (".home.arpa", ".internal", ".lan", ".local", ".localhost")
 

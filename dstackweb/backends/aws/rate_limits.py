@@ -13,8 +13,7 @@ import datetime as dt
 from typing import NamedTuple
 
 from dstackweb.backends.kinds import ApiUsage
-from dstackweb.lib import circuit, limiter
-from dstackweb.lib.models import Bucket, Circuit
+from dstackweb.lib.models import CAP_S, Bucket, Circuit, room
 
 
 class RateLimit(NamedTuple):
@@ -44,14 +43,14 @@ def api_usage(now: dt.datetime) -> list[ApiUsage]:
     opened = {
         row.name: row.open_until
         for row in Circuit.objects.filter(name__startswith="aws:", open_until__gt=now)
-        if row.open_until is not None and row.open_until <= now + dt.timedelta(seconds=circuit.CAP_S)
+        if row.open_until is not None and row.open_until <= now + dt.timedelta(seconds=CAP_S)
     }
     now_us = round(now.timestamp() * 1e6)
     worst: dict[tuple[str, str], ApiUsage] = {}
     for bucket in Bucket.objects.filter(name__startswith="aws:"):
         _aws, _account, region, api = bucket.name.split(":", 3)
         rate = rate_of(api)
-        left = limiter.room(bucket.tokens, bucket.at_us, rate.per_s, rate.burst, now_us)
+        left = room(bucket.tokens, bucket.at_us, rate.per_s, rate.burst, now_us)
         before = worst.get((api, region))
         ends = [until for until in (opened.get(bucket.name), before and before.open_until) if until]
         least = min(left, before.left) if before else left

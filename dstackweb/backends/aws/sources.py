@@ -15,7 +15,7 @@ from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.contract import Offer, SourceFailed, SourceKey, SourceReading
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import DomainError
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws

@@ -13,7 +13,7 @@ from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.matching import gpu_matches, is_part
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ import dstackweb
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Host, HostInvite, check_host_name
-from dstackweb.lib.addresses import is_exposed, is_local, is_loopback
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
+from dstackweb.lib.network import is_exposed, is_local, is_loopback
 from dstackweb.lib.secrets import digest, new_token
 from dstackweb.spec.labels import check_labels
 

@@ -6,14 +6,13 @@ from uuid import UUID
 
 from django.conf import settings
 
-from dstackweb.backends.contract import Handle, Hosts, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Handle, Hosts, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Host
-from dstackweb.spec.launch import LaunchSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 
 class HostsBackend(Hosts):

@@ -16,8 +16,7 @@ from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.capacity import Budget
 from dstackweb.scheduler.placement.hosts import HOSTS
 from dstackweb.scheduler.placement.offers import BackendOffers
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
 

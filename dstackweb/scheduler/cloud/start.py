@@ -18,8 +18,8 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import InstanceEnd, InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
-from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.models import Lease
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
@@ -51,12 +51,12 @@ def _try_offer(job_id: UUID) -> bool:
     if instance is None:
         return False
     name, holder = f"launch:{instance.pk}", uuid.uuid4().hex
-    if not leases.take(name, holder, LEASE_S, timezone.now()):
+    if not Lease.take(name, holder, LEASE_S, timezone.now()):
         return False
     try:
         return _launch(instance)
     finally:
-        leases.release(name, holder)
+        Lease.release(name, holder)
 
 
 def _requested_instance(job_id: UUID) -> Instance | None:

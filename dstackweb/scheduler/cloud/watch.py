@@ -21,8 +21,8 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
-from dstackweb.lib import leases
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.models import Lease
 from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job
@@ -222,7 +222,7 @@ def _regions_due() -> Iterator[tuple[Backend, str]]:
         settling[place] = settling.get(place, False) or row.status == InstanceStatus.STOPPING
     for (backend, region), is_settling in settling.items():
         word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("look", POLL_EVERY_S)
-        if leases.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):
+        if Lease.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):
             yield backend, region
 
 

@@ -10,7 +10,7 @@ import logging
 
 from django.conf import settings
 
-from dstackweb.backends.contract import Availability, Handle, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.registry import hosts
 from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
@@ -18,7 +18,6 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_token
-from dstackweb.spec.launch import LaunchSpec
 
 log = logging.getLogger(__name__)
 

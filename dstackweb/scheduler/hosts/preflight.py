@@ -14,7 +14,7 @@ from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 
 from dstackweb.backends.hosts.joining import host_token
-from dstackweb.lib.addresses import is_exposed
+from dstackweb.lib.network import is_exposed
 
 LOCK = "host.lock"
 HELLO_S = 5.0

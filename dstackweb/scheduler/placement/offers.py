@@ -16,8 +16,7 @@ from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 OfferKey = tuple[str, str, str, bool, str]
 """Identifies an offer: backend, region, instance type, spot, and the id of an idle instance."""

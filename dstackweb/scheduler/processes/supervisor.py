@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from dstackweb.lib.backoff import full_jitter
+from dstackweb.lib.network import full_jitter
 from dstackweb.lib.process import PARENT_VARIABLE
 
 LOG_LIMIT = 10 * 1024 * 1024

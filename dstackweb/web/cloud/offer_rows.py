@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.backends.contract import Offer, SourceState
 from dstackweb.offers.freshness import Freshness
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units
 from dstackweb.wording.sentence import Label

@@ -25,8 +25,8 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.offers import figures, filters, freshness, listing, refreshing, sources
 from dstackweb.offers.filters import Filter, Order
 from dstackweb.runs import selectors
-from dstackweb.spec.gpu import parse_gpu
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
+from dstackweb.spec.units import parse_gpu
 from dstackweb.web.cloud import offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
 from dstackweb.web.common.pages import PageRequest, done, polled, project_page, sentence

@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.backends.hosts import inventory, joining
-from dstackweb.lib.addresses import is_exposed
 from dstackweb.lib.errors import Forbidden
+from dstackweb.lib.network import is_exposed
 from dstackweb.web.common.pages import PageRequest, done, project_page
 from dstackweb.web.hosts.views import hosts_page_with
 

@@ -10,7 +10,7 @@ from django.utils import translation
 
 from dstackweb.backends.aws import errors, wording
 from dstackweb.backends.contract import SourceFailed
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 
 USER = "arn:aws:iam::123456789012:user/dstackweb"

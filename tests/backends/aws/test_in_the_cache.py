@@ -15,7 +15,7 @@ from dstackweb.backends.contract import Availability, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import catalog, sources
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 
 REGIONS = ["us-east-1", "eu-west-1"]

@@ -18,7 +18,7 @@ from dstackweb.backends.aws.offers import join
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.aws.wording import availability
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)

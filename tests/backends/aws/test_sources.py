@@ -14,7 +14,7 @@ from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 REGION = "us-east-1"
 G, SPOT_G = "L-DB2E81BA", "L-3819A6DF"

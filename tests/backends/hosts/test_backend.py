@@ -11,12 +11,11 @@ from django.conf import settings
 from django.test import override_settings
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Backend, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Availability, Backend, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend as BackendRow
-from dstackweb.spec.launch import LaunchSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests import factories
 from tests.backends.job_api import JobApi
 from tests.support import eventually

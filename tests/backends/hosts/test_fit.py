@@ -22,7 +22,7 @@ from dstackweb.backends.hosts.fit import (
     shortfall,
     taken,
 )
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 A100 = "NVIDIA A100-SXM4-40GB"
 L4 = "NVIDIA L4"

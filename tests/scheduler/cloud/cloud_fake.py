@@ -27,7 +27,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.scheduler.monitoring import job_watch
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 from tests.factories import place_all, start
 

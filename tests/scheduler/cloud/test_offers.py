@@ -12,7 +12,7 @@ from django.db import connections
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend
-from dstackweb.lib import leases
+from dstackweb.lib.models import Lease
 from dstackweb.offers import sources
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.selectors import why
@@ -78,7 +78,7 @@ def test_a_pass_does_not_wait_for_who_asks_a_backend_already(
     cloud.answer = [Offer("cluster", "worker", 4, 8192, Availability.AVAILABLE)]
     make_run(project, member, backends=["cluster"])
     with monkeypatch.context() as patched:
-        patched.setattr(leases, "take", lambda *_: False)
+        patched.setattr(Lease, "take", lambda *_: False)
         began = time.monotonic()
         assert place_all() == 0
         assert time.monotonic() - began < 1

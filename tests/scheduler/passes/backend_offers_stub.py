@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.contract import Availability, Handle, Offer, Presence
+from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence
 from dstackweb.backends.models import Backend
-from dstackweb.spec.launch import LaunchSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 
 

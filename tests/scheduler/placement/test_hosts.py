@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, place_on_hosts
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.support import examples
 
 MODELS = [("NVIDIA A100-SXM4-80GB", 81920), ("NVIDIA GeForce RTX 4090", 24576)]

@@ -23,8 +23,7 @@ from dstackweb.scheduler.placement.reservation import (
     plan_reservation,
     renew_reservation,
 )
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.support import examples
 
 T0 = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)

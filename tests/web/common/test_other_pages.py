@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend, Gpu, Host, Instance
-from dstackweb.lib import circuit, limiter
+from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import store
 from dstackweb.offers.models import SourceRow
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
@@ -96,12 +96,12 @@ def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle
         return as_user(ann).get("/p/main/health/").content.decode()
 
     assert "Rate limits of AWS EC2" not in page()
-    limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 30)
+    Bucket.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 30)
     assert "below the limit" in page()
     for _call in range(40):
-        limiter.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 60)
+        Bucket.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 60)
     assert "Calls wait: ec2.RunInstances (eu-west-1)." in page()
-    circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), {}, rnd=lambda: 1.0)
+    Circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), {}, rnd=lambda: 1.0)
     assert "Not called until then: ec2.RunInstances" in page()
 
 

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend
+from dstackweb.spec.effective import Requirements
 from dstackweb.spec.fields import Keys, Names, key
-from dstackweb.spec.requirements import Requirements
 
 
 class RentalSettings(Keys):

@@ -1,8 +1,10 @@
-"""Which server addresses only the machine itself can reach, and which URLs are not encrypted."""
+"""Addresses that only this machine can reach, URLs that are not encrypted, and the time to wait before a retry."""
 
 from __future__ import annotations
 
 import ipaddress
+import random
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 
@@ -24,3 +26,14 @@ def is_local(url: str) -> bool:
 def is_exposed(url: str) -> bool:
     """Whether data sent to an http(s) URL crosses a network unencrypted."""
     return urlsplit(url).scheme == "http" and not is_local(url)
+
+
+def full_jitter(attempt: int, base_s: float, cap_s: float, rnd: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after failed attempt `attempt` (from 0): uniform from 0 to `base_s * 2**attempt`, at most
+    `cap_s`. `rnd` returns numbers in [0, 1).
+
+    Full jitter: clients that failed together don't retry together.
+    (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)
+    """
+    # The exponent is bounded: a large number of attempts must not overflow.
+    return rnd() * min(cap_s, base_s * 2.0 ** min(attempt, 60))
