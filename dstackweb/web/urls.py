@@ -1,25 +1,98 @@
-"""The addresses of the pages: each room lists its own. A project's pages are under `/p/<project>/`."""
+"""The addresses of the pages. A project's pages are under `/p/<project>/`."""
 
 from __future__ import annotations
 
+from django.contrib.auth.views import LogoutView
 from django.urls import include, path
+from django.views.generic import RedirectView
 
-from dstackweb.web.common.views import favicon, home
+from dstackweb.web import health, history, hosts
+from dstackweb.web.accounts import views as accounts
+from dstackweb.web.cloud import instance_views, offer_views, quota_views
+from dstackweb.web.common import views as common
+from dstackweb.web.gpus import run_panel, utilization_views
+from dstackweb.web.gpus import views as gpus
+from dstackweb.web.progress import cards
+from dstackweb.web.progress import views as progress
+from dstackweb.web.queue import move_views, settings_views
+from dstackweb.web.queue import views as queue
+from dstackweb.web.runs import hold_views, submit_views, why_views
+from dstackweb.web.runs import views as runs
 
 project_pages = [
-    path("", include("dstackweb.web.queue.urls")),
-    path("", include("dstackweb.web.history.urls")),
-    path("", include("dstackweb.web.runs.urls")),
-    path("", include("dstackweb.web.gpus.urls")),
-    path("", include("dstackweb.web.progress.urls")),
-    path("", include("dstackweb.web.hosts.urls")),
-    path("", include("dstackweb.web.cloud.urls")),
-    path("", include("dstackweb.web.ops.urls")),
+    path("queue/", queue.queue_page, name="queue"),
+    path("queues/<str:queue>/", queue.queue_page, name="queue"),
+    path("queues/", settings_views.new_queue, name="new-queue"),
+    path("queues/<str:queue>/settings/", settings_views.settings_page, name="queue-settings"),
+    path("queues/<str:queue>/pause/", settings_views.set_paused, name="pause"),
+    path("queues/<str:queue>/change/", move_views.change, name="change"),
+    path("queues/<str:queue>/preview/", move_views.preview, name="preview"),
+    path("queues/<str:queue>/undo/", move_views.undo, name="undo"),
+    path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
+    path("history/", history.project_history, name="history"),
+    path("queues/<str:queue>/history/", history.queue_history, name="queue_history"),
+    path("runs/", runs.runs_page, name="runs"),
+    path("runs/<str:run>/", runs.run_page, name="run"),
+    path("runs/<str:run>/log/", runs.log, name="log"),
+    path("runs/<str:run>/stop/", runs.stop, name="stop"),
+    path("runs/<str:run>/why/", why_views.why_page, name="why"),
+    path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
+    path("hold/", hold_views.hold_page, name="hold"),
+    path("submit/", submit_views.submit_page, name="submit"),
+    path("submit/plan/", submit_views.plan_page, name="plan"),
+    path("profiles/", runs.profiles_page, name="profiles"),
+    path("gpus/", gpus.gpus_page, name="gpus"),
+    path("gpus/<path:uuid>/", gpus.gpu_page, name="gpu"),
+    path("runs/<str:run>/gpus/", run_panel.run_gpus, name="run-gpus"),
+    path("runs/<str:run>/keep/", run_panel.keep, name="keep"),
+    path("utilization/", utilization_views.utilization_page, name="utilization"),
+    path("utilization/observe/", utilization_views.observe, name="utilization-observe"),
+    path("progress/", progress.progress_page, name="progress"),
+    path("progress/wall/", progress.progress_page, {"wall": True}, name="progress-wall"),
+    path("progress/inside/", cards.inside, name="progress-inside"),
+    path("progress/prefix/", progress.prefix_page, name="progress-prefix"),
+    path("runs/<str:run>/progress/", progress.progress_page, name="run-progress"),
+    path("runs/<str:run>/progress/wall/", progress.progress_page, {"wall": True}, name="run-progress-wall"),
+    path("runs/<str:run>/progress/card/", cards.card, name="run-progress-card"),
+    path("runs/<str:run>/progress/prefix/", progress.prefix_page, name="run-progress-prefix"),
+    path("runs/<str:run>/progress/group/", progress.group_page, name="run-progress-group"),
+    path("hosts/", hosts.hosts_page, name="hosts"),
+    path("hosts/invite/", hosts.invite, name="host-invite"),
+    path("hosts/invite/<int:invite_id>/withdraw/", hosts.withdraw, name="host-invite-withdraw"),
+    path("hosts/<str:host>/", hosts.host_page, name="host"),
+    path("hosts/<str:host>/drain/", hosts.drain, name="host-drain"),
+    path("hosts/<str:host>/leave/", hosts.leave, name="host-leave"),
+    path("offers/", offer_views.offers_page, name="offers"),
+    path("offers/refresh/", offer_views.refresh, name="offers-refresh"),
+    path("offers/quotas/", quota_views.quotas_page, name="quotas"),
+    path("offers/cache/", RedirectView.as_view(pattern_name="web:health")),
+    path("machines/", instance_views.instances_page, name="machines"),
+    path("machines/<uuid:machine>/stop/", instance_views.stop, name="machine-stop"),
+    path("health/", health.health_page, name="health"),
+]
+
+account_pages = [
+    path("login/", accounts.SignIn.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("login/<str:token>/", accounts.login_link, name="login-link"),
+    path("invite/<str:token>/", accounts.invite_accept, name="invite-accept"),
+    path("p/<str:project>/members/", accounts.members, name="members"),
+    path("p/<str:project>/members/invite/", accounts.invite_create, name="invite-create"),
+    path("p/<str:project>/members/invites/<int:invite_id>/withdraw/", accounts.invite_withdraw, name="invite-withdraw"),
+    path("p/<str:project>/members/<int:user_id>/role/", accounts.member_role, name="member-role"),
+    path("p/<str:project>/members/<int:user_id>/remove/", accounts.member_remove, name="member-remove"),
+    path("p/<str:project>/secrets/", accounts.secrets, name="secrets"),
+    path("p/<str:project>/secrets/set/", accounts.secret_set, name="secret-set"),
+    path("p/<str:project>/secrets/<str:name>/delete/", accounts.secret_delete, name="secret-delete"),
+    path("account/tokens/", accounts.tokens, name="tokens"),
+    path("account/tokens/create/", accounts.token_create, name="token-create"),
+    path("account/tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token-revoke"),
+    path("account/password/", accounts.ChangePassword.as_view(), name="password-change"),
 ]
 
 urlpatterns = [
-    path("", home, name="home"),
-    path("favicon.ico", favicon),
+    path("", common.home, name="home"),
+    path("favicon.ico", common.favicon),
     path("p/<str:project>/", include((project_pages, "web"))),
-    path("", include("dstackweb.web.accounts.urls")),
+    *account_pages,
 ]

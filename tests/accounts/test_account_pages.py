@@ -12,7 +12,7 @@ from django.utils.html import escape
 from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Invite, Project, User
-from dstackweb.web.accounts import urls as account_urls
+from dstackweb.web.urls import account_pages
 from tests.factories import join, make_project, make_user
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +52,7 @@ def project_urls(project: Project, user: User, invite: Invite) -> dict[str, str]
     """Every address of the account pages under a project, by its name; all but the pages take a POST."""
     values = {"project": project.name, "user_id": user.pk, "invite_id": invite.pk, "name": "HF_TOKEN"}
     urls = {}
-    for pattern in account_urls.urlpatterns:
+    for pattern in account_pages:
         if pattern.name and "project" in pattern.pattern.converters:
             urls[pattern.name] = reverse(pattern.name, kwargs={k: values[k] for k in pattern.pattern.converters})
     return urls

@@ -17,7 +17,7 @@ from dstackweb.backends import registry, services
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt
-from dstackweb.web.ops import health
+from dstackweb.web import health
 from tests.api.conftest import Api
 from tests.factories import make_user
 

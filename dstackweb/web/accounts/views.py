@@ -34,7 +34,7 @@ from dstackweb.web.accounts.forms import (
     TokenForm,
     attempt,
 )
-from dstackweb.web.common.pages import PageRequest, done, error_response, project_page
+from dstackweb.web.common.pages import PageRequest, done, error_response, project_page, public_url
 
 P = ParamSpec("P")
 MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -152,9 +152,8 @@ def invite_create(request: PageRequest) -> HttpResponse:
     if made is None:
         return _members_page(request, form)
     invite, token = made
-    path = reverse("invite-accept", args=[token])
-    base = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
-    return _members_page(request, InviteForm(), new_invite=invite, invite_url=f"{base}{path}")
+    url = public_url(request) + reverse("invite-accept", args=[token])
+    return _members_page(request, InviteForm(), new_invite=invite, invite_url=url)
 
 
 @project_page("admin")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,11 +22,10 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
-from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import idle
 from dstackweb.web.cloud import budget, offer_rows
-from dstackweb.web.common.pages import PageRequest, done, polled, project_page
+from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page
 from dstackweb.wording import offers, statuses
 from dstackweb.wording.events import REPEATED
 
@@ -113,7 +111,7 @@ def instances_page(request: PageRequest) -> HttpResponse:
         for one in [*there, *gone]
     ]
     marks = budget.passed(request.project, now)
-    version = hashlib.sha256(repr((shown, refusals, [mark.pk for mark in marks])).encode()).hexdigest()[:16]
+    version = fingerprint(shown, refusals, [mark.pk for mark in marks])
 
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
@@ -131,7 +129,6 @@ def instances_page(request: PageRequest) -> HttpResponse:
             "may_submit": allows(request.role, "member"),
             "now": now,
             "poll_s": POLL_S,
-            "waiting": selectors.counts(request.project)["submitted"],
         }
 
     return polled(request, "cloud/instances.html", "cloud/instances_body.html", version, context)

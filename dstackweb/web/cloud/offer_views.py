@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from dstackweb.spec.effective import Requirements
 from dstackweb.spec.units import parse_gpu
 from dstackweb.web.cloud import offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
-from dstackweb.web.common.pages import PageRequest, done, polled, project_page, sentence
+from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, sentence
 from dstackweb.wording import offers as offer_words
 
 PER_PAGE = 25
@@ -132,7 +131,7 @@ def offers_page(request: PageRequest) -> HttpResponse:
     backends = list(Backend.objects.filter(enabled=True))
     shown = [(one.pk, one.name, one.version, one.refresh_generation) for one in backends]
     hosts = [host_views(one) for one in backends if registry.is_hosts(one)]
-    version = hashlib.sha256(repr((shown, ages, hosts, selectors.counts(request.project))).encode()).hexdigest()[:16]
+    version = fingerprint(shown, ages, hosts, selectors.counts(request.project))
 
     def context() -> dict[str, Any]:
         return _context(request, asked, backends)
@@ -183,7 +182,6 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
         "can_edit": request.user.is_staff,
         "admins": [] if has_clouds else _admins(),
         "poll_s": POLL_S,
-        "waiting": selectors.counts(request.project)["submitted"],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from dstackweb.offers import freshness, listing, sources
 from dstackweb.offers.listing import RegionQuotas
 from dstackweb.runs import selectors
 from dstackweb.web.cloud.offer_rows import SourceLine
-from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 
 POLL_S = 3
 NEAR = 0.8
@@ -91,7 +90,7 @@ def quotas_page(request: PageRequest) -> HttpResponse:
     backends = sources.sourced_backends()
     ages = freshness.of_backends(backends, now)
     shown = ([(one.pk, one.version, one.refresh_generation) for one, _driver in backends], ages)
-    version = hashlib.sha256(repr((shown, selectors.counts(request.project))).encode()).hexdigest()[:16]
+    version = fingerprint(shown, selectors.counts(request.project))
 
     def context() -> dict[str, Any]:
         cards = [
@@ -107,7 +106,6 @@ def quotas_page(request: PageRequest) -> HttpResponse:
             "may_refresh": bool(backends) and allows(request.role, "member"),
             "can_edit": request.user.is_staff,
             "poll_s": POLL_S,
-            "waiting": selectors.counts(request.project)["submitted"],
         }
 
     return polled(request, "cloud/quotas.html", "cloud/quotas_body.html", version, context)

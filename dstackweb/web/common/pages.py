@@ -7,10 +7,12 @@ the data, so that a change in between is shown by the next poll and never missed
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypedDict, cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
 from django.db import DataError
@@ -90,6 +92,11 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
+def fingerprint(*shown: object) -> str:
+    """A page's version: a hash of everything on it that can change."""
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+
+
 def polled(
     request: PageRequest, page: str, fragment: str, version: str, context: Callable[[], dict[str, Any]]
 ) -> HttpResponse:
@@ -133,6 +140,18 @@ def done(request: PageRequest, text: str, to: str) -> HttpResponse:
     if request.htmx:
         return HttpResponse(status=200, headers={"HX-Redirect": to})
     return redirect(to)
+
+
+def done_here(request: PageRequest, text: str, to: str, undo: Undo | None = None) -> HttpResponse:
+    """A notice on the page, whose next poll shows the result; without scripts, as `done`."""
+    if request.htmx:
+        return notice(HttpResponse(status=204), text, undo=undo)
+    return done(request, text, to)
+
+
+def public_url(request: HttpRequest) -> str:
+    """The server's address for people and other machines, without a slash at its end."""
+    return settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
 
 
 def whole_number(text: str | None, least: int = 0) -> int:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
 
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyExemption, PolicyStop
+from dstackweb.gpus.policy import exemptions
 from dstackweb.gpus.policy.binding import policy_of
-from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.gpus.samples import selectors
 from dstackweb.gpus.samples.latest import is_fresh, throttle_reasons
 from dstackweb.gpus.samples.selectors import Columns
 from dstackweb.profiles import selectors as profiles
+from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web.common.pages import whole_number
+from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.runs import details
+from dstackweb.web.runs import rows as lists
 from dstackweb.wording import policy as policy_words
+from dstackweb.wording import units
 
 EXEMPTIONS_SHOWN = 5
 COLOURS, DASHES = 8, 4
@@ -136,7 +142,7 @@ class Panel:
             parts += [status.policy, status.verdict, status.badge, status.noticed, status.paused_until]
             parts += [status.exemptions_left, status.observe_only]
         parts += [self._fresh(one) for one in self.series]
-        return f"{self.run.pk}.{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+        return f"{self.run.pk}.{fingerprint(parts)}"
 
     def _fresh(self, series: GpuSeries) -> bool:
         return is_fresh(series, to_ms(self.now))
@@ -223,7 +229,7 @@ class Panel:
     def _policy(self, may_change: bool) -> dict[str, Any]:
         status = self.status
         assert status is not None
-        rules = policies_of(self.run.project)
+        rules = exemptions.policies_of(self.run.project)
         stops = alerts.stops(status)
         return {
             "status": status,
@@ -265,3 +271,30 @@ def source(provenance: dict[str, Any], run: Run) -> PolicySource:
     if profile is None:
         return PolicySource(text, "#run-settings")
     return PolicySource(text, reverse("web:profiles", args=[run.project.name]) + f"#profile-{profile.pk}")
+
+
+@project_page()
+def run_gpus(request: PageRequest, run: str) -> HttpResponse:
+    """The polled panel; opened directly, it redirects to the run's page."""
+    found, filters = runs.find_run(request.project, run), PanelFilters.of(request)
+    if not request.htmx:
+        return redirect(reverse("web:run", args=[request.project.name, run]) + filters.query() + "#run-gpus")
+    panel = Panel(found, runs.jobs_of(found), filters, timezone.now())
+
+    def context() -> dict[str, Any]:
+        return {"run": found, **panel.context(lists.may_change(found, request.user, request.role))}
+
+    return polled(request, "gpus/run_gpus.html", "gpus/run_gpus.html", panel.version, context)
+
+
+@require_POST
+@project_page("member")
+def keep(request: PageRequest, run: str) -> HttpResponse:
+    """Keep a run from being stopped by its policy, for the project's usual time."""
+    found = runs.find_run(request.project, run)
+    exemption = exemptions.exempt(found, request.user, request.role, request.POST.get("reason", ""))
+    text = _("%(run)s will not be stopped for %(duration)s") % {
+        "run": found.name,
+        "duration": units.duration((exemption.until - exemption.at).total_seconds()),
+    }
+    return done_here(request, text, reverse("web:run", args=[request.project.name, run]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,10 +18,9 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
-from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.hosts.selectors import list_hosts
-from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, GpuFilters, GpuRow
@@ -57,7 +55,7 @@ def gpus_page(request: PageRequest) -> HttpResponse:
     gpus = gpu_rows.all_gpus(request.project, request.user, now)
     sampling_errors = list(_sampling_errors())
     shown = [row.stamp for row in gpus.rows], [(one.pk, one.library, one.error) for one in sampling_errors]
-    version = hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+    version = fingerprint(shown)
 
     def context() -> dict[str, Any]:
         selected = filters.select(gpus.rows)
@@ -82,7 +80,6 @@ def gpus_page(request: PageRequest) -> HttpResponse:
             "poll_s": POLL_S,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "shades": range(gpu_rows.SHADES + 1),
-            "waiting": selectors.counts(request.project)["submitted"],
         }
 
     return polled(request, "gpus/gpus.html", "gpus/gpus_body.html", version, context)
@@ -110,7 +107,7 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
     span = request.GET.get("range", "")
     span = span if span in RANGES else "1h"
     as_table = request.GET.get("as") == "table"
-    version = hashlib.sha256(repr((gpu.stamp, span, as_table)).encode()).hexdigest()[:16]
+    version = fingerprint(gpu.stamp, span, as_table)
 
     def context() -> dict[str, Any]:
         series, since = _series(request, gpu), now - RANGES[span]
@@ -126,7 +123,6 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
             "here": f"?range={span}",
             "ranges": [(key, f"?range={key}{table}", key == span) for key in RANGES],
             "poll_s": POLL_S,
-            "waiting": selectors.counts(request.project)["submitted"],
         }
 
     return polled(request, "gpus/gpu.html", "gpus/gpu_body.html", version, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from dstackweb.progress import selectors as progress
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
-from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.progress.bars import ProgressRow
 from dstackweb.web.progress.live import POLL_S, PageVersion, now_ms, rate_tick
 from dstackweb.web.progress.scope import PageScope
@@ -100,7 +99,7 @@ def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
             url = reverse("web:run-progress", args=[project.name, run.uid])
             rows.append(ProgressRow(replace(totals.bar, name=run.name), run.name, url, "run-", f"{url}?order=failed"))
             shown.append((totals.scope_id, totals.version, rate_tick(totals.bar, now)))
-    return hashlib.sha256(repr(shown).encode()).hexdigest()[:16], rows
+    return fingerprint(shown), rows
 
 
 @project_page()

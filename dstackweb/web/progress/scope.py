@@ -101,7 +101,6 @@ class PageScope:
             "legend": [(one.value, state(one), meaning(one)) for one in (*DRAWN, TaskState.WAITING)],
             "states": states(),
             "poll_s": POLL_S,
-            "waiting": selectors.counts(self.request.project)["submitted"],
         }
 
 

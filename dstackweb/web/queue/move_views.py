@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.contrib import messages
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse, QueryDict
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from dstackweb.lib.errors import DomainError, Invalid
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import DomainError, Invalid, NotFound
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
+from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web.common.pages import PageRequest, Undo, notice, project_page, sentence, whole_number
-from dstackweb.web.queue import move_targets
+from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence, whole_number
 from dstackweb.web.queue.views import fragment, queue_called
 from dstackweb.wording import moves as move_words
+
+AT_MOST = 500
+"""Runs that one request may name; a page shows fewer."""
 
 
 @project_page()
@@ -27,8 +32,8 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
     """The effect of a move without making it, or why it is refused."""
     found = queue_called(request, queue)
     try:
-        runs, _etags = move_targets.runs_from_form(request.GET, found)
-        target = move_targets.target_from_form(request, request.GET, found, runs)
+        runs, _etags = _runs_from_form(request.GET, found)
+        target = _target_from_form(request, request.GET, found, runs)
         effect = reorder.preview(runs, request.user, request.role, target)
     except DomainError as error:
         return JsonResponse({"text": sentence(error.detail), "refused": True, "places": {}, "priorities": {}})
@@ -101,19 +106,17 @@ def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | No
     form = request.POST
     for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
         if verb in form:  # a row's own button, on a page without scripts
-            runs = move_targets.runs_by_id(queue, [form[verb]])
+            runs = _runs_by_id(queue, [form[verb]])
             if verb == "stop":
                 return _stop(request, runs)
             return _prioritise(request, runs, runs[0].priority + step)
-    runs, etags = move_targets.runs_from_form(form, queue)
+    runs, etags = _runs_from_form(form, queue)
     match form.get("do"):
         case "priority":
             return _prioritise(request, runs, _priority(form.get("priority")), etags)
         case "stop":
             return _stop(request, runs)
-    moved = reorder.move(
-        runs, request.user, request.role, move_targets.target_from_form(request, form, queue, runs), etags
-    )
+    moved = reorder.move(runs, request.user, request.role, _target_from_form(request, form, queue, runs), etags)
     return move_words.done(moved), runs, moved.move_id
 
 
@@ -161,7 +164,71 @@ def set_priority(request: PageRequest, run: str) -> HttpResponse:
     found = selectors.find_run(request.project, run)
     etags = {found.pk: request.POST["etag"]} if request.POST.get("etag") else None
     text, _runs, move = _prioritise(request, [found], _priority(request.POST.get("priority")), etags)
-    if not request.htmx:
-        messages.success(request, text)
-        return HttpResponse(status=303, headers={"Location": reverse("web:run", args=[request.project.name, run])})
-    return notice(HttpResponse(status=204), text, undo=undo_of(found.queue, move))
+    url = reverse("web:run", args=[request.project.name, run])
+    return done_here(request, text, url, undo_of(found.queue, move))
+
+
+def _runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
+    """The runs in a form, sent as `id.etag`, in its order, and the etags by run."""
+    tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
+    if not tokens:
+        raise Invalid.at("run", msg=_("select at least one run"))
+    etags = {whole_number(key): etag for key, _dot, etag in tokens if etag}
+    return _runs_by_id(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
+
+
+def _runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
+    """The runs with these ids, in this order. Raises NotFound when none of them is in the queue's project."""
+    wanted = [whole_number(key) for key in keys]
+    found = Run.objects.select_related("queue", "project", "user").in_bulk(wanted)
+    runs = [found[key] for key in wanted if key in found and found[key].project_id == queue.project_id]
+    if not runs:
+        raise NotFound(_("these runs are no longer in this queue"))
+    return runs
+
+
+def _target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> MoveTarget:
+    """The target position in a form; `up` and `down` are relative to the current neighbours."""
+    verb = form.get("do", "")
+    match verb:
+        case "top" | "bottom":
+            return MoveTarget(verb, None)
+        case "before" | "after":
+            return MoveTarget(verb, _anchor(form, queue))
+        case "up" | "down":
+            own = None if allows(request.role, "manager") else request.user
+            neighbour = _neighbour(queue, runs, verb == "up", own)
+            if neighbour is None:
+                raise Invalid.at("do", msg=_("it is already first") if verb == "up" else _("it is already last"))
+            return MoveTarget("before" if verb == "up" else "after", neighbour)
+    raise Invalid.at("do", msg=_("unknown action"))
+
+
+def _anchor(form: QueryDict, queue: Queue) -> Run:
+    """The reference run: by its id, or by a name or position that a person typed."""
+    waiting = selectors.in_order(queue).select_related("queue", "project", "user")
+    name = form.get("name", "").removeprefix("#")
+    if not name:
+        found = waiting.filter(pk=whole_number(form.get("anchor"))).first()
+    else:
+        found = waiting.filter(name=name).first()
+        if found is None and name.isdigit() and 0 < int(name) <= queue.count.submitted:
+            found = waiting[int(name) - 1]
+    if found is None:
+        raise NotFound(_("no waiting run named %s in this queue") % (name or "?"))
+    return found
+
+
+def _neighbour(queue: Queue, runs: Sequence[Run], up: bool, own: User | None) -> Run | None:
+    """The run directly ahead of (or behind) these; with `own`, the nearest of this member."""
+    edge = (min if up else max)(runs, key=lambda run: (run.rank, run.pk))
+    waiting = selectors.in_order(queue)
+    if up:
+        others = waiting.filter(rank__lte=edge.rank).exclude(rank=edge.rank, pk__gte=edge.pk)
+    else:
+        others = waiting.filter(rank__gte=edge.rank).exclude(rank=edge.rank, pk__lte=edge.pk)
+    others = others.exclude(pk__in=[run.pk for run in runs])
+    if own is not None:
+        others = others.filter(user=own)
+    order = ("-rank", "-id") if up else ("rank", "id")
+    return others.select_related("queue", "project", "user").order_by(*order).first()

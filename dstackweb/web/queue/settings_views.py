@@ -18,8 +18,7 @@ from dstackweb.runs.queue import queues
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page
-from dstackweb.web.queue.limits import usage
-from dstackweb.web.queue.views import fragment, queue_called, queue_url
+from dstackweb.web.queue.views import fragment, queue_called, queue_url, usage
 from dstackweb.wording import queue as queue_words
 
 LATEST = 12

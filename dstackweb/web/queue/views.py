@@ -1,46 +1,56 @@
-"""The queue page: waiting runs in order. Its actions are in `move_views` and `settings_views`."""
+"""The queue page: waiting runs in order, usage of the limits, and announcements for screen readers.
+
+Its actions are in `move_views` and `settings_views`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import User
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
-from dstackweb.runs.codes import WaitReason
-from dstackweb.runs.models import Queue, QueueCount, Run
+from dstackweb.runs.codes import RunEventKind, WaitReason
+from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import queue_usage
+from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
-from dstackweb.web.common.announcements import announcements
 from dstackweb.web.common.pages import PageRequest, polled, project_page, shown, whole_number
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.limits import usage
 from dstackweb.web.runs import rows as lists
+from dstackweb.wording import events as event_words
+from dstackweb.wording.queue import setting
 
 PER_PAGE = 40
 SHORT_LIST = 8
+ANNOUNCED_HEADER = "DW-Announced"
+ANNOUNCED_MOST = 5
+LOOK_BACK = 5000
+"""Events searched at most; after a long absence only the newest are announced."""
+ANNOUNCED_KINDS = (
+    *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
+    RunEventKind.RETRY,
+    RunEventKind.REQUEUED,
+    RunEventKind.UTILIZATION_NOTICE,
+)
 
 
 @project_page()
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
     """The waiting runs in order; polls get the fragment."""
     version = alerts.list_version(request.project)
-    return polled(
-        request,
-        "queue/queue.html",
-        "queue/list.html",
-        version,
-        lambda: _context(request, queue),
-    )
+    return polled(request, "queue/queue.html", "queue/list.html", version, lambda: _context(request, queue))
 
 
 def queue_called(request: PageRequest, name: str) -> Queue:
@@ -123,3 +133,68 @@ def queue_url(queue: Queue) -> str:
     if queue.name == "default":
         return reverse("web:queue", args=[queue.project.name])
     return reverse("web:queue", args=[queue.project.name, queue.name])
+
+
+class Limit(NamedTuple):
+    """One limit and its usage; `most` None means no limit."""
+
+    name: str
+    used: int
+    most: int | None
+    text: str
+
+    @property
+    def label(self) -> str:
+        """The name of the setting."""
+        return setting(self.name)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self.most is not None and self.used >= self.most
+
+
+def usage(queue: Queue, user: User, placed: QueueUsage) -> list[Limit]:
+    """All four limits, set or not; the per-member ones with the reader's usage."""
+    everybody, own = (queue.pk, None), (queue.pk, user.pk)
+    return [
+        _limit("max_running", placed.runs[everybody], queue.max_running),
+        _limit("max_gpus", placed.gpus[everybody], queue.max_gpus),
+        _limit("max_running_per_user", placed.runs[own], queue.max_running_per_user),
+        _limit("max_gpus_per_user", placed.gpus[own], queue.max_gpus_per_user),
+    ]
+
+
+def _limit(name: str, used: int, most: int | None) -> Limit:
+    pattern = {
+        "max_running": _("%(used)d of %(most)d running"),
+        "max_gpus": _("%(used)d of %(most)d GPUs"),
+        "max_running_per_user": _("you: %(used)d of %(most)d running"),
+        "max_gpus_per_user": _("you: %(used)d of %(most)d GPUs"),
+    }[name]
+    return Limit(name, used, most, pattern % {"used": used, "most": most} if most is not None else str(used))
+
+
+class Announcements(NamedTuple):
+    """`last` is the newest event there is; `lines` those that the reader does not know yet."""
+
+    last: int
+    lines: Sequence[str]
+
+
+def announcements(request: PageRequest) -> Announcements:
+    """What others or the scheduler did to the reader's runs in this project, and policy warnings."""
+    last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    since = request.headers.get(ANNOUNCED_HEADER, "")
+    if not request.htmx or not since.isdigit() or int(since) >= last:
+        return Announcements(last, [])
+    events = (
+        RunEvent.objects.filter(pk__gt=max(int(since), last - LOOK_BACK), pk__lte=last, kind__in=ANNOUNCED_KINDS)
+        .filter(run__user=request.user, run__project=request.project)
+        .exclude(actor=request.user)
+        .select_related("run")
+        .only("pk", "kind", "data", "node", "run__name", "run__spec")
+        .order_by("-pk")[:ANNOUNCED_MOST]
+    )
+    lines = [f"{event.run.name}: " + event_words.told(event, event.run.spec.get("nodes", 1)) for event in events]
+    return Announcements(last, lines[::-1])

@@ -26,7 +26,7 @@ from dstackweb.runs.states import ENDED, Reason, RunStatus
 from dstackweb.scheduler.passes.plan import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.accounts.forms import Styled, attempt
-from dstackweb.web.common.pages import PageRequest, done, notice, project_page
+from dstackweb.web.common.pages import PageRequest, done, done_here, project_page
 from dstackweb.wording import units, waiting
 
 TIMES = ("1h", "2h", "3h", "4h", "8h", "12h", "1d", "2d", "7d")
@@ -168,9 +168,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
     numbers = {"run": found.name, "more": units.duration(holds.parse_hold_time(duration))}
     text = _("%(run)s extended by %(more)s") % numbers
-    if request.htmx:
-        return notice(HttpResponse(status=204), text)
-    return done(request, text, reverse("web:run", args=[request.project.name, run]))
+    return done_here(request, text, reverse("web:run", args=[request.project.name, run]))
 
 
 @dataclass(frozen=True)

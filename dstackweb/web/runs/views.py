@@ -1,21 +1,23 @@
-"""The list of runs, one run with its log, and stopping it."""
+"""The list of runs, one run with its log, stopping it, and the profiles that runs can name."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.http import FileResponse, HttpResponse, HttpResponseBase
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
+from dstackweb.profiles import selectors as profiles
 from dstackweb.runs import logs, placement_summary, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web.common.pages import PageRequest, done, notice, polled, project_page, whole_number
+from dstackweb.web.common.pages import PageRequest, done_here, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
@@ -122,7 +124,6 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "may_submit": allows(request.role, "member"),
         "etag": services.etag(run),
         "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
-        "waiting": selectors.counts(request.project)["submitted"],
     }
 
 
@@ -153,6 +154,12 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
     abort = request.POST.get("abort") == "yes"
     found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
-    if request.htmx:
-        return notice(HttpResponse(status=204), text % found.name)
-    return done(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
+    return done_here(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
+
+
+@project_page()
+def profiles_page(request: PageRequest) -> HttpResponse:
+    """The profiles that runs of this project can name, and its default."""
+    found = [(profile, details.profile_settings(profile.settings)) for profile in profiles.visible(request.project)]
+    context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}
+    return render(request, "runs/profiles.html", context)

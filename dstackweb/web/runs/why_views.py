@@ -119,7 +119,6 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
             TriedLine(one, waiting.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None)
             for one in decision.candidates
         ],
-        "waiting": selectors.counts(request.project)["submitted"],
     }
 
 

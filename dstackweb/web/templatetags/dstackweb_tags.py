@@ -4,24 +4,56 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import template
+from django.http import HttpRequest
 from django.template.context import RequestContext
+from django.template.loader import render_to_string
 from django.templatetags.static import static
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import conditional_escape, escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from dstackweb.accounts.models import User
+from dstackweb.accounts.access import allows, project_for, visible_projects
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import DomainError
+from dstackweb.runs import selectors
 from dstackweb.web.cloud import budget as budgets
-from dstackweb.web.common import navigation
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import statuses, units
 from dstackweb.wording.sentence import Sentence, moment
 
 register = template.Library()
+
+
+class Page(NamedTuple):
+    """A page of a project. `view` is its URL's name."""
+
+    key: str
+    view: str
+    label: Any
+    icon: str
+    at_least: str = "viewer"
+
+
+PAGES = (
+    Page("queue", "web:queue", gettext_lazy("Queue"), "queue"),
+    Page("runs", "web:runs", gettext_lazy("Runs"), "runs"),
+    Page("progress", "web:progress", gettext_lazy("Progress"), "progress"),
+    Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
+    Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
+    Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
+    Page("machines", "web:machines", gettext_lazy("Cloud instances"), "machines"),
+    Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
+    Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
+    Page("members", "members", gettext_lazy("Members"), "members"),
+    Page("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
+    Page("health", "web:health", gettext_lazy("Health"), "health"),
+)
 
 _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
@@ -61,10 +93,45 @@ def _moment(part: str | dt.datetime) -> str:
 
 @register.inclusion_tag("common/sidebar.html", takes_context=True)
 def sidebar(context: RequestContext) -> dict[str, Any]:
-    """The navigation for this reader; `project` of the context (or the request) is the one shown."""
+    """The navigation: the project of the page, else the reader's first, and the pages that the reader may open."""
     request = context["request"]
-    project = context.get("project") or getattr(request, "project", None)
-    return {"csrf_token": context.get("csrf_token"), **navigation.sidebar(request, project, context.get("waiting"))}
+    user = request.user
+    if not isinstance(user, User):
+        return {"user": user}
+    projects = list(visible_projects(user).order_by("name"))
+    project = context.get("project") or getattr(request, "project", None) or next(iter(projects), None)
+    return {
+        "csrf_token": context.get("csrf_token"),
+        "user": user,
+        "project": project,
+        "projects": projects,
+        "items": _items(request, user, project) if project else [],
+        "waiting": _waiting(context, project) if project else 0,
+    }
+
+
+def _items(request: HttpRequest, user: User, project: Project) -> list[tuple[Page, str, bool]]:
+    """The pages with their URL, and which is open."""
+    try:
+        role = getattr(request, "role", None) or project_for(user, project.name)[1]
+    except DomainError:  # they left the project while the page was rendered
+        return []
+    pages = [(page, reverse(page.view, args=[project.name])) for page in PAGES if allows(role, page.at_least)]
+    return [(page, url, request.path.startswith(url)) for page, url in pages]
+
+
+def _waiting(context: RequestContext, project: Project) -> int:
+    known: int | None = context.get("waiting")
+    return selectors.counts(project)["submitted"] if known is None else known
+
+
+@register.simple_tag(takes_context=True)
+def badge_update(context: RequestContext) -> SafeString | str:
+    """With a fragment, the number of waiting runs for the navigation; nothing inside a page."""
+    if not context.get("partial"):
+        return ""
+    values = {"waiting": _waiting(context, context["request"].project), "oob": True}
+    return render_to_string("queue/badge.html", values)
 
 
 @register.inclusion_tag("cloud/budget.html", takes_context=True)

@@ -140,7 +140,7 @@ def test_health_is_read_even_when_a_check_breaks(project: Project, ann: User, as
     def broken(_name: str) -> None:
         raise ConnectionError("the broker is away")
 
-    monkeypatch.setattr("dstackweb.web.ops.health.get_broker", broken)
+    monkeypatch.setattr("dstackweb.web.health.get_broker", broken)
     answer = as_user(ann).get("/p/main/health/")
     assert answer.status_code == 200
     assert "the broker is away" in answer.content.decode()

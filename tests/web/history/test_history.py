@@ -30,7 +30,7 @@ def look_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dt.datetime], None]:
     """Sets when the pages are looked at: at noon, unless a test says otherwise."""
 
     def at(moment: dt.datetime) -> None:
-        monkeypatch.setattr("dstackweb.web.history.views.timezone", SimpleNamespace(now=lambda: moment))
+        monkeypatch.setattr("dstackweb.web.history.timezone", SimpleNamespace(now=lambda: moment))
 
     at(NOON)
     return at

@@ -1,4 +1,4 @@
-"""System status as a list of checks for the health page.
+"""The health page: system status as a list of checks.
 
 Cheap reads only; a check that fails becomes a line of its own.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from django.conf import settings
 from django.db import connection
 from django.db.models import Count
+from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -24,10 +25,11 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
-from dstackweb.offers import freshness, sources, store
+from dstackweb.offers import figures, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units
 
@@ -41,6 +43,15 @@ FULL_AT = 0.95
 BACKLOG = 100
 """Tasks waiting in the broker; more means that the workers do not keep up."""
 TONES = ("go", "info", "wait", "bad")
+
+
+@project_page()
+def health_page(request: PageRequest) -> HttpResponse:
+    """The checks, for the page and its polls."""
+    found, calls = checks(), sorted(figures.last_day(timezone.now()).items())
+    worst = max((check.tone for check in found), key=TONES.index)
+    context = {"checks": found, "calls": calls, "worst": worst}
+    return polled(request, "health/health.html", "health/health_list.html", fingerprint(found, calls), lambda: context)
 
 
 def checks() -> list[HealthCheck]:
@@ -61,11 +72,6 @@ def checks() -> list[HealthCheck]:
     )
     found = [check for part in parts for check in _safely(part)]
     return [*found, HealthCheck(_("Version"), "info", dstackweb.__version__)]
-
-
-def worst(found: Iterable[HealthCheck]) -> str:
-    """The tone of the page as a whole."""
-    return max((check.tone for check in found), key=TONES.index, default="go")
 
 
 def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:

@@ -1,28 +1,28 @@
-"""The list of hosts, and the page of one: its GPUs, its jobs, its events and its drain switch."""
+"""The list of hosts, the page of one, and what deployment admins do: drain, remove and add hosts."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.conf import settings
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows, visible_projects
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
-from dstackweb.lib.errors import NotFound
-from dstackweb.runs import holds, selectors
+from dstackweb.lib.errors import Forbidden, NotFound
+from dstackweb.lib.network import is_exposed
+from dstackweb.runs import holds
 from dstackweb.runs.holds import HoldInfo
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
-from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
@@ -45,8 +45,7 @@ class Visible(NamedTuple):
     held: dict[int, HoldInfo]
 
 
-@dataclass(frozen=True)
-class HostGpuLine:
+class HostGpuLine(NamedTuple):
     """One GPU: the run that uses it, its reservation, and use outside dstackweb."""
 
     gpu: Gpu
@@ -56,18 +55,18 @@ class HostGpuLine:
     kept: bool
     held: HoldInfo | None = None
 
-    @classmethod
-    def of(cls, gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Visible) -> HostGpuLine:
-        """The row; runs of projects that the reader cannot see have no name."""
-        stranger = ""
-        if gpu.stranger:
-            who = {"user": gpu.stranger.get("user", "?"), "pid": gpu.stranger.get("pid", "?")}
-            # The owner of a hold uses the GPU with processes outside the run.
-            text = _("used by %(user)s, pid %(pid)s") if run and run.pk in known.held else None
-            stranger = (text or _("used outside dstackweb by %(user)s, pid %(pid)s")) % who
-        hidden = run is not None and run.project_id not in known.projects
-        held = known.held.get(run.pk) if run and not hidden else None
-        return cls(gpu, run, hidden, stranger, kept is not None and gpu.uuid in kept.gpus, held)
+
+def _gpu_line(gpu: Gpu, run: Run | None, kept: ReservedCapacity | None, known: Visible) -> HostGpuLine:
+    """The row; runs of projects that the reader cannot see have no name."""
+    stranger = ""
+    if gpu.stranger:
+        who = {"user": gpu.stranger.get("user", "?"), "pid": gpu.stranger.get("pid", "?")}
+        # The owner of a hold uses the GPU with processes outside the run.
+        text = _("used by %(user)s, pid %(pid)s") if run and run.pk in known.held else None
+        stranger = (text or _("used outside dstackweb by %(user)s, pid %(pid)s")) % who
+    hidden = run is not None and run.project_id not in known.projects
+    held = known.held.get(run.pk) if run and not hidden else None
+    return HostGpuLine(gpu, run, hidden, stranger, kept is not None and gpu.uuid in kept.gpus, held)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
     return HostLine(
         of=found,
         isolation=host_words.isolation(found.host.isolation),
-        gpus=[HostGpuLine.of(gpu, run, found.kept, known) for gpu, run in found.gpus],
+        gpus=[_gpu_line(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, host_words.told(event)) for event in found.events],
         may_leave=inventory.may_leave(found.host),
         kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
@@ -116,11 +115,11 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
 
 @project_page()
 def hosts_page(request: PageRequest) -> HttpResponse:
-    """The list of hosts, for the page and its polls. Its version is a hash of what it shows."""
-    return hosts_page_with(request)
+    """The list of hosts, for the page and its polls."""
+    return _hosts_page(request)
 
 
-def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
+def _hosts_page(request: PageRequest, **more: Any) -> HttpResponse:
     """The hosts page, with `more` context that is shown once."""
     found = list_hosts(events=EVENTS_IN_LIST)
     known = Visible(
@@ -128,7 +127,7 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
         holds.active_holds(run.pk for one in found for _gpu, run in one.gpus if run),
     )
     lines = [host_line(one, known) for one in found]
-    version = hashlib.sha256(repr([line.stamp for line in lines]).encode()).hexdigest()[:16]
+    version = fingerprint([line.stamp for line in lines])
 
     def context() -> dict[str, Any]:
         admin = request.user.is_superuser
@@ -137,7 +136,6 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
             "may_submit": allows(request.role, "member"),
             "can_edit": request.user.is_staff,
             "may_manage": admin,
-            "waiting": selectors.counts(request.project)["submitted"],
             **(_join_panel(request) if admin and not request.htmx else {}),
             **more,
         }
@@ -147,22 +145,13 @@ def hosts_page_with(request: PageRequest, **more: Any) -> HttpResponse:
 
 def _join_panel(request: PageRequest) -> dict[str, Any]:
     """Context of the panel for adding a host."""
-    url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     return {
         "needs_postgres": joining.needs_postgres(),
         "obstacles": joining.elsewhere(ANOTHER_MACHINE),
         "invites": joining.open_invites(),
-        "url": url,
+        "url": public_url(request),
         "services": joining.services(),
     }
-
-
-@dataclass(frozen=True)
-class HostJobLine:
-    """A job on the host; `hidden` if the reader cannot see its project."""
-
-    of: Job
-    hidden: bool
 
 
 @project_page()
@@ -175,11 +164,9 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
     gpus = gpu_rows.of_hosts([found], seen, now)
     sampling = HostSampling.objects.filter(host=found.host).first()
     running, ended = _jobs(found.host)
-    stamp = (
-        line.stamp, [gpu.stamp for gpu in gpus], (sampling.at, sampling.library, sampling.error) if sampling else None,
-        [(job.pk, job.status) for job in [*running, *ended]],
-    )  # fmt: skip
-    version = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
+    sampled = (sampling.at, sampling.library, sampling.error) if sampling else None
+    jobs = [(job.pk, job.status) for job in [*running, *ended]]
+    version = fingerprint(line.stamp, [gpu.stamp for gpu in gpus], sampled, jobs)
 
     def context() -> dict[str, Any]:
         return {
@@ -188,14 +175,14 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "listed": found,
             "gpus": gpus,
             "sampling": sampling,
-            "running": [HostJobLine(job, job.run.project_id not in seen) for job in running],
-            "ended": [HostJobLine(job, job.run.project_id not in seen) for job in ended],
+            "running": running,
+            "ended": ended,
+            "seen": seen,
             "may_manage": request.user.is_superuser,
             "can_edit": request.user.is_staff,
             "here": True,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "poll_s": POLL_S,
-            "waiting": selectors.counts(request.project)["submitted"],
         }
 
     return polled(request, "hosts/host.html", "hosts/host_body.html", version, context)
@@ -214,3 +201,57 @@ def _jobs(host: Host) -> tuple[list[Job], list[Job]]:
     running = jobs.filter(status__in=JOB_ACTIVE).order_by("placed_at", "pk")
     ended = jobs.exclude(status__in=JOB_ACTIVE).order_by("-ended_at", "pk")[:JOBS_SHOWN]
     return list(running), list(ended)
+
+
+def _check_is_admin(request: PageRequest) -> None:
+    if not request.user.is_superuser:
+        raise Forbidden(_("Only deployment admins can manage hosts."))
+
+
+@project_page()
+@require_POST
+def drain(request: PageRequest, host: str) -> HttpResponse:
+    """Drain a host, or (`on=no`) undrain it, which also cancels its removal.
+
+    Goes back to the list or, with `back=host`, to the host's page.
+    """
+    _check_is_admin(request)
+    found, on = inventory.find(host), request.POST.get("on") != "no"
+    inventory.set_draining(found, request.user, on)
+    text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
+    to = reverse("web:host", args=[request.project.name, found.name]) if request.POST.get("back") == "host" else None
+    return _back(request, text % found.name, to)
+
+
+@project_page()
+@require_POST
+def leave(request: PageRequest, host: str) -> HttpResponse:
+    """Remove a host once no job uses it."""
+    _check_is_admin(request)
+    found = inventory.find(host)
+    inventory.leave(found, request.user)
+    return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
+
+
+@project_page()
+@require_POST
+def invite(request: PageRequest) -> HttpResponse:
+    """Create a join command. Its token is only in this response."""
+    _check_is_admin(request)
+    made, token = joining.invite(request.user)
+    url = public_url(request)
+    command = f"dstackweb host join {url} --token {token}{' --insecure' if is_exposed(url) else ''}"
+    return _hosts_page(request, new_invite={"command": command, "until": made.expires_at})
+
+
+@project_page()
+@require_POST
+def withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
+    """Revoke a join command."""
+    _check_is_admin(request)
+    joining.withdraw(invite_id)
+    return _back(request, _("Join command revoked."))
+
+
+def _back(request: PageRequest, text: str, to: str | None = None) -> HttpResponse:
+    return done(request, text, to or reverse("web:hosts", args=[request.project.name]))

@@ -1,8 +1,0 @@
-"""The pages."""
-
-from django.apps import AppConfig
-
-
-class WebConfig(AppConfig):
-    name = "dstackweb.web"
-    label = "web"

@@ -1,1 +1,0 @@
-"""History pages: wait times and queue lengths."""

@@ -1,1 +1,0 @@
-"""Pages for the team's own hosts."""
