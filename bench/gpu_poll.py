@@ -1,4 +1,4 @@
-"""What one look at 8 GPUs costs: by the host's own reading and the runner's, beside `nvidia-smi` where it is there.
+"""What one poll of 8 GPUs costs, beside `nvidia-smi` where it is there.
 
     python bench/gpu_poll.py [POLLS]
 
@@ -8,6 +8,7 @@ once, but reads its file at every call, which NVML does not: its share is measur
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -31,18 +32,17 @@ MEASURED = "BENCH_GPU_POLL"
 
 def measure(polls: int) -> None:
     """Says in JSON what polls of this process's library cost, milliseconds."""
-    import pynvml
-
-    from dstackweb.backends.hosts import nvml
-    from dstackweb.runner import gpus
+    from dstackweb.runner import nvml
 
     first = nvml.read()
     uuids = [one.uuid for one in first.samples]
     said = {"gpus": len(uuids), "names": sorted({one.name for one in first.samples}), "first": first.took_ms}
     if uuids:
-        said |= {"host": _times(nvml.read, polls), "runner": _times(lambda: gpus.read(uuids), polls)}
-        pynvml.nvmlInit()
-        said["empty"] = _times(pynvml.nvmlDeviceGetCount, polls)
+        said["poll"] = _times(nvml.read, polls)
+        count = ctypes.c_uint()
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        library.nvmlInit_v2()
+        said["empty"] = _times(lambda: library.nvmlDeviceGetCount_v2(ctypes.byref(count)), polls)
     print(json.dumps(said))
 
 
@@ -79,8 +79,8 @@ def _smi() -> float:
 
 def _show(title: str, said: dict[str, Any]) -> None:
     print(f"\n{title}: {said['gpus']} GPUs, {', '.join(said['names'])}")
-    print(f"  first look of a process        {said['first']:8.2f} ms")
-    for name, what in (("host", "a host's look"), ("runner", "a runner's look"), ("empty", "one call of the library")):
+    print(f"  first poll of a process        {said['first']:8.2f} ms")
+    for name, what in (("poll", "a poll"), ("empty", "one call of the library")):
         one: dict[str, float] = said[name]
         print(f"  {what:<30} {one['wall']:8.3f} ms, 95 % within {one['p95']:.3f} ms, CPU {one['cpu']:.3f} ms")
 

@@ -10,11 +10,11 @@ from django.db import connection
 from django.utils import timezone
 
 from bench import sides
-from dstackweb.backends.hosts.nvml import Sample, Snapshot
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSample, GpuSeries
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from tests.factories import join, make_host, make_project, make_run, make_user

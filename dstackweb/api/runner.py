@@ -16,10 +16,10 @@ from pydantic import BeforeValidator
 
 from dstackweb.api import tasks
 from dstackweb.api.tasks import TasksOut
-from dstackweb.backends.hosts.nvml import Sample
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
+from dstackweb.runner.nvml import Sample
 from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import attempt_fields, runner_spec
 from dstackweb.runs.models import Job
@@ -54,7 +54,7 @@ class ProcessIn(Schema):
 
 
 class GpuIn(Schema):
-    """As `backends.hosts.nvml.Sample`."""
+    """As `runner.nvml.Sample`."""
 
     uuid: str = Field(max_length=80)
     index: int = Field(0, ge=0, lt=2**15)

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import gpus, relay, tree
+from dstackweb.runner import relay, samples, tree
 from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.log import say
-from dstackweb.runner.samples import Samples
 from dstackweb.runner.shipper import Shipper
 from dstackweb.runner.state import StateDir
 from dstackweb.runner.task_lines import TaskLines
@@ -48,7 +47,7 @@ class Runner:
         self.contact = time.monotonic()
         """When a heartbeat was last answered: only heartbeats show the API that the job has a runner."""
         self.has_child = False
-        self.samples: Samples | None = None
+        self.samples: samples.Samples | None = None
         self.task_lines: TaskLines | None = None
         self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,7 +119,7 @@ class Runner:
     def _start(self, job: Job) -> int:
         output = relay.start(self.spool, self.spec["log_limit"], job.account)
         if every_s := self.spec.get("sample_every_s"):
-            self.samples = Samples(self.client, gpus.start(self.spec["gpus"], float(every_s)))
+            self.samples = samples.Samples(self.client, samples.start(self.spec["gpus"], float(every_s)))
         try:
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.

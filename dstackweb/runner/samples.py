@@ -1,26 +1,114 @@
-"""Sending the samples of the job's GPUs to the API. The newest are kept while it is unreachable."""
+"""Samples of the job's GPUs on cloud instances: read in a process of its own, sent to the API by the runner.
+
+Reading a broken GPU may hang for ever: the runner never waits for it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import signal
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from dstackweb.runner import nvml
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.log import say
 
+PROCESSES = 64
+"""The most processes per GPU that the API accepts."""
 KEPT = 2000
-"""Samples kept at most: five and a half hours of one every 10 s."""
+"""Samples kept at most while the API is unreachable: five and a half hours of one every 10 s."""
 AT_ONCE = 50
 PIECE = 1 << 16
 BACKOFF_CAP_S = 60.0
 
 
+def start(uuids: Sequence[str], every_s: float) -> int:
+    """Start reading these GPUs every so many seconds; returns the end of a pipe, which never blocks.
+
+    Each line is JSON with `at`, by the machine's monotonic clock, and `gpus` without those that can't be read. The
+    process ends when the pipe's reader does. Call this before `tree.adopt_orphans`, so that it doesn't become an orphan
+    of the job.
+    """
+    source, sink = os.pipe()
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        os.close(sink)
+        os.set_blocking(source, False)
+        return source
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _keep_watching(sink, uuids, every_s)
+    finally:
+        os._exit(0)
+
+
+def _keep_watching(sink: int, uuids: Sequence[str], every_s: float) -> None:
+    """Sample them, starting again where that fails: out of memory, or in a library that crashes."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(sink, 1)
+    os.closerange(3, 65536)  # among them the runner's lock, which must end with the runner
+    logged = False
+    while pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code == 0:
+            return
+        if not logged:
+            logged = True
+            say(f"the process that samples the GPUs ended with code {code} and is started again")
+        time.sleep(every_s)
+        # Its last line may be incomplete.
+        try:
+            _write(b"\n")
+        except OSError:
+            return
+    try:
+        _watch(uuids, every_s)
+    except Exception as error:
+        if not logged:
+            say(f"reading the GPUs: {error!r}")
+        os._exit(1)
+
+
+def _watch(uuids: Sequence[str], every_s: float) -> None:
+    logged, due = "", time.monotonic()
+    while True:
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = max(due + every_s, time.monotonic())
+        at = time.monotonic()
+        snapshot = nvml.read()
+        error = snapshot.error if snapshot.library else "no NVML library"
+        if error and error != logged:
+            logged = error
+            say(f"the GPUs can't be read: {error}")
+        gpus = [
+            {**asdict(sample), "processes": sample.processes[:PROCESSES]}
+            for sample in snapshot.samples
+            if sample.uuid in uuids
+        ]
+        try:
+            # Also without any GPU: only writing shows whether the reader still exists.
+            _write(json.dumps({"at": at, "gpus": gpus}).encode() + b"\n")
+        except OSError:
+            return
+
+
+def _write(line: bytes) -> None:
+    while line:
+        line = line[os.write(1, line) :]
+
+
 class Samples:
-    """Forwards samples from `gpus.start`'s pipe to the API. Its errors affect nothing else."""
+    """Forwards samples from the pipe of `start` to the API. Its errors affect nothing else."""
 
     def __init__(self, client: Client, source: int) -> None:
         self._client, self._source = client, source

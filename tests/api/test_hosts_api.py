@@ -17,10 +17,10 @@ import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.hosts import joining
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Snapshot
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 from tests.gpus.snapshots import sample
 

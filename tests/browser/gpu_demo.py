@@ -7,10 +7,10 @@ import datetime as dt
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job
 from tests.browser.demo import PASSWORD
 from tests.browser.scene import once

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.backends.hosts.nvml import Sample, read
+from dstackweb.runner.nvml import Sample, read
 
 IDLE = 5
 """Percent that an idle GPU may show."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dstackweb.backends.hosts.nvml import Sample, Snapshot
+from dstackweb.runner.nvml import Sample, Snapshot
 
 EVERY_MS = 10_000
 START_MS = 1_800_000_000_000

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.policy.warnings import PolicyAction
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason

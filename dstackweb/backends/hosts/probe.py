@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from dstackweb.backends.hosts import nvml
+from dstackweb.runner import nvml
 
 MIB = 1024 * 1024
 RESERVED_MIB = 512

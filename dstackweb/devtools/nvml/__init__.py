@@ -1,4 +1,4 @@
-"""GPUs that are not there: a small C library in the place of NVIDIA's, under the real Python module."""
+"""Simulated GPUs: a small C library in the place of NVIDIA's NVML."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import pynvml
+from dstackweb.runner import nvml
 
 Steps = int | str | None
-"""A number; or how it goes with time, as stub.c reads it ("0:95,30:!15,60:-"); None: it is not told."""
+"""A number; or steps over time, as stub.c reads them ("0:95,30:!15,60:-"); None: not reported."""
+
+
+HANGS, CRASHES = 1000, 1001
+"""A driver that never answers, and one that kills the process that calls it."""
 
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """`status` is what NVML answers for it: 0 in order, 15 lost. A UUID that begins with MIG- is of a MIG device of the
-    GPU before it. `pids` are of processes that compute, each with its MiB ("41:1024") or without. `mig=1` splits it
-    even without devices; `gpm=1` has its devices tell their utilization."""
+    """`status` is NVML's status for the GPU: 0 OK, 15 lost. A UUID that begins with MIG- is a MIG device of the GPU
+    before it. `pids` are compute processes, each with its MiB ("41:1024") or without. `mig=1` splits the GPU even
+    without devices; with `gpm=1` its devices report their utilization."""
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-40GB"
@@ -44,7 +48,7 @@ class FakeGpu:
 
 
 class Nvml:
-    """A directory with the library and the file that says which GPUs there are; `old` lacks what came later."""
+    """A directory with the library and the file that defines the GPUs; `old` lacks newer functions."""
 
     def __init__(self, folder: Path, *, old: bool = False) -> None:
         self.folder = folder
@@ -54,7 +58,7 @@ class Nvml:
         self.show()
 
     def show(self, *gpus: FakeGpu, now: float | None = None, loop: int | None = None, driver: Steps = None) -> None:
-        """From now on, these are the machine's GPUs; `now` holds their steps at that second, `driver` is for all."""
+        """Set the machine's GPUs. `now` fixes the steps' time; `driver` is the status of every call."""
         common = {"now": now, "loop": loop, "driver": driver}
         lines = [f"{key}={value}" for key, value in common.items() if value is not None]
         fresh = self.file.with_suffix(".new")
@@ -67,12 +71,11 @@ class Nvml:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """In this very process, too. What is loaded stays so: without its file it says that it isn't there."""
+        """In this process, too. The library stays loaded; without its file it reports that it isn't there."""
         ctypes.CDLL(str(self.library), mode=ctypes.RTLD_GLOBAL)  # further loads by name find what has that name
         with (
             mock.patch.dict(os.environ, NVML_STUB=str(self.file)),
-            mock.patch.object(pynvml, "nvmlLib", None),
-            mock.patch.object(pynvml, "_nvmlGetFunctionPointer_cache", {}),
+            mock.patch.object(nvml, "_library", None),
         ):
             yield
 

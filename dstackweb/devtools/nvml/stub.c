@@ -13,13 +13,15 @@
  * devices' utilization. Those that are not there are not told. Without NVML_STUB the library says that it isn't there.
  * Compiled with -DOLD it lacks what came to NVML in later years.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_LIBRARY = 12, LINES = 64, KEYS = 10 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_LIBRARY = 12, HANGS = 1000, CRASHES = 1001, LINES = 64, KEYS = 10 };
 
 typedef int status_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory2_t;
@@ -111,7 +113,10 @@ static status_t look(void) {
     if ((told = of_all("now"))) now = atof(told);
     if ((told = of_all("loop"))) now -= atof(told) * (long)(now / atof(told));
     long status = OK;
-    return (told = of_all("driver")) ? (step(told, &status), status) : OK;
+    if ((told = of_all("driver"))) step(told, &status);
+    if (status == HANGS) for (;;) pause();
+    if (status == CRASHES) raise(SIGKILL);
+    return status;
 }
 
 /* The line of a handle, and the answer to all about it. */
@@ -148,7 +153,10 @@ static status_t split(const gpu_t *gpu, long *mode) {
 status_t nvmlInitWithFlags(unsigned int flags) { return look(); }
 status_t nvmlInit_v2(void) { return look(); }
 status_t nvmlShutdown(void) { return OK; }
-const char *nvmlErrorString(status_t status) { return status == 15 ? "GPU is lost" : "Unknown Error"; }
+const char *nvmlErrorString(status_t status) {
+    return status == 9 ? "Driver Not Loaded" : status == 15 ? "GPU is lost"
+         : status == 18 ? "Driver/library version mismatch" : "Unknown Error";
+}
 
 status_t nvmlDeviceGetCount_v2(unsigned int *count) {
     status_t status = look();

@@ -14,7 +14,6 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.utils import timezone
 
-from dstackweb.backends.hosts.nvml import Sample, Snapshot
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
 from dstackweb.gpus.models import HostSampling
@@ -24,6 +23,7 @@ from dstackweb.gpus.samples import statements
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
 from dstackweb.gpus.samples.statements import BoundPolicy, JobId, SeriesRow
 from dstackweb.lib import sql
+from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
 

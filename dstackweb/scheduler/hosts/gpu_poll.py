@@ -12,10 +12,10 @@ from uuid import UUID
 from django.conf import settings
 from django.utils import timezone
 
-from dstackweb.backends.hosts import nvml
 from dstackweb.backends.models import Host
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.runner import nvml
 from dstackweb.scheduler.monitoring import utilization
 
 log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, HostEvent
 from dstackweb.gpus.clock import to_moment
 from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy
 from dstackweb.gpus.policy import binding, window
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus
 from tests.factories import cloud_job, make_host, make_run, place_all, placed_job, start

@@ -9,10 +9,10 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import nvml
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSample, HostSampling
+from dstackweb.runner import nvml
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.hosts import gpu_poll
 from dstackweb.scheduler.monitoring import utilization

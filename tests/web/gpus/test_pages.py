@@ -14,10 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts.nvml import Snapshot
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run
 from dstackweb.web.gpus import views as gpu_map_views
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start

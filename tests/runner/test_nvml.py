@@ -1,4 +1,4 @@
-"""What a look at a machine's GPUs tells, with the real Python module over a small C library."""
+"""Reading a machine's GPUs by NVML, for which a small C library stands in."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.hosts import nvml as looking
-from dstackweb.backends.hosts.nvml import Sample, Snapshot, read
 from dstackweb.backends.hosts.probe import probe_gpus
 from dstackweb.devtools.nvml import FakeGpu, Nvml, build
+from dstackweb.runner import nvml as looking
+from dstackweb.runner.nvml import Sample, Snapshot, read
 
 BUSY = FakeGpu("GPU-a", util=93, mem=30000, power=350, limit=400, temp=61, throttle=4)
 READ = """
 import json
 from dataclasses import asdict
-from dstackweb.backends.hosts.nvml import read
+from dstackweb.runner.nvml import read
 print(json.dumps(asdict(read())))
 """
 
@@ -97,9 +97,7 @@ def test_a_gpu_that_is_lost_while_it_is_watched_is_an_error_and_no_reading(nvml:
     assert seen.error == "GPU 0: GPU is lost"
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"), [("!9", "Driver Not Loaded"), ("!18", "RM has detected an NVML/RM version mismatch.")]
-)
+@pytest.mark.parametrize(("answer", "error"), [("!9", "Driver Not Loaded"), ("!18", "Driver/library version mismatch")])
 def test_a_driver_that_is_replaced_is_an_error_until_it_is_there_again(nvml: Nvml, answer: str, error: str) -> None:
     steps = f"0:0,10:{answer[1:]},20:0"
     nvml.show(BUSY, driver=steps, now=15)

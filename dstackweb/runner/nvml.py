@@ -1,0 +1,379 @@
+"""Reads this machine's GPUs by NVML: for the hosts, and for the runner on a cloud instance.
+
+Through ctypes, since the runner has the standard library only (docs/decisions/0011-one-nvml-reader.md). NVML is opened
+for each snapshot and closed after it: a driver that is held open cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import contextlib
+import ctypes
+import pwd
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+MIB = 1024 * 1024
+GPM_S = 0.25
+"""A MIG device's utilization is counted between two moments this far apart; NVML wants at least 0.1 s."""
+
+MOST_W, MOST_C, MOST_BITS = 2**15 - 1, 1000, 2**62 - 1
+"""Bounds of watts, degrees and throttle reasons: broken GPUs report more."""
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TOO_SMALL, FUNCTION_NOT_FOUND, VERSION_MISMATCH, NO_DATA = (
+    3,
+    4,
+    6,
+    7,
+    13,
+    18,
+    21,
+)
+ABSENT = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA}
+"""Answers for values that a GPU or its driver doesn't report. Not an error."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One GPU or MIG device. Values it doesn't report are None, never zero.
+
+    A MIG device has its parent's `index`, temperature and throttle reasons, and no power of its own. `utilization` is
+    in percent, `throttle` NVML's bits of why clocks are held down, and each process {"pid", "user", "memory_mib"},
+    by PID; an unknown user or memory is None.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int
+    utilization: int | None = None
+    memory_used_mib: int | None = None
+    power_w: int | None = None
+    power_limit_w: int | None = None
+    temperature_c: int | None = None
+    throttle: int | None = None
+    processes: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All GPUs that answer, in NVML's order. `error` names those that don't, and values that failed.
+
+    `library` is whether NVML is installed; a machine without it has no GPUs, which is not an error.
+    """
+
+    samples: tuple[Sample, ...] = ()
+    library: bool = True
+    error: str = ""
+    took_ms: float = 0.0
+
+
+class NvmlError(Exception):
+    """An answer of NVML other than success."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class _Memory2(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    ]
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Process(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
+
+
+class _GpmSupport(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("supported", ctypes.c_uint)]
+
+
+class _GpmMetric(ctypes.Structure):
+    _fields_ = [
+        ("id", ctypes.c_uint), ("status", ctypes.c_uint), ("value", ctypes.c_double), ("info", ctypes.c_char_p * 3),
+    ]  # fmt: skip
+
+
+class _GpmMetrics(ctypes.Structure):
+    # How many metrics a driver knows depends on its version; only the first `count` are read and written.
+    _fields_ = [
+        ("version", ctypes.c_uint), ("count", ctypes.c_uint), ("first", ctypes.c_void_p), ("second", ctypes.c_void_p),
+        ("metrics", _GpmMetric * 512),
+    ]  # fmt: skip
+
+
+MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
+GPM_GRAPHICS_UTILIZATION = 1
+NO_VALUE = 2**64 - 1
+_library: ctypes.CDLL | None = None
+
+
+def read() -> Snapshot:
+    """Read all GPUs of this machine; never raises. Takes milliseconds, plus GPM_S where there are MIG devices."""
+    began = time.perf_counter()
+    samples: tuple[Sample, ...] = ()
+    errors: list[str] = []
+    global _library
+    try:
+        _library = _library or ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return Snapshot(library=False)
+    try:
+        with _opened(_library) as nvml:
+            samples = tuple(_read_all(nvml, errors))
+    except NvmlError as error:
+        errors.append(f"NVML: {error}")
+        if error.status == VERSION_MISMATCH:
+            # The driver has changed since the library was loaded: the next snapshot loads the new one.
+            _ctypes.dlclose(_library._handle)
+            _library = None
+    return Snapshot(samples, True, "; ".join(errors), (time.perf_counter() - began) * 1000)
+
+
+@contextlib.contextmanager
+def _opened(library: ctypes.CDLL) -> Iterator[_Nvml]:
+    nvml = _Nvml(library)
+    nvml.call("nvmlInit_v2")
+    try:
+        yield nvml
+    finally:
+        with contextlib.suppress(NvmlError):
+            nvml.call("nvmlShutdown")
+
+
+class _Nvml:
+    """Calls of the library. They raise NvmlError, with FUNCTION_NOT_FOUND where the library is too old."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def call(self, function: str, *arguments: Any) -> None:
+        try:
+            pointer = getattr(self._library, function)
+        except AttributeError:
+            raise NvmlError(FUNCTION_NOT_FOUND, f"{function} is missing") from None
+        if status := pointer(*arguments):
+            self._library.nvmlErrorString.restype = ctypes.c_char_p
+            raise NvmlError(status, self._library.nvmlErrorString(status).decode(errors="replace"))
+
+    def fill(self, function: str, device: Any, cell: Any, *arguments: int) -> Any:
+        """`cell`, as the function has filled it."""
+        self.call(function, device, *arguments, ctypes.byref(cell))
+        return cell
+
+    def number(self, function: str, device: Any, *arguments: int, kind: Any = ctypes.c_uint) -> int:
+        return int(self.fill(function, device, kind(), *arguments).value)
+
+    def text(self, function: str, device: Any) -> str:
+        buffer = ctypes.create_string_buffer(96)
+        self.call(function, device, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+    def count(self) -> int:
+        count = ctypes.c_uint()
+        self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return count.value
+
+    def gpu(self, index: int) -> Any:
+        device = ctypes.c_void_p()
+        self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
+        return device
+
+    def is_split(self, device: Any) -> bool:
+        """Whether a GPU is in MIG mode."""
+        current, pending = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self.call("nvmlDeviceGetMigMode", device, ctypes.byref(current), ctypes.byref(pending))
+        except NvmlError as error:
+            if error.status not in ABSENT:
+                raise
+        return current.value == 1
+
+    def parts(self, device: Any) -> Iterator[Any]:
+        """The MIG devices of a GPU."""
+        for place in range(self.number("nvmlDeviceGetMaxMigDeviceCount", device)):
+            try:
+                yield self.fill("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_void_p(), place)
+            except NvmlError as error:
+                if error.status != NOT_FOUND:
+                    raise
+
+    def memory(self, device: Any) -> Any:
+        """Bytes: `total`, `used`. The newer answer leaves out of `used` what the driver keeps for itself."""
+        try:
+            return self.fill("nvmlDeviceGetMemoryInfo_v2", device, _Memory2(version=MEMORY_2))
+        except NvmlError as error:
+            if error.status != FUNCTION_NOT_FOUND:
+                raise
+            return self.fill("nvmlDeviceGetMemoryInfo", device, _Memory())
+
+    def processes(self, device: Any) -> tuple[dict[str, Any], ...]:
+        """Compute processes only; a desktop's drawing doesn't count."""
+        function, count = "nvmlDeviceGetComputeRunningProcesses_v3", ctypes.c_uint(0)
+        try:
+            self.call(function, device, ctypes.byref(count), None)
+        except NvmlError as error:
+            if error.status != TOO_SMALL:
+                raise
+        room = (_Process * (count.value * 2 + 5))()  # more may have come since
+        count.value = len(room)
+        self.call(function, device, ctypes.byref(count), room)
+        return tuple(
+            {
+                "pid": one.pid,
+                "user": _user_of(one.pid),
+                "memory_mib": None if one.used == NO_VALUE else one.used // MIB,
+            }
+            for one in sorted(room[: count.value], key=lambda process: process.pid)
+        )
+
+
+def _read_all(nvml: _Nvml, errors: list[str]) -> Iterator[Sample]:
+    with contextlib.ExitStack() as stack:
+        gpus = [_Gpu(nvml, index, errors, stack) for index in range(nvml.count())]
+        if any(meter.works for gpu in gpus for meter in gpu.parts):
+            time.sleep(GPM_S)
+        for gpu in gpus:
+            yield from gpu.samples()
+
+
+class _Gpu:
+    """One GPU of the machine, whole or as its MIG devices, each with its meter (`parts`)."""
+
+    def __init__(self, nvml: _Nvml, index: int, errors: list[str], stack: contextlib.ExitStack) -> None:
+        self.nvml, self.index, self._errors = nvml, index, errors
+        self.device: Any = None
+        self.parts: list[_Meter] = []
+        try:
+            device = nvml.gpu(index)
+            self.is_split = nvml.is_split(device)
+            if self.is_split:
+                self.parts = [_Meter(nvml, device, part, stack) for part in nvml.parts(device)]
+            self.device = device
+        except NvmlError as error:
+            self._fails(str(error))
+
+    def samples(self) -> Iterator[Sample]:
+        """Its samples; where it is split, those of its parts."""
+        if self.device is None:
+            return
+        try:
+            if not self.is_split:
+                yield self._read_whole()
+            for meter in self.parts:
+                yield self._read_part(meter.part, meter.percent())
+        except NvmlError as error:
+            self._fails(str(error))
+
+    def _read_whole(self) -> Sample:
+        nvml, device = self.nvml, self.device
+        busy = self._number(
+            "utilization", 100, lambda: nvml.fill("nvmlDeviceGetUtilizationRates", device, _Rates()).gpu
+        )
+        return replace(
+            self._read_part(device, busy),
+            power_w=self._number("power", MOST_W, lambda: round(nvml.number("nvmlDeviceGetPowerUsage", device) / 1000)),
+            power_limit_w=self._number(
+                "power limit", MOST_W, lambda: round(nvml.number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000)
+            ),
+        )
+
+    def _read_part(self, part: Any, busy: int | None) -> Sample:
+        """The values that a whole GPU and a MIG device have in common."""
+        nvml, chip = self.nvml, self.device
+        memory, clocks = nvml.memory(part), "nvmlDeviceGetCurrentClocksThrottleReasons"
+        return Sample(
+            uuid=nvml.text("nvmlDeviceGetUUID", part),
+            index=self.index,
+            name=nvml.text("nvmlDeviceGetName", part),
+            memory_mib=memory.total // MIB,
+            utilization=busy,
+            memory_used_mib=memory.used // MIB,
+            temperature_c=self._number("temperature", MOST_C, lambda: nvml.number("nvmlDeviceGetTemperature", chip, 0)),
+            throttle=self._number("clocks", MOST_BITS, lambda: nvml.number(clocks, chip, kind=ctypes.c_ulonglong)),
+            processes=self._try("processes", lambda: nvml.processes(part)) or (),
+        )
+
+    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+        """The answer; None when the GPU doesn't report it or fails, which is an error but doesn't stop other reads."""
+        try:
+            return call()
+        except NvmlError as error:
+            if error.status not in ABSENT:
+                self._fails(f"{what}: {error}")
+            return None
+
+    def _number(self, what: str, most: int, call: Callable[[], int]) -> int | None:
+        """The same for a number, dropping values that no GPU can have: broken ones report such."""
+        number: int | None = self._try(what, call)
+        if number is None or 0 <= number <= most:
+            return number
+        self._fails(f"{what}: value out of range")
+        return None
+
+    def _fails(self, how: str) -> None:
+        self._errors.append(f"GPU {self.index}: {how}")
+
+
+class _Meter:
+    """The utilization of a MIG device, by NVML's performance counters (GPM) over a moment: the only way."""
+
+    def __init__(self, nvml: _Nvml, gpu: Any, part: Any, stack: contextlib.ExitStack) -> None:
+        self.works = False
+        self._nvml, self._gpu, self.part = nvml, gpu, part
+        self._samples: list[Any] = []
+        try:
+            if not nvml.fill("nvmlGpmQueryDeviceSupport", gpu, _GpmSupport(version=1)).supported:
+                return
+            self._instance = nvml.number("nvmlDeviceGetGpuInstanceId", part)
+            for _ in range(2):
+                sample = ctypes.c_void_p()
+                nvml.call("nvmlGpmSampleAlloc", ctypes.byref(sample))
+                stack.callback(nvml.call, "nvmlGpmSampleFree", sample)
+                self._samples.append(sample)
+            nvml.call("nvmlGpmMigSampleGet", gpu, self._instance, self._samples[0])
+            self.works = True
+        except NvmlError:
+            return
+
+    def percent(self) -> int | None:
+        """Percent of the time since this was made; None when it cannot be counted."""
+        if not self.works:
+            return None
+        first, second = self._samples
+        request = _GpmMetrics(version=1, count=1, first=first, second=second)
+        metric = request.metrics[0]
+        metric.id = GPM_GRAPHICS_UTILIZATION
+        try:
+            self._nvml.call("nvmlGpmMigSampleGet", self._gpu, self._instance, second)
+            self._nvml.call("nvmlGpmMetricsGet", ctypes.byref(request))
+        except NvmlError:
+            return None
+        # NaN, which compares to nothing, means it cannot be counted.
+        return round(metric.value) if metric.status == 0 and 0 <= metric.value <= 100 else None
+
+
+def _user_of(pid: int) -> str | None:
+    """None for a process that has ended or lives in another container: NVML may see further than this one."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
