@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import HeaderEx, NinjaAPI, P
+from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.security import HttpBearer
+from pydantic import BeforeValidator
 
 from dstackweb.accounts.access import project_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
-from dstackweb.lib.errors import DomainError, TooMany
+from dstackweb.lib.errors import DomainError, Forbidden, TooMany
+from dstackweb.runs import selectors
+from dstackweb.runs.models import Run
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,36 @@ def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
     return api.create_response(request, {"detail": "not found"}, status=404)
 
 
+class ErrorOut(Schema):
+    detail: str
+    errors: list[dict[str, Any]] | None = None
+
+
+class StaleOut(ErrorOut):
+    """The run was changed meanwhile, and nothing was applied. Its current values, and its `ETag` without quotes."""
+
+    run: str | None = None
+    priority: int | None = None
+    queue: str | None = None
+    status: str | None = None
+    etag: str | None = None
+
+
+def refusals(*statuses: int) -> dict[int, type[Schema]]:
+    """The error responses of an operation, in addition to 401."""
+    return dict.fromkeys((401, *statuses), ErrorOut)
+
+
+Id = Annotated[str, BeforeValidator(str)]
+"""A UUID as text."""
+_name = BeforeValidator(lambda found: getattr(found, "name", found))
+_username = BeforeValidator(lambda user: user.get_username() if isinstance(user, User) else user)
+Name = Annotated[str, _name]
+"""The name of a related row."""
+NameOrNull = Annotated[str | None, _name]
+Username = Annotated[str, _username]
+UsernameOrNull = Annotated[str | None, _username]
+
 IfMatch = HeaderEx[str | None, P(alias="If-Match", description="The `ETag` of the run when it was read")]
 IdempotencyKey = HeaderEx[
     str, P(alias="Idempotency-Key", max_length=200, description="A repeated key returns the same run")
@@ -127,6 +160,20 @@ def ready(request: HttpRequest, answer: dict[str, Any]) -> HttpResponse:
 def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tuple[Project, str]:
     """The project and the caller's role in it. Raises NotFound to non-members, Forbidden if the role is too low."""
     return project_for(caller(request), name, at_least)
+
+
+def run_of(request: HttpRequest, project: str, name: str, at_least: str = "viewer") -> tuple[Run, str]:
+    """A run, and the caller's role in its project."""
+    found, role = project_of(request, project, at_least)
+    return selectors.find_run(found, name), role
+
+
+def admin(request: HttpRequest, what: str) -> User:
+    """The caller. Raises Forbidden unless they are a deployment admin."""
+    found = caller(request)
+    if not found.is_superuser:
+        raise Forbidden(f"only deployment admins can manage {what}")
+    return found
 
 
 def caller(request: HttpRequest) -> User:

@@ -9,16 +9,16 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
-from dstackweb.api.app import project_of
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.app import project_of, refusals
+from dstackweb.api.queues import find_queue
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import history, selectors, services
+from dstackweb.runs import history
 from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange
 from dstackweb.runs.history_math import parse_zone
 
 router = Router(tags=["history"])
 of_queues = Router(tags=["history"])
-REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+REFUSALS = refusals(404, 422)
 HOURLY_DAYS = 31
 """The most days by hour."""
 
@@ -96,7 +96,7 @@ def of_queue(
 ) -> QueueHistoryOut:
     """Wait times and queue lengths by priority band."""
     found, _role = project_of(request, project)
-    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    queue = find_queue(found, name)
     past = history.series(queue, _view(days, step, tz))
     return QueueHistoryOut(queue=queue.name, **_values(past))
 

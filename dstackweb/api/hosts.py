@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from django.conf import settings
 from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema, Status
 from ninja.security import HttpBearer
+from pydantic import BeforeValidator
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
-from dstackweb.api.app import caller
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.app import Username, admin, caller, refusals
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, HostSampling
+from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.samples.latest import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
+from dstackweb.scheduler.hosts.selectors import HostSummary, list_hosts
 
 
 class GpuSampleOut(Schema):
     """A GPU's newest sample. Values that it doesn't report are null."""
 
-    at: dt.datetime
+    at: Annotated[dt.datetime, BeforeValidator(to_moment)] = Field(validation_alias="last_ms")
     utilization: int | None = Field(description="Percent")
     memory_used_mib: int | None
     power_w: int | None
     power_limit_w: int | None
     temperature_c: int | None
-    held_back: list[str] = Field(
-        description="Why its clocks are throttled: `power_cap`, `power_brake`, `heat`, `hardware`"
+    held_back: Annotated[list[str], BeforeValidator(throttle_reasons)] = Field(
+        validation_alias="throttle",
+        description="Why its clocks are throttled: `power_cap`, `power_brake`, `heat`, `hardware`",
     )
 
 
@@ -66,7 +66,7 @@ class ReservedOut(Schema):
     run: str
     cpus: int
     memory_mib: int
-    gpus: list[str]
+    gpus: Annotated[list[str], BeforeValidator(sorted)]
 
 
 class HostOut(Schema):
@@ -109,7 +109,7 @@ class PatchHostIn(Schema):
 
 class HostInviteOut(Schema):
     id: int
-    created_by: str
+    created_by: Username
     created_at: dt.datetime
     expires_at: dt.datetime
 
@@ -161,14 +161,7 @@ class JoinOut(Schema):
 
 
 router = Router(tags=["hosts"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 409: ErrorOut, 422: ErrorOut}
-GPU_FIELDS = ("uuid", "index", "name", "memory_mib", "present", "stranger")
-HOST_FIELDS = (
-    "name", "draining", "leaving", "isolation", "address", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
-    "labels", "seen_at", "error",
-)  # fmt: skip
-SAMPLE_FIELDS = ("utilization", "memory_used_mib", "power_w", "power_limit_w", "temperature_c")
-LISTED_FIELDS = ("online", "gpus_total", "gpus_used", "jobs")
+REFUSALS = refusals(403, 404, 409, 422)
 
 
 class JoinToken(HttpBearer):
@@ -188,65 +181,61 @@ class HostToken(HttpBearer):
         return name
 
 
-@router.get("", response={200: HostsOut, 401: ErrorOut}, summary="Hosts")
-def hosts(request: HttpRequest) -> HostsOut:
+@router.get("", response={200: HostsOut, **refusals()}, summary="Hosts")
+def hosts(request: HttpRequest) -> dict[str, Any]:
     """CPUs, memory, and GPUs with their run and newest sample. Runs of projects that you can't see have no name."""
-    return HostsOut(items=_hosts(list_hosts(), _seen(caller(request))))
+    return {"items": _hosts(list_hosts(), caller(request))}
 
 
-@router.post(
-    "/invites",
-    response={201: NewHostInviteOut, **REFUSALS},
-    summary="Create a join token",
-)
-def invite(request: HttpRequest) -> Status[NewHostInviteOut]:
+@router.post("/invites", response={201: NewHostInviteOut, **REFUSALS}, summary="Create a join token")
+def invite(request: HttpRequest) -> Status[dict[str, Any]]:
     """For deployment admins. It works once, within an hour, and gives full access to the deployment."""
-    made, token = joining.invite(_admin(request))
+    made, token = joining.invite(admin(request, "hosts"))
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     command = f"dstackweb host join {url} --token {token}"
-    out = NewHostInviteOut(token=token, command=command, obstacles=joining.elsewhere(url), **_invite(made))
-    return Status(201, out)
+    own = {"token": token, "command": command, "obstacles": joining.elsewhere(url)}
+    return Status(201, HostInviteOut.from_orm(made).dict() | own)
 
 
 @router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Valid join tokens")
-def invites(request: HttpRequest) -> HostInvitesOut:
-    _admin(request)
-    return HostInvitesOut(items=[HostInviteOut(**_invite(row)) for row in joining.open_invites()])
+def invites(request: HttpRequest) -> dict[str, Any]:
+    admin(request, "hosts")
+    return {"items": joining.open_invites()}
 
 
 @router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Revoke a join token")
 def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
-    _admin(request)
+    admin(request, "hosts")
     joining.withdraw(invite_id)
     return Status(204, None)
 
 
 @router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Join as a host")
-def join(request: HttpRequest, body: HostJoinIn) -> JoinOut:
+def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
     """Called by the new host with a join token. After an error or a check the token stays valid."""
     row = request.auth  # type: ignore[attr-defined]
     machine = joining.JoinRequest(**body.model_dump(exclude={"check"}))
     environment = None if body.check else joining.join(row, machine)
-    return JoinOut(
-        name=machine.name,
-        api_url=settings.DSTACKWEB_API_URL,
-        expires_at=row.expires_at,
-        reach=[ReachOut(**asdict(there)) for there in joining.services()],
-        obstacles=joining.obstacles(machine) if body.check else [],
-        environment=environment,
-    )
+    return {
+        "name": machine.name,
+        "api_url": settings.DSTACKWEB_API_URL,
+        "expires_at": row.expires_at,
+        "reach": joining.services(),
+        "obstacles": joining.obstacles(machine) if body.check else [],
+        "environment": environment,
+    }
 
 
-@router.get("/hello", auth=HostToken(), response={200: dict[str, str], 403: ErrorOut}, include_in_schema=False)
+@router.get("/hello", auth=HostToken(), response={200: dict[str, str], **refusals(403)}, include_in_schema=False)
 def hello(request: HttpRequest) -> dict[str, str]:
     """Confirms to a host that it has the right server and key."""
     return {"host": request.auth}  # type: ignore[attr-defined]
 
 
 @router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
-def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
+def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str, Any]:
     """For deployment admins. `draining: false` also cancels a removal."""
-    who = _admin(request)
+    who = admin(request, "hosts")
     host = inventory.find(name)
     if body.labels is not None:
         inventory.set_labels(host, who, body.labels)
@@ -256,72 +245,39 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> HostOut:
 
 
 @router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Remove a host")
-def leave(request: HttpRequest, name: Path[str]) -> HostOut:
+def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
-    who = _admin(request)
+    who = admin(request, "hosts")
     inventory.leave(inventory.find(name), who)
     return _one(name, who)
 
 
-def _admin(request: HttpRequest) -> User:
-    found = caller(request)
-    if not found.is_superuser:
-        raise Forbidden("only deployment admins can manage hosts")
-    return found
-
-
-def _one(name: str, who: User) -> HostOut:
+def _one(name: str, who: User) -> dict[str, Any]:
     found = list_hosts(name)
     if not found:
         raise NotFound(f"there is no host {name}")
-    return _hosts(found, _seen(who))[0]
+    return _hosts(found, who)[0]
 
 
-def _seen(who: User) -> set[int]:
-    return {project.pk for project in visible_projects(who)}
-
-
-def _hosts(found: Sequence[HostSummary], seen: set[int]) -> list[HostOut]:
+def _hosts(found: Sequence[HostSummary], who: User) -> list[dict[str, Any]]:
+    """HostOut of each host."""
+    visible = {project.pk for project in visible_projects(who)}
     series = newest([gpu for one in found for gpu, _run in one.gpus])
-    looks = HostSampling.objects.in_bulk([one.host.pk for one in found])
-    return [_host(one, seen, series, looks.get(one.host.pk)) for one in found]
+    sampling = HostSampling.objects.in_bulk([one.host.pk for one in found])
 
-
-def _host(found: HostSummary, seen: set[int], series: Mapping[str, GpuSeries], look: HostSampling | None) -> HostOut:
     def name_of(run: Run) -> str:
-        return run.name if run.project_id in seen else "a run of another project"
+        return run.name if run.project_id in visible else "a run of another project"
 
-    return HostOut(
-        gpus=[
-            HostGpuOut(
-                run=name_of(run) if run else None,
-                sample=_sample(series.get(gpu.uuid)),
-                **{name: getattr(gpu, name) for name in GPU_FIELDS},
-            )
-            for gpu, run in found.gpus
-        ],
-        sampling=SamplingOut.from_orm(look) if look else None,
-        reserved=_reserved(found.kept, name_of(found.kept.run)) if found.kept else None,
-        **{name: getattr(found.host, name) for name in HOST_FIELDS},
-        **{name: getattr(found, name) for name in LISTED_FIELDS},
-    )
-
-
-def _sample(series: GpuSeries | None) -> GpuSampleOut | None:
-    if series is None or series.last_ms is None:
-        return None
-    seen = {name: getattr(series, name) for name in SAMPLE_FIELDS}
-    return GpuSampleOut(at=to_moment(series.last_ms), held_back=list(throttle_reasons(series.throttle)), **seen)
-
-
-def _reserved(kept: ReservedCapacity, name: str) -> ReservedOut:
-    return ReservedOut(run=name, cpus=kept.cpus, memory_mib=kept.memory_mib, gpus=sorted(kept.gpus))
-
-
-def _invite(row: HostInvite) -> dict[str, Any]:
-    return {
-        "id": row.pk,
-        "created_by": row.created_by.get_username(),
-        "created_at": row.created_at,
-        "expires_at": row.expires_at,
-    }
+    return [
+        {
+            **vars(one.host),
+            **{name: getattr(one, name) for name in ("online", "gpus_total", "gpus_used", "jobs")},
+            "gpus": [
+                {**vars(gpu), "run": name_of(run) if run else None, "sample": series.get(gpu.uuid)}
+                for gpu, run in one.gpus
+            ],
+            "sampling": sampling.get(one.host.pk),
+            "reserved": {**vars(one.kept), "run": name_of(one.kept.run)} if one.kept else None,
+        }
+        for one in found
+    ]

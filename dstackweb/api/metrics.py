@@ -10,20 +10,18 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
-from dstackweb.api.app import project_of, ready
-from dstackweb.api.policy_schemas import PolicyOut
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.app import ready, refusals, run_of
+from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.placement_summary import where
 
 router = Router(tags=["utilization"])
-REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+REFUSALS = refusals(404, 422)
 RANGE = dt.timedelta(hours=1)
 """The default time range."""
 LONGEST = dt.timedelta(days=30)
@@ -98,8 +96,7 @@ def metrics(
     attempt: Attempt = None,
 ) -> HttpResponse:
     """Per job and GPU, at most 30 days: samples of the last 24 hours, averages of five minutes before."""
-    found, _role = project_of(request, project)
-    run, now = selectors.find_run(found, name), timezone.now()
+    run, now = run_of(request, project, name)[0], timezone.now()
     since, until = _range(run, since, until, now)
     attempt = attempt or run.attempt
     jobs = list(Job.objects.filter(run=run, attempt=attempt).select_related("host", "backend").order_by("node"))

@@ -1,25 +1,171 @@
-"""Offers of hosts and clouds for a project's runs, and manual refresh."""
+"""Offers of hosts and clouds for a project's runs, and their refresh.
+
+Backends, for deployment admins; their quotas and cache statistics, for all users.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+from dataclasses import replace
+from typing import Annotated, Any
+
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja import P, Path, QueryEx, Router
+from ninja import Field, P, Path, PathEx, QueryEx, Router, Schema, Status
+from pydantic import BeforeValidator
 
-from dstackweb.api.app import project_of
-from dstackweb.api.offer_schemas import OffersOut, RefreshIn, RefreshOut, SourceOut, offer_out
-from dstackweb.api.schemas import ErrorOut
-from dstackweb.backends import registry
+from dstackweb.api.app import admin, project_of, refusals
+from dstackweb.api.run_schemas import OfferOut
+from dstackweb.backends import registry, services
+from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import filters, listing, refreshing
+from dstackweb.offers import figures, filters, listing, refreshing
+from dstackweb.offers.freshness import Freshness
+from dstackweb.offers.listing import RegionQuotas
 from dstackweb.scheduler.cloud import idle
 from dstackweb.scheduler.placement.offers import matching_idle
+from dstackweb.spec.effective import Requirements
+from dstackweb.wording import offers as offer_words
 
 router = Router(tags=["offers"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+backend_router = Router(tags=["backends"])
+REFUSALS = refusals(403, 404, 422)
 QUERY = ("query",)
 Several = QueryEx[list[str] | None, P(description="Repeat or separate by commas")]
+NewName = PathEx[str, P(pattern=r"^[A-Za-z0-9_-]+$", max_length=60)]
+
+
+class SourceOut(Schema):
+    """One kind of a backend's data in one region. `region` is empty for data that is the same in all regions.
+
+    `state` is `fresh`, `stale` (the last good value) or `failed` (nothing is known). `error` is the latest failure
+    since the last success: its `code`, its data, and a `message` for people. It is fresh until `expires_at`. While it
+    is in use, it is read again at `due_at`; null: soon.
+    """
+
+    backend: str
+    region: str
+    source: str
+    fetched_at: dt.datetime | None
+    state: str
+    error: dict[str, Any] | None
+    expires_at: dt.datetime | None
+    due_at: dt.datetime | None
+
+    @staticmethod
+    def resolve_error(age: Freshness) -> dict[str, Any] | None:
+        return {**age.error, "message": offer_words.failure(age.kind, age.error)} if age.error else None
+
+
+class OffersOut(Schema):
+    """Prices are USD per hour. An offer's `detail` has a `code`, its numbers, and a `message` for people.
+
+    `total` counts the offers of all pages.
+    """
+
+    items: list[OfferOut]
+    next: str | None
+    total: int
+    sources: list[SourceOut]
+
+
+class RefreshIn(Schema):
+    """The backends to refresh; all by default."""
+
+    model_config = {"extra": "forbid"}
+
+    backends: list[str] | None = Field(None, min_length=1, max_length=100)
+
+
+class RefreshOut(Schema):
+    """`items` are the backends that are refreshed, without those that were refreshed just before."""
+
+    items: list[str]
+
+
+class BackendOut(Schema):
+    """A backend. `config` never has a secret; `has_secret` says whether one is stored."""
+
+    name: str
+    type: str = Field(validation_alias="kind")
+    enabled: bool
+    config: dict[str, Any]
+    has_secret: Annotated[bool, BeforeValidator(bool)] = Field(validation_alias="secret")
+    version: int
+
+
+class BackendsOut(Schema):
+    items: list[BackendOut]
+    next: str | None = None
+
+
+class PutBackendIn(Schema):
+    """All settings of a backend. A missing secret stays if the access key is the same."""
+
+    model_config = {"extra": "forbid"}
+
+    type: str = Field(examples=["aws"])
+    config: dict[str, Any] = Field(
+        default_factory=dict, examples=[{"regions": ["eu-west-1"], "credentials": "default"}]
+    )
+    enabled: bool = Field(True, strict=True)
+
+
+class QuotaOut(Schema):
+    """A quota of the account and its use, in vCPUs."""
+
+    code: str
+    name: str
+    limit: int
+    used: int
+
+
+class RegionQuotasOut(Schema):
+    """`items` are empty if nothing is known; `source` says why."""
+
+    region: str
+    source: SourceOut = Field(validation_alias="age")
+    items: list[QuotaOut]
+
+    @staticmethod
+    def resolve_items(found: RegionQuotas) -> list[dict[str, Any]]:
+        name = registry.KINDS[found.age.kind].quota_name
+        return [
+            {"code": code, "name": name(code), "limit": limit, "used": used}
+            for code, (limit, used) in found.quotas.items()
+        ]
+
+
+class QuotasOut(Schema):
+    items: list[RegionQuotasOut]
+    next: str | None = None
+
+
+class FiguresOut(Schema):
+    """Statistics of a backend's offer cache, of an hour or in total (docs/offers.md)."""
+
+    hits: int
+    misses: int
+    coalesced: int
+    calls: int
+    failures: int
+    throttles: int
+    stale_served: int
+    uncached: int
+    saved: int
+
+
+class HourOut(FiguresOut):
+    hour: dt.datetime
+
+
+class CacheOut(Schema):
+    """By hour, the newest first, without hours of zeros."""
+
+    total: FiguresOut
+    items: list[HourOut]
+    next: str | None = None
 
 
 @router.get("", response={200: OffersOut, **REFUSALS}, summary="Offers, the cheapest first")
@@ -36,11 +182,11 @@ def offers(
     sort: QueryEx[str, P(description=f"{', '.join(filters.SORTS)}; `-price` for the largest first")] = "price",
     limit: QueryEx[int, P(ge=1, le=2000)] = 500,
     cursor: str = "",
-) -> OffersOut:
+) -> dict[str, Any]:
     """Offers for one node of a run with these `resources`, including unavailable ones.
 
-    Answers from what is kept, and never waits for a cloud; `sources` says how old that is. Own hosts cost nothing. A
-    machine that stands idle for the project's next run is `idle`, with its `instance` in `detail`.
+    Answers from cached data, and never waits for a cloud; `sources` says how old the data is. Hosts are free. A cloud
+    instance that is kept for the project's next run is `idle`, with its `instance` in `detail`.
     """
     owner, _role = project_of(request, project)
     order = filters.read_order(sort, within=QUERY)
@@ -53,19 +199,23 @@ def offers(
     kept = matching_idle(idle.reader(now)(owner.pk), wanted.requirements)
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
     items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)
-    return OffersOut(
-        items=[offer_out(offer, wanted.requirements) for offer in items],
-        next=following,
-        total=len(all_offers),
-        sources=[SourceOut.of(age) for age in found.sources],
-    )
+    return {
+        "items": [_with_message(offer, wanted.requirements) for offer in items],
+        "next": following,
+        "total": len(all_offers),
+        "sources": found.sources,
+    }
 
 
-@router.post("/refresh", response={200: RefreshOut, **REFUSALS, 429: ErrorOut}, summary="Refresh offers")
-def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = None) -> RefreshOut:
+def _with_message(offer: Offer, needs: Requirements) -> Offer:
+    return replace(offer, detail={**offer.detail, "message": offer_words.why(offer, needs)})
+
+
+@router.post("/refresh", response={200: RefreshOut, **REFUSALS, **refusals(429)}, summary="Refresh offers")
+def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = None) -> dict[str, Any]:
     """Refresh all sources in the background. Until then the known offers are used, marked as stale.
 
-    Each backend at most once in 10 s: with none left to ask, this answers 429.
+    Each backend at most once in 10 s; 429 if all were refreshed just before.
     """
     project_of(request, project, "member")
     clouds = {
@@ -75,5 +225,59 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
     for place, name in enumerate(named):
         if name not in clouds:
             raise Invalid.at("backends", place, msg=f"there is no enabled cloud backend {name[:80]!r}")
-    asked = refreshing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
-    return RefreshOut(items=[found.name for found in asked])
+    refreshed = refreshing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
+    return {"items": [found.name for found in refreshed]}
+
+
+@backend_router.get("", response={200: BackendsOut, **REFUSALS}, summary="All backends")
+def backends(request: HttpRequest) -> dict[str, Any]:
+    """For deployment admins. No secret is ever shown."""
+    admin(request, "backends")
+    return {"items": Backend.objects.order_by("name")}
+
+
+@backend_router.get("/{name}", response={200: BackendOut, **REFUSALS}, summary="One backend")
+def detail(request: HttpRequest, name: Path[str]) -> Backend:
+    """For deployment admins. No secret is ever shown."""
+    admin(request, "backends")
+    return services.find(name)
+
+
+@backend_router.put(
+    "/{name}",
+    response={200: BackendOut, 201: BackendOut, **REFUSALS, **refusals(409)},
+    summary="Create or change a backend",
+)
+def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[Backend]:
+    """For deployment admins. Replaces all settings; a secret that is left out stays if its access key is the same.
+
+    Offers are fetched within seconds. Repeating the request changes nothing.
+    """
+    admin(request, "backends")
+    found, is_new = services.put(name, body.type, body.config, enabled=body.enabled)
+    return Status(201 if is_new else 200, found)
+
+
+@backend_router.delete("/{name}", response={204: None, **REFUSALS, **refusals(409)}, summary="Delete a backend")
+def delete(request: HttpRequest, name: Path[str]) -> Status[None]:
+    """For deployment admins. Its offers disappear immediately. Its jobs continue; its instances end with them."""
+    admin(request, "backends")
+    services.delete(name)
+    return Status(204, None)
+
+
+@backend_router.get("/{name}/quotas", response={200: QuotasOut, **REFUSALS}, summary="An account's quotas by region")
+def quotas(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
+    """Used and total, in vCPUs; `source` says how old they are. Empty for a backend without quotas."""
+    return {"items": listing.quotas(services.find(name), timezone.now())}
+
+
+@backend_router.get("/{name}/cache", response={200: CacheOut, **REFUSALS}, summary="Statistics of the offer cache")
+def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=2160)] = 24) -> dict[str, Any]:
+    """Cache hits, calls made and calls saved, by hour."""
+    this_hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    found = figures.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
+    return {
+        "total": sum((one for _, one in found), figures.Figures()),
+        "items": [{"hour": hour, **FiguresOut.from_orm(one).dict()} for hour, one in found],
+    }

@@ -10,15 +10,13 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
-from dstackweb.api.app import project_of, ready
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.app import project_of, ready, refusals, run_of
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
 from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress, TaskRow
 from dstackweb.progress.states import SHOWN, TaskState
 from dstackweb.runs.models import Run
-from dstackweb.runs.selectors import find_run
 
 
 class StatesOut(Schema):
@@ -181,7 +179,7 @@ def moment(at_ms: int) -> dt.datetime:
 
 router = Router(tags=["progress"])
 of_runs = Router(tags=["progress"])
-REFUSALS = {401: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+REFUSALS = refusals(404, 422)
 
 Find = QueryEx[str, P(max_length=NAME_MAX, description="A part of the name, case-insensitive")]
 OrderBy = QueryEx[Order, P(description="`active`: unfinished ones first; `failed`: those with failed tasks first")]
@@ -233,7 +231,7 @@ def of_run(
     attempt: Attempt = None,
 ) -> HttpResponse:
     """By prefix; empty if the run reported no tasks."""
-    run = _run(request, project, name)
+    run, _role = run_of(request, project, name)
     overview = selectors.of_run(run.pk, _now_ms(), attempt)
     return ready(request, progress_of(run, overview, *_page(overview, find, order, limit, cursor)))
 
@@ -321,12 +319,7 @@ def _of_project(request: HttpRequest, project: str) -> ScopeProgress | None:
 
 
 def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) -> ScopeProgress | None:
-    return selectors.of_run(_run(request, project, name).pk, _now_ms(), attempt)
-
-
-def _run(request: HttpRequest, project: str, name: str) -> Run:
-    found, _role = project_of(request, project)
-    return find_run(found, name)
+    return selectors.of_run(run_of(request, project, name)[0].pk, _now_ms(), attempt)
 
 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:

@@ -9,15 +9,14 @@ from ninja import P, Path, PathEx, Router, Schema, Status
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Membership, Role
-from dstackweb.api.app import caller, project_of
-from dstackweb.api.schemas import ErrorOut
+from dstackweb.api.app import caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import archives
 from dstackweb.runs.models import Archive
 from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+REFUSALS = refusals(403, 404, 422)
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
 RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -48,18 +47,18 @@ class ArchiveOut(Schema):
     size: int
 
 
-@router.get("/user", response={200: UserOut, 401: ErrorOut}, summary="The token's user")
+@router.get("/user", response={200: UserOut, **refusals()}, summary="The token's user")
 def user(request: HttpRequest) -> UserOut:
     found = caller(request)
     return UserOut(username=found.get_username(), is_admin=found.is_superuser)
 
 
-@router.get("/limits", response={200: LimitsOut, 401: ErrorOut}, summary="Size limits")
+@router.get("/limits", response={200: LimitsOut, **refusals()}, summary="Size limits")
 def limits(request: HttpRequest) -> LimitsOut:
     return LimitsOut(archive_bytes=archives.limit_bytes(), config_bytes=MAX_BYTES)
 
 
-@router.get("/projects", response={200: ProjectsOut, 401: ErrorOut}, summary="The caller's projects")
+@router.get("/projects", response={200: ProjectsOut, **refusals()}, summary="The caller's projects")
 def projects(request: HttpRequest) -> ProjectsOut:
     who = caller(request)
     found = list(visible_projects(who).order_by("name"))
@@ -83,7 +82,7 @@ def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> H
 
 @router.put(
     "/projects/{project}/archives/{sha256}",
-    response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, 413: ErrorOut},
+    response={200: ArchiveOut, 201: ArchiveOut, **REFUSALS, **refusals(413)},
     summary="Upload a working directory",
     openapi_extra={"requestBody": {"required": True, "content": RAW}},
 )

@@ -1,22 +1,171 @@
-"""Queues: runs in order, and settings."""
+"""Queues: runs in order, settings, and moving waiting runs: dry run, move and undo."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
-from ninja import P, Path, QueryEx, Router, Status
+from ninja import Field, P, Path, QueryEx, Router, Schema, Status
 
-from dstackweb.api.app import caller, project_of, ready
-from dstackweb.api.queue_schemas import NewQueueIn, PatchQueueIn, QueueSettings, QueuesOut, QueueSummary
-from dstackweb.api.schemas import ErrorOut, QueueItem, QueueOut
-from dstackweb.lib.errors import Invalid
-from dstackweb.runs import rows, selectors, services
-from dstackweb.runs.models import Queue
-from dstackweb.runs.queue import queues
+from dstackweb.accounts.models import Project
+from dstackweb.api.app import (
+    Id,
+    IfMatch,
+    Name,
+    StaleOut,
+    Username,
+    caller,
+    project_of,
+    ready,
+    refusals,
+)
+from dstackweb.lib.errors import Conflict, Invalid, Stale
+from dstackweb.runs import concurrency, rows, selectors, services
+from dstackweb.runs.models import MAX_LIMIT, Queue, Run
+from dstackweb.runs.queue import queues, reorder
+from dstackweb.runs.rows import QueueRow, sent
+from dstackweb.wording import waiting
 
 router = Router(tags=["queues"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+REFUSALS = refusals(403, 404, 422)
+MOVE_REFUSALS = {**REFUSALS, **refusals(409), 412: StaleOut}
+Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
+
+
+class PatchQueueIn(Schema):
+    """Changes by managers; missing fields stay. A limit of null is no limit; 0 starts nothing."""
+
+    model_config = {"extra": "forbid"}
+
+    paused: bool = Field(False, description="No run starts; running runs continue", strict=True)
+    draining: bool = Field(False, description="New runs are refused; waiting runs still start", strict=True)
+    ageing_minutes: int | None = Field(
+        None, strict=True, description="Minutes of waiting for +1 priority; null: strict"
+    )
+    max_running: Limit | None = None
+    max_gpus: Limit | None = None
+    max_running_per_user: Limit | None = None
+    max_gpus_per_user: Limit | None = None
+
+
+class NewQueueIn(PatchQueueIn):
+    """A new queue, with optional settings."""
+
+    name: str
+
+
+class QueueSettings(Schema):
+    """The settings of a queue. A limit of null is no limit."""
+
+    name: str
+    paused: bool
+    draining: bool
+    ageing_minutes: int | None
+    max_running: int | None
+    max_gpus: int | None
+    max_running_per_user: int | None
+    max_gpus_per_user: int | None
+
+
+class QueueSummary(QueueSettings):
+    """A queue in a list: its settings, and the number of its runs in each active status."""
+
+    pending: int = Field(validation_alias="count.pending")
+    submitted: int = Field(validation_alias="count.submitted")
+    provisioning: int = Field(validation_alias="count.provisioning")
+    running: int = Field(validation_alias="count.running")
+    terminating: int = Field(validation_alias="count.terminating")
+
+
+class QueuesOut(Schema):
+    items: list[QueueSummary]
+    next: str | None = None
+
+
+class MoveIn(Schema):
+    """The runs (`run` or `runs`, names or ids), and one of `before`, `after`, `top` or `bottom`."""
+
+    model_config = {"extra": "forbid"}
+
+    run: str | None = None
+    runs: list[str] | None = Field(None, description="They keep their order", max_length=1000)
+    before: str | None = Field(None, description="Move directly before this run")
+    after: str | None = Field(None, description="Move directly after this run")
+    top: Literal[True] | None = None
+    bottom: Literal[True] | None = None
+    dry_run: bool = Field(False, description="Return the effect without changing anything")
+
+
+class RunChangeOut(Schema):
+    """The effect on a run. Positions start at 1; null without a position.
+
+    Positions after the first thousand may be null after a move; a `dry_run` counts all.
+    """
+
+    run: Name
+    id: Id = Field(validation_alias="run.uid")
+    user: Username = Field(validation_alias="run.user")
+    priority_before: int
+    priority_after: int
+    position_before: int | None
+    position_after: int | None
+
+
+class MoveOut(Schema):
+    """`changes`: the runs moved; `slips`: the nearest of the `slips_total` other runs that change position (or null).
+
+    `exact` is false if a member's run moved to their nearest own position instead. `move` is what `undo` takes,
+    for `undo_s` seconds; null for a preview, and where nothing changed.
+    """
+
+    changes: list[RunChangeOut]
+    slips: list[RunChangeOut]
+    slips_total: int | None
+    exact: bool
+    move: int | None
+    undo_s: int
+
+    @staticmethod
+    def resolve_move(moved: reorder.MovePreview) -> int | None:
+        return moved.move_id if isinstance(moved, reorder.MoveResult) else None
+
+    @staticmethod
+    def resolve_undo_s(moved: reorder.MovePreview) -> int:
+        return reorder.UNDO_S
+
+
+class UndoIn(Schema):
+    """`move`: the number in the answer to the move. Default: your latest move in this queue."""
+
+    model_config = {"extra": "forbid"}
+
+    move: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class QueueItem(QueueRow):
+    """A waiting run and its position."""
+
+    reason_detail: str
+
+    @staticmethod
+    def listed(rows: Sequence[QueueRow]) -> list[dict[str, Any]]:
+        """A page of the queue. Runs with the same reason share its text."""
+        of_shapes = {row.shape: row for row in rows}
+        words = {shape: waiting.reason(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
+        items = sent(rows)
+        for item, row in zip(items, rows, strict=True):
+            item["reason_detail"] = words[row.shape]
+        return items
+
+
+class QueueOut(QueueSettings):
+    """A queue with a page of its runs."""
+
+    items: list[QueueItem]
+    next: str | None
 
 
 @router.get("/{name}", response={200: QueueOut, **REFUSALS}, summary="A queue in order")
@@ -29,42 +178,112 @@ def detail(
 ) -> HttpResponse:
     """Waiting runs with position and reason; `cursor` is the `next` of the previous page."""
     found, _role = project_of(request, project)
-    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    queue = find_queue(found, name)
     return ready(request, _page(queue, limit, cursor))
 
 
 @router.get("", response={200: QueuesOut, **REFUSALS}, summary="List a project's queues")
-def index(request: HttpRequest, project: Path[str]) -> QueuesOut:
+def index(request: HttpRequest, project: Path[str]) -> dict[str, Any]:
     """By name, with settings and the number of runs in each status."""
     found, _role = project_of(request, project)
     services.ensure_queue(found)
     found_queues = Queue.objects.filter(project=found).select_related("count").order_by("name")
-    return QueuesOut(items=[QueueSummary.of(queue) for queue in found_queues])
+    return {"items": found_queues}
 
 
-@router.post("", response={201: QueueSummary, **REFUSALS, 409: ErrorOut}, summary="Create a queue")
-def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[QueueSummary]:
+@router.post("", response={201: QueueSummary, **REFUSALS, **refusals(409)}, summary="Create a queue")
+def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status[Queue]:
     """For managers. Runs use it with `queue`."""
     found, role = project_of(request, project)
     settings = body.model_dump(exclude_unset=True, exclude={"name"})
-    return Status(201, QueueSummary.of(queues.create_queue(found, caller(request), role, body.name, **settings)))
+    return Status(201, queues.create_queue(found, caller(request), role, body.name, **settings))
 
 
 @router.patch("/{name}", response={200: QueueOut, **REFUSALS}, summary="Change a queue's settings")
 def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> HttpResponse:
     """For managers. A new `ageing_minutes` reorders the queue immediately; running runs continue."""
     found, role = project_of(request, project)
-    queue = services.ensure_queue(found) if name == "default" else selectors.find_queue(found, name)
+    queue = find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)
     if not settings:
         raise Invalid.at("paused", msg="send at least one setting to change")
     return ready(request, _page(queues.change_queue(queue, caller(request), role, **settings), 50, 0))
 
 
+@router.post("/{name}/move", response={200: MoveOut, **MOVE_REFUSALS}, summary="Move waiting runs")
+def move(
+    request: HttpRequest,
+    response: HttpResponse,
+    project: Path[str],
+    name: str,
+    body: MoveIn,
+    if_match: IfMatch = None,
+) -> MoveOut:
+    """Managers move runs to any position. Members swap the positions of their own runs; other runs keep theirs.
+
+    With `If-Match` (one run) a stale move is refused; the new `ETag` comes back. `dry_run` changes nothing.
+    """
+    found, role = project_of(request, project, "member")
+    runs = _runs(found, name, body)
+    target = _target(found, body)
+    if body.dry_run:
+        return MoveOut.from_orm(reorder.preview(runs, caller(request), role, target))
+    if if_match is not None and len(runs) > 1:
+        raise Invalid.at("runs", msg="If-Match names one run: send it with `run`")
+    seen = None if if_match is None else {runs[0].pk: if_match}
+    done = reorder.move(runs, caller(request), role, target, seen)
+    if len(runs) == 1:
+        response["ETag"] = f'"{concurrency.etag(Run.objects.get(pk=runs[0].pk))}"'
+    return MoveOut.from_orm(done)
+
+
+@router.post("/{name}/undo", response={200: MoveOut, **MOVE_REFUSALS}, summary="Undo a move")
+def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | None = None) -> MoveOut:
+    """By its user, within ten seconds, while its runs are unchanged. Priority changes can be undone too."""
+    found, role = project_of(request, project, "member")
+    queue = selectors.find_queue(found, name)
+    move_id = body.move if body else None
+    if move_id is None:
+        latest = reorder.undoable(queue, caller(request))
+        if latest is None:
+            raise Conflict(f"you moved nothing in queue {name} in the last {reorder.UNDO_S} seconds")
+        move_id = latest.pk
+    return MoveOut.from_orm(reorder.undo(move_id, caller(request), role))
+
+
+def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
+    if (body.run is None) == (body.runs is None):
+        raise Invalid.at("run", msg="send either `run` or `runs`")
+    names = [body.run] if body.run is not None else body.runs or []
+    if not names:
+        raise Invalid.at("runs", msg="name at least one run")
+    runs = [selectors.find_run(project, name) for name in dict.fromkeys(names)]
+    selectors.find_queue(project, queue)
+    for run in runs:
+        if run.queue.name != queue:
+            raise Stale(f"run {run.name} is in queue {run.queue.name}; nothing was moved", queue=run.queue.name)
+    return runs
+
+
+def _target(project: Project, body: MoveIn) -> reorder.MoveTarget:
+    given = [where for where in ("before", "after", "top", "bottom") if getattr(body, where) is not None]
+    match given:
+        case ["before" | "after" as where]:
+            return reorder.MoveTarget(where, selectors.find_run(project, getattr(body, where)))
+        case ["top" | "bottom" as where]:
+            return reorder.MoveTarget(where)
+    raise Invalid.at("before", msg="send one of `before`, `after`, `top` or `bottom`")
+
+
 def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
     found = rows.queue_rows(queue, limit + 1, offset)
     return {
-        **QueueSettings.values(queue),
+        **{name: getattr(queue, name) for name in QueueSettings.model_fields},
         "items": QueueItem.listed(found[:limit]),
         "next": str(offset + limit) if len(found) > limit else None,
     }
+
+
+def find_queue(project: Project, name: str) -> Queue:
+    """A project's queue; the default one is created when it is first used."""
+    return services.ensure_queue(project) if name == "default" else selectors.find_queue(project, name)

@@ -1,4 +1,4 @@
-"""What runners say and ask (docs/runner.md). Not part of the public interface; a job's token opens that job only."""
+"""The API of runners and of the agents of cloud instances (docs/runner.md). Not public; a token opens one job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from ninja import Field, P, QueryEx, Router, Schema
 from ninja.security import HttpBearer
-from pydantic import BeforeValidator
+from pydantic import AwareDatetime, BeforeValidator
 
 from dstackweb.api import tasks
 from dstackweb.api.tasks import TasksOut
@@ -20,11 +20,13 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runner.nvml import Sample
+from dstackweb.runner.pyz import pyz
 from dstackweb.runs import archives, attempts, logs
 from dstackweb.runs.launch import attempt_fields, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_of_token
+from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.hosts import gpu_poll
 
 MESSAGE_CHARS = 4000
@@ -95,6 +97,7 @@ class JobToken(HttpBearer):
 
 
 router = Router(auth=JobToken())
+agent_router = Router()
 
 
 class ClaimIn(Schema):
@@ -240,3 +243,49 @@ def _wanted(request: HttpRequest, job_id: UUID) -> Job:
 def _others_unclaimed(job: Job) -> bool:
     """Whether a node of the attempt has no runner yet."""
     return Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, claim_nonce="").exists()
+
+
+class AgentToken(HttpBearer):
+    """The token that an agent gets when it joins."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
+        return agents.instance_of_token(token)
+
+
+class AgentJoinIn(Schema):
+    token: str = Field(min_length=1, max_length=200)
+    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
+    gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
+    address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
+
+
+class InterruptionIn(Schema):
+    at: AwareDatetime
+
+
+class NextIn(Schema):
+    job: UUID | None = None
+    left: bool = False
+    interruption: InterruptionIn | None = None
+    error: Annotated[str, BeforeValidator(storable)] = ""
+
+
+@agent_router.get("/pyz", auth=None, include_in_schema=False)
+def runner(request: HttpRequest) -> HttpResponse:
+    """The runner and the agent as one file without secrets. Its `ETag` is its SHA-256."""
+    return tasks.zip_response(request, *pyz())
+
+
+@agent_router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
+def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, str]:
+    """An agent's first call: exchanges the single-use token in its user data for its own."""
+    return {"token": agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)}
+
+
+@agent_router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)
+def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
+    """An agent's heartbeat, answered with its next step."""
+    if getattr(request, "auth", None) != instance_id:
+        raise Forbidden("this token is for another instance")
+    at = body.interruption.at if body.interruption else None
+    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error))

@@ -1,23 +1,24 @@
-"""Runs: plan, submit, list, read, change, stop, logs."""
+"""Runs: plan, submit, list, read, change, extend, stop, logs, and why a run waits. Also holds."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, QueryEx, Router, Status
 
-from dstackweb.api.app import IdempotencyKey, IfMatch, caller, project_of, ready
-from dstackweb.api.schemas import (
-    ErrorOut,
-    EventOut,
+from dstackweb.api.app import IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
+from dstackweb.api.run_schemas import (
+    DecisionOut,
     EventsOut,
-    JobOut,
+    ExtendIn,
+    HoldIn,
     JobsOut,
     PatchRunIn,
     PlanOut,
     RunOut,
     RunsOut,
     RunStatusName,
-    StaleOut,
     StopIn,
     SubmitIn,
     SubmitRunIn,
@@ -25,13 +26,16 @@ from dstackweb.api.schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import rows, selectors, services
+from dstackweb.runs import holds, rows, selectors, services
 from dstackweb.runs.models import Run
+from dstackweb.scheduler.passes.decision import Decision, decide_now
 from dstackweb.scheduler.passes.plan import plan as plan_submission
 from dstackweb.wording import messages
 
 router = Router(tags=["runs"])
-REFUSALS = {401: ErrorOut, 403: ErrorOut, 404: ErrorOut, 422: ErrorOut}
+hold_router = Router(tags=["holds"])
+REFUSALS = refusals(403, 404, 422)
+CONFLICTS = refusals(403, 404, 409, 422)
 LOG_LIMIT = 4 << 20
 RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 LOG_HEADERS = {
@@ -41,7 +45,7 @@ LOG_HEADERS = {
 }
 
 
-@router.post("/plan", response={200: PlanOut, **REFUSALS, 413: ErrorOut}, summary="Plan a run")
+@router.post("/plan", response={200: PlanOut, **REFUSALS, **refusals(413)}, summary="Plan a run")
 def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
     """The effective settings with their sources, offers, and the position in the queue. Stores nothing."""
     found, role = project_of(request, project, "member")
@@ -49,7 +53,7 @@ def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
     return PlanOut.of(plan_submission(found, caller(request), role, submission))
 
 
-@router.post("", response={201: RunOut, **REFUSALS, 409: ErrorOut, 413: ErrorOut}, summary="Submit a run")
+@router.post("", response={201: RunOut, **CONFLICTS, **refusals(413)}, summary="Submit a run")
 def submit(
     request: HttpRequest,
     response: HttpResponse,
@@ -88,10 +92,10 @@ def index(
 @router.get("/{name}", response={200: RunOut, **REFUSALS}, summary="One run")
 def detail(request: HttpRequest, response: HttpResponse, project: Path[str], name: str) -> RunOut:
     """By id, or the newest with the name. The `ETag` covers only what users edit."""
-    return _tagged(response, _run(request, project, name))
+    return _tagged(response, run_of(request, project, name)[0])
 
 
-@router.patch("/{name}", response={200: RunOut, **REFUSALS, 409: ErrorOut, 412: StaleOut}, summary="Change a run")
+@router.patch("/{name}", response={200: RunOut, **CONFLICTS, 412: StaleOut}, summary="Change a run")
 def change(
     request: HttpRequest,
     response: HttpResponse,
@@ -101,8 +105,7 @@ def change(
     if_match: IfMatch = None,
 ) -> RunOut:
     """Change its priority or its queue. With `If-Match`, a stale write gets a 412."""
-    found, role = project_of(request, project, "member")
-    run = selectors.find_run(found, name)
+    run, role = run_of(request, project, name, "member")
     if (body.priority is None) == (body.queue is None):
         raise Invalid.at("priority", msg="send either `priority` or `queue`")
     if body.priority is not None:
@@ -112,14 +115,45 @@ def change(
     return _tagged(response, run)
 
 
-@router.post("/{name}/stop", response={200: RunOut, **REFUSALS, 409: ErrorOut}, summary="Stop a run")
+@router.post("/{name}/stop", response={200: RunOut, **CONFLICTS}, summary="Stop a run")
 def stop(
     request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None
 ) -> RunOut:
     """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately."""
+    run, role = run_of(request, project, name, "member")
+    return _tagged(response, services.stop(run, caller(request), role, abort=bool(body and body.abort)))
+
+
+@router.post("/{name}/extend", response={200: RunOut, **CONFLICTS}, summary="Extend a run", tags=["holds"])
+def extend(request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: ExtendIn) -> RunOut:
+    """Add time to the `max_duration` of a placed hold, or of another placed run that has one."""
+    run, role = run_of(request, project, name, "member")
+    return _tagged(response, holds.extend(run, caller(request), role, body.duration))
+
+
+@hold_router.post("", response={201: RunOut, **CONFLICTS, **refusals(413)}, summary="Hold GPUs or CPUs")
+def hold(
+    request: HttpRequest,
+    response: HttpResponse,
+    project: Path[str],
+    body: HoldIn,
+    idempotency_key: IdempotencyKey = "",
+) -> Status[RunOut]:
+    """Submit a run that reserves resources for interactive work. It waits in its queue like other runs.
+
+    When it runs, `hold` has its host and connection details, and `held_until` its end. Stop it to release it.
+    """
     found, role = project_of(request, project, "member")
-    run = services.stop(selectors.find_run(found, name), caller(request), role, abort=bool(body and body.abort))
-    return _tagged(response, run)
+    run = holds.submit_hold(found, caller(request), role, holds.HoldRequest(**body.dict()), idempotency_key)
+    return Status(201, _tagged(response, selectors.find_run(found, str(run.uid))))
+
+
+@router.get(
+    "/{name}/decision", response={200: DecisionOut, **refusals(403, 404)}, summary="Why a run waits, place by place"
+)
+def decision(request: HttpRequest, project: Path[str], name: str) -> Decision:
+    """Computed with the code of the placement pass; changes nothing."""
+    return decide_now(run_of(request, project, name)[0])
 
 
 @router.get("/{name}/jobs", response={200: JobsOut, **REFUSALS}, summary="All jobs of a run")
@@ -129,10 +163,10 @@ def list_jobs(
     name: str,
     limit: QueryEx[int, P(ge=1, le=selectors.JOBS_AT_ONCE)] = 200,
     cursor: QueryEx[str, P(pattern=r"^(\d{1,9}\.\d{1,9})?$")] = "",
-) -> JobsOut:
+) -> dict[str, Any]:
     """Newest attempt first, then by node. The run itself has the first thousand."""
-    jobs, following = jobs_page(_run(request, project, name), limit, cursor)
-    return JobsOut(items=[JobOut.of(job) for job in jobs], next=following)
+    jobs, following = jobs_page(run_of(request, project, name)[0], limit, cursor)
+    return {"items": jobs, "next": following}
 
 
 @router.get("/{name}/events", response={200: EventsOut, **REFUSALS}, summary="All events of a run")
@@ -142,10 +176,10 @@ def list_events(
     name: str,
     limit: QueryEx[int, P(ge=1, le=selectors.EVENTS_AT_ONCE)] = 200,
     cursor: int | None = None,
-) -> EventsOut:
+) -> dict[str, Any]:
     """Newest first. The run itself has the newest five hundred."""
-    events, following = events_page(_run(request, project, name), limit, cursor)
-    return EventsOut(items=[EventOut.of(event) for event in events], next=following)
+    events, following = events_page(run_of(request, project, name)[0], limit, cursor)
+    return {"items": events, "next": following}
 
 
 @router.get(
@@ -167,18 +201,13 @@ def read_logs(
 
     `X-Next-Offset` is the next offset. `X-Log-Complete: true`: the log is complete.
     """
-    run = _run(request, project, name)
+    run, _role = run_of(request, project, name)
     part = selectors.log_part(run, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_LIMIT)
     response = HttpResponse(part.data, content_type="application/octet-stream")
     response["X-Next-Offset"] = str(part.next_offset)
     response["X-Attempt"] = str(part.attempt)
     response["X-Log-Complete"] = "true" if part.complete else "false"
     return response
-
-
-def _run(request: HttpRequest, project: Path[str], name: str) -> Run:
-    found, _role = project_of(request, project)
-    return selectors.find_run(found, name)
 
 
 def _tagged(response: HttpResponse, run: Run) -> RunOut:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,10 +23,9 @@ from ninja.security import HttpBearer
 
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import authenticate_token
-from dstackweb.api.app import project_of
-from dstackweb.api.schemas import ErrorOut
-from dstackweb.api.task_gate import Gate
-from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge
+from dstackweb.api.app import refusals, run_of
+from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge, TooMany
+from dstackweb.lib.models import room
 from dstackweb.progress import ingest
 from dstackweb.progress.events import EntryList, Receipt
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
@@ -37,7 +40,6 @@ from dstackweb.progress.parse import (
 )
 from dstackweb.progress.states import ALIASES
 from dstackweb.runner.pyz import package, write_zip
-from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.reporting import scope_for
 from dstackweb.runs.tokens import job_of_tasks_token
@@ -140,6 +142,75 @@ class TasksOut(Schema):
         return cls(applied=receipt.applied, outdated=receipt.outdated, refused=refused)
 
 
+PER_RUN = 2
+"""Concurrent requests of one run: one is counted while the next one is parsed."""
+COST = 50
+"""The cost of a request in addition to its entries, in entries."""
+ENTRY_BYTES = 1000
+"""Bytes of a body that cost as much as an entry: so invalid bodies are not free."""
+AGAIN_S = 1.0
+REMEMBERED = 1000
+"""The most buckets of runs before full ones are dropped."""
+
+
+class Gate:
+    """Limits of task reports in a process: `at_once` requests; `rate` entries per second and run, `burst` saved up.
+
+    Requests are refused immediately and never wait, so that reports of one run don't block pages.
+    """
+
+    def __init__(self, at_once: int, rate: float, burst: float) -> None:
+        self._at_once, self._rate, self._burst = at_once, rate, burst
+        self._lock = threading.Lock()
+        self._inside: Counter[int] = Counter()
+        self._buckets: dict[int, tuple[float, int]] = {}
+
+    @contextmanager
+    def enter(self, run_id: int) -> Iterator[None]:
+        """Enter a limited section. Raises TooMany if it is full."""
+        with self._lock:
+            if self._inside.total() >= self._at_once or self._inside[run_id] >= PER_RUN:
+                raise TooMany("too many task reports at once", AGAIN_S)
+            self._inside[run_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside[run_id] -= 1
+                if not self._inside[run_id]:
+                    del self._inside[run_id]
+
+    def spend(self, run_id: int, size: int, now_us: int) -> None:
+        """Take what a request of `size` bytes costs from the run's bucket, before its body is understood, which is
+        work. Raises TooMany while the bucket is empty.
+
+        The last one may go into debt: any request that is allowed at all gets through in the end.
+        """
+        with self._lock:
+            tokens, at_us = self._buckets.get(run_id, (self._burst, now_us))
+            left = room(tokens, at_us, self._rate, self._burst, now_us)
+            if left <= 0:
+                detail = f"this run reports more than {self._rate:,.0f} tasks per second"
+                raise TooMany(detail, max(AGAIN_S, -left / self._rate))
+            if len(self._buckets) >= REMEMBERED:
+                self._forget_full(now_us)
+            self._buckets[run_id] = (left - size / ENTRY_BYTES - COST, now_us)
+
+    def owe(self, run_id: int, entries: int) -> None:
+        """Take what its entries cost, now that they are known."""
+        with self._lock:
+            if run_id in self._buckets:
+                tokens, at_us = self._buckets[run_id]
+                self._buckets[run_id] = (tokens - entries, at_us)
+
+    def _forget_full(self, now_us: int) -> None:
+        self._buckets = {
+            run_id: (tokens, at_us)
+            for run_id, (tokens, at_us) in self._buckets.items()
+            if room(tokens, at_us, self._rate, self._burst, now_us) < self._burst
+        }
+
+
 router = Router(tags=["progress"])
 
 BURST_S = 2
@@ -160,7 +231,7 @@ class TasksToken(HttpBearer):
 @router.post(
     "/{name}/tasks",
     auth=TasksToken(),
-    response={200: TasksOut, **dict.fromkeys((401, 403, 404, 409, 413, 422, 429), ErrorOut)},
+    response={200: TasksOut, **refusals(403, 404, 409, 413, 422, 429)},
     openapi_extra={"requestBody": REQUEST_BODY},
     summary="Report the tasks of a run",
 )
@@ -174,8 +245,8 @@ def tell(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
     if isinstance(who, UUID):
         job = _job(who, name)
         return take(request, job.run, job.attempt, f"job-{job.node}")
-    found, _role = project_of(request, project, "member")
-    return take(request, selectors.find_run(found, name), None, f"user-{who.username}")
+    run, _role = run_of(request, project, name, "member")
+    return take(request, run, None, f"user-{who.username}")
 
 
 def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> TasksOut:
@@ -229,7 +300,11 @@ def tracking(request: HttpRequest) -> HttpResponse:
 
     Its `ETag` is its SHA-256.
     """
-    data, sha256 = _zip()
+    return zip_response(request, *_zip())
+
+
+def zip_response(request: HttpRequest, data: bytes, sha256: str) -> HttpResponse:
+    """A ZIP file, or 304 if the client has it."""
     etag = f'"{sha256}"'
     if request.headers.get("If-None-Match") == etag:
         return HttpResponse(status=304, headers={"ETag": etag})

@@ -10,15 +10,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 
 from dstackweb.api import (
-    agents,
-    backends,
-    decisions,
     history,
-    holds,
     hosts,
     metrics,
     monitoring,
-    moves,
     offers,
     progress,
     projects,
@@ -30,27 +25,22 @@ from dstackweb.api import (
 )
 from dstackweb.api.app import api
 
-api.add_router("/projects/{project}/runs", runs.router)
-api.add_router("/projects/{project}/runs", holds.of_runs)
-api.add_router("/projects/{project}/runs", decisions.router)
-api.add_router("/projects/{project}/runs", utilization.of_runs)
-api.add_router("/projects/{project}/runs", metrics.router)
-api.add_router("/projects/{project}/runs", progress.of_runs)
-api.add_router("/projects/{project}/runs", tasks.router)
-api.add_router("/projects/{project}/progress", progress.router)
-api.add_router("/projects/{project}/utilization", utilization.router)
-api.add_router("/projects/{project}/holds", holds.router)
-api.add_router("/projects/{project}/queues", queues.router)
-api.add_router("/projects/{project}/queues", history.of_queues)
-api.add_router("/projects/{project}/history", history.router)
-api.add_router("/projects/{project}/queues", moves.router)
-api.add_router("/runner/jobs", runner.router)
-api.add_router("/runner", agents.router)
-api.add_router("/hosts", hosts.router)
-api.add_router("/projects/{project}/offers", offers.router)
-api.add_router("/backends", backends.router)
-api.add_router("", projects.router)
-api.add_router("", tasks.downloads)
+for prefix, routers in {
+    "/projects/{project}/runs": (runs.router, utilization.of_runs, metrics.router, progress.of_runs, tasks.router),
+    "/projects/{project}/progress": (progress.router,),
+    "/projects/{project}/utilization": (utilization.router,),
+    "/projects/{project}/holds": (runs.hold_router,),
+    "/projects/{project}/queues": (queues.router, history.of_queues),
+    "/projects/{project}/history": (history.router,),
+    "/projects/{project}/offers": (offers.router,),
+    "/runner/jobs": (runner.router,),
+    "/runner": (runner.agent_router,),
+    "/hosts": (hosts.router,),
+    "/backends": (offers.backend_router,),
+    "": (projects.router, tasks.downloads),
+}.items():
+    for router in routers:
+        api.add_router(prefix, router)
 
 
 def not_found(request: HttpRequest, rest: str) -> JsonResponse:

@@ -7,7 +7,8 @@ from django.utils import timezone
 from pydantic import TypeAdapter
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.schemas import QueueItem, QueueOut, RunsOut
+from dstackweb.api.queues import QueueItem, QueueOut
+from dstackweb.api.run_schemas import RunsOut
 from dstackweb.runs import holds
 from dstackweb.runs.models import Run, Verdict
 from dstackweb.runs.rows import RunRow

@@ -52,7 +52,7 @@ def test_a_long_one_says_where_the_lists_of_the_rest_go_on(api: Api, run: Run, m
     monkeypatch.setattr(selectors.jobs_of, "__defaults__", (4, None))
     monkeypatch.setattr(selectors.events_of, "__defaults__", (3, None))
     for page, limit in (("jobs_page", 4), ("events_page", 3)):
-        monkeypatch.setattr(f"dstackweb.api.schemas.{page}.__defaults__", (limit, "" if limit == 4 else None))
+        monkeypatch.setattr(f"dstackweb.api.run_schemas.{page}.__defaults__", (limit, "" if limit == 4 else None))
     told = api("GET", "projects/main/runs/long").json()
     assert [event["data"]["to"] for event in told["events"]] == [4, 5, 6]
     rest = api("GET", f"projects/main/runs/long/events?cursor={told['events_next']}").json()

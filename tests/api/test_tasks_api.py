@@ -10,7 +10,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.api import tasks
-from dstackweb.api.task_gate import Gate
+from dstackweb.api.tasks import Gate
 from dstackweb.lib.errors import TooMany
 from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
 from dstackweb.runs.models import Run

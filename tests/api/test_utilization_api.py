@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.policy_schemas import LedgerOut, WhatIfOut
+from dstackweb.api.utilization import LedgerOut, WhatIfOut
 from dstackweb.gpus.models import PolicyStop
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all
@@ -25,7 +25,7 @@ def test_what_a_policy_would_have_stopped(api: Api, project: Project, member: Us
     answer = api("POST", "projects/main/utilization/what-if", POLICY)
     told = answer.json()
     assert answer.status_code == 200
-    WhatIfOut.model_validate(told)
+    assert told.keys() == WhatIfOut.model_fields.keys()
     assert told["policy"] == {"min_gpu_utilization": 10, "time_window_s": 600, "scope": "any", "warmup_s": 0}
     assert (told["runs"], told["samples"], told["left_out"]) == (2, 360, 0)
     (stop,) = told["stops"]
@@ -61,7 +61,7 @@ def test_the_ledger_tells_what_was_stopped_and_what_came_next(api: Api, project:
         until=now, price=1, next_run=following, next_at=now - dt.timedelta(hours=1),
     )  # fmt: skip
     told = api("GET", "projects/main/utilization").json()
-    LedgerOut.model_validate(told)
+    assert told.keys() == LedgerOut.model_fields.keys()
     assert (told["observe_only"], told["days"]) == (False, 30)
     assert told["stopped"] == {"runs": 1, "gpu_hours": pytest.approx(4), "usd": pytest.approx(2), "unknown": 0}
     (stop,) = told["stops"]

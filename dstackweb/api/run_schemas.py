@@ -1,29 +1,34 @@
-"""Schemas of runs, plans and errors. Times are ISO 8601 in UTC; money is USD."""
+"""Schemas of runs, plans and decisions. Times are ISO 8601 in UTC; money is USD."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from ninja import Field, Schema
+from pydantic import BeforeValidator
 
-from dstackweb.api.policy_schemas import PolicyOut
-from dstackweb.api.queue_schemas import QueueSettings
-from dstackweb.backends.contract import Offer
+from dstackweb.api.app import Id, Name, NameOrNull, UsernameOrNull
+from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.runs import selectors
-from dstackweb.runs.holds import Access, access_to
+from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors
-from dstackweb.runs.rows import QueueRow, RunRow, row_of, sent
+from dstackweb.runs.queue.rank_factors import rank_factors
+from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
+from dstackweb.scheduler.passes.decision import Candidate, Decision
 from dstackweb.scheduler.passes.plan import Plan
-from dstackweb.wording import messages
-from dstackweb.wording.waiting import reason as reason_told
+from dstackweb.scheduler.passes.reservations import VisibleReservation
+from dstackweb.wording import messages, waiting
+
+RunStatusName = Literal[
+    "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
+]
 
 
 class SubmitIn(Schema):
@@ -59,19 +64,41 @@ class StopIn(Schema):
     abort: bool = False
 
 
+class HoldIn(Schema):
+    """The resources, in the notation of the run file, and `for` how long."""
+
+    model_config = {"extra": "forbid", "populate_by_name": True}
+
+    duration: str = Field(alias="for", examples=["3h"])
+    gpu: str = Field("", examples=["A100:2"])
+    cpu: str = ""
+    memory: str = ""
+    name: str = ""
+    queue: str = ""
+    priority: int | None = Field(None, strict=True)
+
+
+class ExtendIn(Schema):
+    """The time to add."""
+
+    model_config = {"extra": "forbid", "populate_by_name": True}
+
+    duration: str = Field(alias="for", examples=["1h"])
+
+
 class JobOut(Schema):
     """One node of one attempt."""
 
-    id: str
+    id: Id
     attempt: int
     node: int
     status: str
-    backend: str
+    backend: Name
     region: str
     instance_type: str
-    spot: bool
+    spot: bool = Field(validation_alias="is_spot")
     price: float = Field(description="USD per hour at the start")
-    host: str | None
+    host: NameOrNull
     cpus: int
     memory_mib: int
     gpus: list[str]
@@ -82,17 +109,9 @@ class JobOut(Schema):
     termination_reason: str
     message: str
 
-    @classmethod
-    def of(cls, job: Job) -> JobOut:
-        worded: dict[str, Any] = {
-            "id": str(job.pk),
-            "message": messages.message(job.detail, job.message),
-            "backend": job.backend.name,
-            "host": job.host.name if job.host else None,
-            "spot": job.is_spot,
-            "price": float(job.price),
-        }
-        return cls(**worded, **{name: getattr(job, name) for name in cls.model_fields if name not in worded})
+    @staticmethod
+    def resolve_message(job: Job) -> str:
+        return messages.message(job.detail, job.message)
 
 
 class EventOut(Schema):
@@ -100,15 +119,10 @@ class EventOut(Schema):
 
     at: dt.datetime
     kind: str
-    actor: str | None
+    actor: UsernameOrNull
     attempt: int
     node: int | None
     data: dict[str, Any]
-
-    @classmethod
-    def of(cls, event: RunEvent) -> EventOut:
-        actor = event.actor.get_username() if event.actor else None
-        return cls(at=event.at, kind=event.kind, actor=actor, attempt=event.attempt, node=event.node, data=event.data)
 
 
 class HoldOut(Schema):
@@ -119,10 +133,6 @@ class HoldOut(Schema):
     here: bool
     gpus: list[str]
     lines: list[str]
-
-    @classmethod
-    def of(cls, way: Access | None) -> HoldOut | None:
-        return cls(**{name: getattr(way, name) for name in cls.model_fields}) if way else None
 
 
 class FactorsOut(Schema):
@@ -135,15 +145,10 @@ class FactorsOut(Schema):
     priority: int
     submitted_at: dt.datetime
     aged_points: float
-    moved_by: str | None
+    moved_by: UsernameOrNull
     moved_at: dt.datetime | None
     position: int | None
     ahead_of_priority: int | None
-
-    @classmethod
-    def of(cls, found: RankFactors) -> FactorsOut:
-        own = {name: getattr(found, name) for name in cls.model_fields if name != "moved_by"}
-        return cls(moved_by=found.moved_by.get_username() if found.moved_by else None, **own)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,21 +177,22 @@ class RunOut(RunRow):
         events, events_next = events_page(run)
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
+        access = access_to(run, jobs)
         return cls(
             **messages.worded(row_of(run, jobs)).values(),
             position=found.position if found else None,
-            factors=FactorsOut.of(found) if found else None,
+            factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,
-            reason_detail=reason_told(reason, data).text if reason else None,
+            reason_detail=waiting.reason(reason, data).text if reason else None,
             max_duration_s=run.limit_s,
             cost=float(costs_by_run([run], now).get(run.pk, 0)),
-            hold=HoldOut.of(access_to(run, jobs)),
+            hold=HoldOut.from_orm(access) if access else None,
             policy=PolicyOut.of(policy_status(run, now)),
             spec=run.spec,
             provenance=run.provenance,
-            jobs=[JobOut.of(job) for job in jobs],
+            jobs=[JobOut.from_orm(job) for job in jobs],
             jobs_next=jobs_next,
-            events=[EventOut.of(event) for event in reversed(events)],
+            events=[EventOut.from_orm(event) for event in reversed(events)],
             events_next=events_next,
         )
 
@@ -223,30 +229,6 @@ class RunsOut(Schema):
     next: str | None
 
 
-@dataclass(slots=True, kw_only=True)
-class QueueItem(QueueRow):
-    """A waiting run and its position."""
-
-    reason_detail: str
-
-    @staticmethod
-    def listed(rows: Sequence[QueueRow]) -> list[dict[str, Any]]:
-        """A page of the queue. Runs with the same reason share its text."""
-        of_shapes = {row.shape: row for row in rows}
-        words = {shape: reason_told(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
-        items = sent(rows)
-        for item, row in zip(items, rows, strict=True):
-            item["reason_detail"] = words[row.shape]
-        return items
-
-
-class QueueOut(QueueSettings):
-    """A queue with a page of its runs."""
-
-    items: list[QueueItem]
-    next: str | None
-
-
 class OfferOut(Schema):
     backend: str
     region: str
@@ -260,10 +242,6 @@ class OfferOut(Schema):
     price: float
     availability: str
     detail: dict[str, Any]
-
-    @classmethod
-    def of(cls, offer: Offer) -> OfferOut:
-        return cls(**{name: getattr(offer, name) for name in cls.model_fields})
 
 
 class Warning(Schema):
@@ -288,36 +266,83 @@ class PlanOut(Schema):
     @classmethod
     def of(cls, plan: Plan) -> PlanOut:
         effective = plan.prepared.effective
-        text = reason_told(plan.waits.reason, plan.waits.data).text if plan.waits else None
-        return cls(
-            spec=effective.spec.model_dump(mode="json"),
-            settings=effective.spec.as_file(),
-            provenance=effective.provenance,
-            queue=plan.prepared.queue.name,
-            position=plan.position,
-            next_at=plan.next_at,
-            offers=[OfferOut.of(offer) for offer in plan.offers],
-            reason=plan.waits.reason if plan.waits else None,
-            reason_detail=text,
-            warnings=[Warning(code="impossible", message=text or "")] if plan.impossible else [],
+        text = waiting.reason(plan.waits.reason, plan.waits.data).text if plan.waits else None
+        return cls.from_orm(
+            {
+                **vars(plan),
+                "spec": effective.spec.model_dump(mode="json"),
+                "settings": effective.spec.as_file(),
+                "provenance": effective.provenance,
+                "queue": plan.prepared.queue.name,
+                "reason": plan.waits.reason if plan.waits else None,
+                "reason_detail": text,
+                "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
+            }
         )
 
 
-class ErrorOut(Schema):
+class TriedOut(Schema):
+    """One place: `fits`, or a code with its text. `price` is USD per hour of one node."""
+
+    backend: str
+    where: str
+    code: str
     detail: str
-    errors: list[dict[str, Any]] | None = None
+    price: float | None
+
+    @staticmethod
+    def resolve_detail(tried: Candidate) -> str:
+        label, text, _tone = waiting.tried(tried.code, tried.data)
+        return text or label
 
 
-class StaleOut(ErrorOut):
-    """The run was changed meanwhile, and nothing was applied. Its current values, and its `ETag` without quotes."""
+class ReservationOut(Schema):
+    """A reservation. `run` is null for a run of another project."""
 
-    run: str | None = None
-    priority: int | None = None
-    queue: str | None = None
-    status: str | None = None
-    etag: str | None = None
+    run: NameOrNull
+    starts_at: dt.datetime | None
+    expires_at: dt.datetime | None
+    hosts: list[str]
+    gpus: int
+
+    @staticmethod
+    def resolve_hosts(shown: VisibleReservation) -> list[str]:
+        return sorted({node.host for node in shown.nodes})
+
+    @staticmethod
+    def resolve_gpus(shown: VisibleReservation) -> int:
+        return sum(len(node.gpus) for node in shown.nodes)
 
 
-RunStatusName = Literal[
-    "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
-]
+class LimitOut(Schema):
+    """A limit that blocks the run: the limit, current use, and what the run would add."""
+
+    reason: str
+    code: str = Field(validation_alias="data.code")
+    limit: int = Field(validation_alias="data.limit")
+    used: int = Field(validation_alias="data.used")
+    asked: int = Field(validation_alias="data.asked")
+
+
+class BudgetOut(Schema):
+    """USD of this month (UTC)."""
+
+    limit: Decimal
+    spent: Annotated[Decimal, BeforeValidator(lambda usd: round(usd, 2))]
+
+
+class DecisionOut(Schema):
+    """`outcome` is a wait reason, `starting` if the run fits, or `not_waiting` if it is not in the queue."""
+
+    at: dt.datetime
+    outcome: str
+    detail: str
+    data: dict[str, Any]
+    tried: list[TriedOut] = Field(validation_alias="candidates")
+    limits: list[LimitOut]
+    budget: BudgetOut | None
+    reservation: ReservationOut | None
+
+    @staticmethod
+    def resolve_detail(decision: Decision) -> str:
+        return waiting.reason(decision.outcome, decision.data).text
