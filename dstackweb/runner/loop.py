@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import relay, samples, tree
-from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
+from dstackweb.runner import output, samples, tree
+from dstackweb.runner.child import BadArchive, CannotStart, Job, acting_as, spawn, unpack
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
-from dstackweb.runner.log import say
-from dstackweb.runner.shipper import Shipper
-from dstackweb.runner.state import StateDir
+from dstackweb.runner.state import StateDir, say
 from dstackweb.runner.task_lines import TaskLines
 
 POLL_S = 0.2
@@ -81,7 +78,7 @@ class Runner:
         self._claim()
         self.spec = self._retry(lambda: self.client.get("spec"))
         secrets = [value.encode() for value in self.spec["redact"]]
-        self.shipper = Shipper(self.client, self.spool, secrets)
+        self.shipper = output.Shipper(self.client, self.spool, secrets)
         if self.spec.get("tasks"):
             self.task_lines = TaskLines(self._new_client(), self.spool, secrets)
         if self.state.has("exit"):
@@ -117,16 +114,16 @@ class Runner:
             self.has_child = False
 
     def _start(self, job: Job) -> int:
-        output = relay.start(self.spool, self.spec["log_limit"], job.account)
+        pipe = output.start_relay(self.spool, self.spec["log_limit"], job.account)
         if every_s := self.spec.get("sample_every_s"):
             self.samples = samples.Samples(self.client, samples.start(self.spec["gpus"], float(every_s)))
         try:
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
             self.state.write("started", "")
-            return spawn(job, output)
+            return spawn(job, pipe)
         finally:
-            os.close(output)
+            os.close(pipe)
 
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights."""
@@ -181,7 +178,7 @@ class Runner:
     def _report_end(self) -> None:
         """Send the rest of the output and then the end, until the API has it."""
         until = time.monotonic() + LAST_OUTPUT_S
-        while not relay.is_done(self.spool) and time.monotonic() < until:
+        while not output.is_done(self.spool) and time.monotonic() < until:
             self.pause(0.01)
         while self._retry(lambda: self.shipper.ship(final=True)):
             pass

@@ -169,28 +169,18 @@ class _Nvml:
             self._library.nvmlErrorString.restype = ctypes.c_char_p
             raise NvmlError(status, self._library.nvmlErrorString(status).decode(errors="replace"))
 
-    def fill(self, function: str, device: Any, cell: Any, *arguments: int) -> Any:
+    def fill(self, function: str, cell: Any, *arguments: Any) -> Any:
         """`cell`, as the function has filled it."""
-        self.call(function, device, *arguments, ctypes.byref(cell))
+        self.call(function, *arguments, ctypes.byref(cell))
         return cell
 
-    def number(self, function: str, device: Any, *arguments: int, kind: Any = ctypes.c_uint) -> int:
-        return int(self.fill(function, device, kind(), *arguments).value)
+    def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int:
+        return int(self.fill(function, kind(), *arguments).value)
 
     def text(self, function: str, device: Any) -> str:
         buffer = ctypes.create_string_buffer(96)
         self.call(function, device, buffer, len(buffer))
         return buffer.value.decode(errors="replace")
-
-    def count(self) -> int:
-        count = ctypes.c_uint()
-        self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        return count.value
-
-    def gpu(self, index: int) -> Any:
-        device = ctypes.c_void_p()
-        self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        return device
 
     def is_split(self, device: Any) -> bool:
         """Whether a GPU is in MIG mode."""
@@ -206,7 +196,7 @@ class _Nvml:
         """The MIG devices of a GPU."""
         for place in range(self.number("nvmlDeviceGetMaxMigDeviceCount", device)):
             try:
-                yield self.fill("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_void_p(), place)
+                yield self.fill("nvmlDeviceGetMigDeviceHandleByIndex", ctypes.c_void_p(), device, place)
             except NvmlError as error:
                 if error.status != NOT_FOUND:
                     raise
@@ -214,11 +204,11 @@ class _Nvml:
     def memory(self, device: Any) -> Any:
         """Bytes: `total`, `used`. The newer answer leaves out of `used` what the driver keeps for itself."""
         try:
-            return self.fill("nvmlDeviceGetMemoryInfo_v2", device, _Memory2(version=MEMORY_2))
+            return self.fill("nvmlDeviceGetMemoryInfo_v2", _Memory2(version=MEMORY_2), device)
         except NvmlError as error:
             if error.status != FUNCTION_NOT_FOUND:
                 raise
-            return self.fill("nvmlDeviceGetMemoryInfo", device, _Memory())
+            return self.fill("nvmlDeviceGetMemoryInfo", _Memory(), device)
 
     def processes(self, device: Any) -> tuple[dict[str, Any], ...]:
         """Compute processes only; a desktop's drawing doesn't count."""
@@ -243,7 +233,7 @@ class _Nvml:
 
 def _read_all(nvml: _Nvml, errors: list[str]) -> Iterator[Sample]:
     with contextlib.ExitStack() as stack:
-        gpus = [_Gpu(nvml, index, errors, stack) for index in range(nvml.count())]
+        gpus = [_Gpu(nvml, index, errors, stack) for index in range(nvml.number("nvmlDeviceGetCount_v2"))]
         if any(meter.works for gpu in gpus for meter in gpu.parts):
             time.sleep(GPM_S)
         for gpu in gpus:
@@ -258,7 +248,7 @@ class _Gpu:
         self.device: Any = None
         self.parts: list[_Meter] = []
         try:
-            device = nvml.gpu(index)
+            device = nvml.fill("nvmlDeviceGetHandleByIndex_v2", ctypes.c_void_p(), index)
             self.is_split = nvml.is_split(device)
             if self.is_split:
                 self.parts = [_Meter(nvml, device, part, stack) for part in nvml.parts(device)]
@@ -281,7 +271,7 @@ class _Gpu:
     def _read_whole(self) -> Sample:
         nvml, device = self.nvml, self.device
         busy = self._number(
-            "utilization", 100, lambda: nvml.fill("nvmlDeviceGetUtilizationRates", device, _Rates()).gpu
+            "utilization", 100, lambda: nvml.fill("nvmlDeviceGetUtilizationRates", _Rates(), device).gpu
         )
         return replace(
             self._read_part(device, busy),
@@ -336,12 +326,11 @@ class _Meter:
         self._nvml, self._gpu, self.part = nvml, gpu, part
         self._samples: list[Any] = []
         try:
-            if not nvml.fill("nvmlGpmQueryDeviceSupport", gpu, _GpmSupport(version=1)).supported:
+            if not nvml.fill("nvmlGpmQueryDeviceSupport", _GpmSupport(version=1), gpu).supported:
                 return
             self._instance = nvml.number("nvmlDeviceGetGpuInstanceId", part)
             for _ in range(2):
-                sample = ctypes.c_void_p()
-                nvml.call("nvmlGpmSampleAlloc", ctypes.byref(sample))
+                sample = nvml.fill("nvmlGpmSampleAlloc", ctypes.c_void_p())
                 stack.callback(nvml.call, "nvmlGpmSampleFree", sample)
                 self._samples.append(sample)
             nvml.call("nvmlGpmMigSampleGet", gpu, self._instance, self._samples[0])

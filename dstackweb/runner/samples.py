@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dstackweb.runner import nvml
+from dstackweb.runner import nvml, tree
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.log import say
+from dstackweb.runner.state import say
 
 PROCESSES = 64
 """The most processes per GPU that the API accepts."""
@@ -32,31 +32,18 @@ def start(uuids: Sequence[str], every_s: float) -> int:
     """Start reading these GPUs every so many seconds; returns the end of a pipe, which never blocks.
 
     Each line is JSON with `at`, by the machine's monotonic clock, and `gpus` without those that can't be read. The
-    process ends when the pipe's reader does. Call this before `tree.adopt_orphans`, so that it doesn't become an orphan
-    of the job.
+    process ends when the pipe's reader does. Call this before `tree.adopt_orphans`.
     """
     source, sink = os.pipe()
-    if pid := os.fork():
-        os.waitpid(pid, 0)
-        os.close(sink)
-        os.set_blocking(source, False)
-        return source
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            _keep_watching(sink, uuids, every_s)
-    finally:
-        os._exit(0)
+    tree.detach(lambda: _keep_watching(uuids, every_s), sink=sink)
+    os.close(sink)
+    os.set_blocking(source, False)
+    return source
 
 
-def _keep_watching(sink: int, uuids: Sequence[str], every_s: float) -> None:
+def _keep_watching(uuids: Sequence[str], every_s: float) -> None:
     """Sample them, starting again where that fails: out of memory, or in a library that crashes."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.dup2(sink, 1)
-    os.closerange(3, 65536)  # among them the runner's lock, which must end with the runner
     logged = False
     while pid := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import secrets
+import sys
 import time
 from typing import Any
 
@@ -108,3 +109,10 @@ class StateDir:
                 return json.load(file)
         except FileNotFoundError:
             return None
+
+
+def say(text: str) -> None:
+    """Write a line to runner.log, if the disk has room."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        sys.stderr.flush()

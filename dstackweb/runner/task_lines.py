@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
-from dstackweb.runner.log import say
-from dstackweb.runner.shipper import read_masked
+from dstackweb.runner.output import read_masked
+from dstackweb.runner.state import say
 
 LINE = re.compile(rb"^::task(?=[ \t\r\n]|\Z).*", re.MULTILINE)
 WORDS = frozenset({"key", "state", "prefix", "group", "message"})

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 MARKER = "DSTACKWEB_JOB"
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
@@ -20,6 +21,29 @@ def protect_memory() -> None:
 def adopt_orphans() -> None:
     """Adopt descendants of this process that lose their parent from now on."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def detach(work: Callable[[], None], source: int = 0, sink: int = 1) -> None:
+    """Run `work` in another process, with the descriptors `source` and `sink` as 0 and 1, and no other but 2.
+
+    It is no child of this process, and its signals don't reach it. Call this before `adopt_orphans`, so that it doesn't
+    become an orphan of the job.
+    """
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
+            os.dup2(source, 0)
+            os.dup2(sink, 1)
+            os.closerange(3, 65536)  # among them the runner's lock, which must end with the runner
+            work()
+    finally:
+        os._exit(0)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.runner.archive import BadArchive, unpack
+from dstackweb.runner.child import BadArchive, unpack
 from tests.runner.conftest import OTHER_USER, Box
 from tests.support import eventually
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runner import relay, shipper
+from dstackweb.runner import output
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.shipper import Shipper, mask, settled
+from dstackweb.runner.output import Shipper, mask, settled
 from tests.runner.conftest import Box
 from tests.support import eventually, examples
 
@@ -60,7 +60,7 @@ def test_a_secret_never_leaves_the_machine_not_in_two_parts_either(box: MakeBox)
 
 
 def test_a_secret_is_masked_across_the_pieces_that_are_sent(box: MakeBox) -> None:
-    before = shipper.CHUNK - 4
+    before = output.CHUNK - 4
     job = box(f"head -c {before} /dev/zero | tr '\\0' x; echo hunter2; echo done", redact=["hunter2"])
     job.launch()
     job.end()
@@ -82,10 +82,10 @@ def test_the_process_that_keeps_the_output_ends_with_the_last_writer(box: MakeBo
     job.wait_for("up")
     job.kill()
     spool = str(job.state / "spool")
-    assert not relay.is_done(spool)
+    assert not output.is_done(spool)
     shell = min(job.processes())
     os.kill(shell, signal.SIGTERM)
-    eventually(lambda: relay.is_done(spool))
+    eventually(lambda: output.is_done(spool))
     assert Path(spool).read_bytes().endswith(b"down\n")
     job.launch()
     assert job.end()["log_size"] == len(job.api.log)
@@ -98,16 +98,16 @@ def test_up_to_the_limit_nothing_is_cut(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("sizes", [(11,), (10, 1), (9, 2), (6, 6, 6), (200_000,)])
 def test_behind_the_limit_comes_one_line_and_nothing_more(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    assert relayed(tmp_path, 10, *(b"x" * size for size in sizes)) == b"x" * 10 + relay.last_line(10)
+    assert relayed(tmp_path, 10, *(b"x" * size for size in sizes)) == b"x" * 10 + output.last_line(10)
 
 
 def relayed(folder: Path, limit: int, *pieces: bytes) -> bytes:
     """What reaches a file of what is written to a relay."""
     spool = folder / "spool"
-    with open(relay.start(str(spool), limit, pwd.getpwuid(os.getuid())), "wb", buffering=0) as sink:
+    with open(output.start_relay(str(spool), limit, pwd.getpwuid(os.getuid())), "wb", buffering=0) as sink:
         for piece in pieces:
             sink.write(piece)
-    eventually(lambda: relay.is_done(str(spool)), every=0.002)
+    eventually(lambda: output.is_done(str(spool)), every=0.002)
     return spool.read_bytes()
 
 
@@ -193,7 +193,7 @@ def test_through_any_fault_the_log_is_the_spool_masked(
         except Unreachable:
             return True
 
-    with mock.patch.object(shipper, "CHUNK", chunk):
+    with mock.patch.object(output, "CHUNK", chunk):
         sender = Shipper(api, str(spool), secrets)
         for written in writes:
             with spool.open("ab") as file:

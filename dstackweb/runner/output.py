@@ -1,12 +1,97 @@
-"""Sending the spool to the API by offset, with secrets masked byte for byte so that offsets stay the same."""
+"""The job's output, from the commands through a file (the spool) to the API.
+
+A relay process copies it from a pipe to the spool, up to the log's limit. With the file itself as their output, a
+command that opens /dev/stdout or /dev/stderr, as many scripts do, would truncate it, or be refused where it runs as
+another user, and a flood of output would fill the disk. The relay outlives the runner and still writes every byte.
+
+The runner sends the spool by offset, with secrets masked byte for byte so that offsets stay the same.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import pwd
+import time
 from collections.abc import Sequence
 
+from dstackweb.runner import tree
 from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.state import say
 
-CHUNK = 256 * 1024
+PIECE, CHUNK = 1 << 16, 1 << 18
+"""Bytes that are copied, and sent, at once."""
+DISK_FULL_WAIT_S = 1.0
+
+
+def start_relay(spool: str, limit: int, account: pwd.struct_passwd) -> int:
+    """Start the relay; returns the end of the pipe that the commands, run by `account`, are to write to.
+
+    The relay ends when the last writer has closed the pipe; until then it holds a lock on the spool. Call this before
+    `tree.adopt_orphans`.
+    """
+    source, sink = os.pipe()
+    if account.pw_uid != os.getuid():
+        os.fchown(sink, account.pw_uid, account.pw_gid)  # opening /dev/stdout opens the pipe anew
+    file = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    tree.detach(lambda: _relay(limit), source, file)
+    os.close(source)
+    os.close(file)
+    return sink
+
+
+def _relay(limit: int) -> None:
+    try:
+        copy(0, 1, limit)
+    except OSError as error:
+        say(f"the output can't be stored any more: {error}")
+
+
+def copy(source: int, file: int, limit: int) -> None:
+    """Copy `source` to the end of `file`; after `limit` bytes one last line instead."""
+    room = limit
+    while data := os.read(source, PIECE):
+        if room < 0:
+            continue
+        _append(file, data[:room])
+        room -= len(data)
+        if room < 0:
+            _append(file, last_line(limit))
+
+
+def last_line(limit: int) -> bytes:
+    """The last line of a log of more than `limit` bytes."""
+    size = f"{limit >> 20} MB" if limit >= 1 << 20 else f"{limit} bytes"
+    return f"\n[dstackweb: the log reached its limit of {size}; further output is discarded]\n".encode()
+
+
+def _append(file: int, data: bytes) -> None:
+    """Write all of it. On a full disk it waits, and the commands wait as for any full pipe."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(file, rest) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            time.sleep(DISK_FULL_WAIT_S)
+
+
+def is_done(spool: str) -> bool:
+    """Whether a spool is complete."""
+    try:
+        file = os.open(spool, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+    return True
 
 
 class Shipper:
