@@ -82,23 +82,11 @@ class ProgressRow:
     has_stored_failures: bool = False
 
     @property
-    def key(self) -> str:
-        """Unique within the page."""
-        return f"{self.kind}{self.bar.id}"
-
-    @property
-    def name(self) -> str:
-        """Name of the prefix or group."""
-        return self.bar.name
-
-    @property
     def colour(self) -> int:
-        """Index of its colour."""
         return colour(self.colour_name or self.bar.name)
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """The coloured parts."""
         return segments(self.bar.counts)
 
     @property
@@ -117,28 +105,12 @@ class ProgressRow:
         return progress_words.sentence(self.bar.name or _("All"), self.bar.counts, self.bar.finished, self.bar.total)
 
     @property
-    def finished(self) -> str:
-        """Number of finished tasks."""
-        return progress_words.count(self.bar.finished)
-
-    @property
-    def total(self) -> str:
-        """Number of tasks."""
-        return progress_words.count(self.bar.total)
-
-    @property
-    def groups(self) -> str:
-        """Number of groups."""
-        return progress_words.count(self.bar.groups)
-
-    @property
     def rate(self) -> str:
         """The rate, empty without unfinished tasks."""
         return progress_words.rate(self.bar.rate.per_s) if self.bar.rate and self.bar.live else ""
 
     @property
     def rate_range(self) -> str:
-        """The range of the rate."""
         return progress_words.rate_spread(self.bar.rate) if self.bar.live else ""
 
     @property
@@ -149,18 +121,15 @@ class ProgressRow:
     @property
     def left(self) -> str:
         """The time left, else the state that explains its absence."""
-        if not self.bar.total:
+        bar, counts = self.bar, self.bar.counts
+        if not bar.total:
             return "–"
-        if not self.bar.live:
-            return _("done") if self.all_done else _("finished")
-        if self.bar.left:
-            return progress_words.left(self.bar.left)
-        return self._stalled_state
-
-    @property
-    def _stalled_state(self) -> str:
-        counts = self.bar.counts
-        if counts[TaskState.NO_WORKER] == self.bar.live:
+        if not bar.live:
+            # How forgotten tasks ended is unknown.
+            return _("done") if counts[TaskState.MEMORY] == bar.total else _("finished")
+        if bar.left:
+            return progress_words.left(bar.left)
+        if counts[TaskState.NO_WORKER] == bar.live:
             return word(TaskState.NO_WORKER)
         if counts[TaskState.PROCESSING]:
             return "–"
@@ -173,7 +142,6 @@ class ProgressRow:
 
     @property
     def left_range(self) -> str:
-        """The range of the time left."""
         return "" if self._is_lower_bound else progress_words.spread(self.bar.left)
 
     @property
@@ -181,36 +149,6 @@ class ProgressRow:
         return self.bar.counts[TaskState.NO_WORKER] > 0
 
     @property
-    def all_done(self) -> bool:
-        """Whether all tasks are known to be done. How forgotten tasks ended is unknown."""
-        return 0 < self.bar.counts[TaskState.MEMORY] == self.bar.total
-
-    @property
-    def done(self) -> str:
-        """Number of done tasks."""
-        return progress_words.count(self.bar.counts[TaskState.MEMORY])
-
-    @property
-    def failed(self) -> str:
-        """Number of failed tasks, empty for none."""
-        return self._any(TaskState.ERRED)
-
-    @property
-    def forgotten(self) -> str:
-        """Number of forgotten tasks, empty for none."""
-        return self._any(TaskState.FORGOTTEN)
-
-    @property
-    def released(self) -> str:
-        """Number of released tasks, empty for none."""
-        return self._any(TaskState.RELEASED)
-
-    def _any(self, state: TaskState) -> str:
-        return progress_words.count(self.bar.counts[state]) if self.bar.counts[state] else ""
-
-    @property
     def percent(self) -> str:
         """Share of finished tasks, rounded down."""
-        if not self.bar.total:
-            return ""
-        return f"{100 * self.bar.finished // self.bar.total} %"
+        return f"{100 * self.bar.finished // self.bar.total} %" if self.bar.total else ""

@@ -26,49 +26,35 @@ RUNS = 12
 
 @dataclass(frozen=True)
 class Card:
-    """A run's tasks on its page: the totals and the first prefixes."""
+    """A run's tasks on its page: the totals and the first prefixes. `ended`: the counters are final."""
 
     scope: PageScope
     totals: progress.ScopeProgress
     now: int
-    poll_s: int = POLL_S
 
     @property
     def version(self) -> str:
-        """Identifies what the card shows."""
         totals = self.totals
         return str(PageVersion(totals.scope_id, totals.version, rate_tick(totals.bar, self.now), str(int(self.ended))))
 
     @property
     def ended(self) -> bool:
-        """Whether the counters are final."""
         return self.scope.ended(self.totals)
 
-    @property
-    def url(self) -> str:
-        """The address that it polls."""
-        return self.scope.url("card")
-
-    @property
-    def page(self) -> str:
-        """The address of the run's progress page."""
-        return self.scope.url()
-
-    @property
-    def prefixes(self) -> int:
-        """Number of prefixes."""
-        return self.totals.prefixes
-
-    @property
-    def summary(self) -> ProgressRow:
-        """All tasks."""
-        return ProgressRow(self.totals.bar, failures_url=self.scope.url(order="failed"))
-
-    @property
-    def rows(self) -> list[ProgressRow]:
-        """The first prefixes; those with unfinished tasks come first."""
+    def context(self) -> dict[str, Any]:
+        """The template's context, with the prefixes that have unfinished tasks first."""
         bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=ON_A_CARD)
-        return [self.scope.row(bar) for bar in bars]
+        card = {
+            "version": self.version,
+            "ended": self.ended,
+            "poll_s": POLL_S,
+            "url": self.scope.url("card"),
+            "page": self.scope.url(),
+            "prefixes": self.totals.prefixes,
+            "summary": ProgressRow(self.totals.bar, failures_url=self.scope.url(order="failed")),
+            "rows": [self.scope.row(bar) for bar in bars],
+        }
+        return {"card": card}
 
 
 def find_card(request: PageRequest, run: Run) -> Card | None:
@@ -84,7 +70,7 @@ def card(request: PageRequest, run: str) -> HttpResponse:
     found = find_card(request, selectors.find_run(request.project, run))
     if found is None:
         return HttpResponse(status=204)  # its counters are no longer kept
-    return polled(request, "progress/card.html", "progress/card.html", found.version, lambda: {"card": found})
+    return polled(request, "progress/card.html", "progress/card.html", found.version, found.context)
 
 
 def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
@@ -106,5 +92,5 @@ def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
 def inside(request: PageRequest) -> HttpResponse:
     """The running runs on the project's page, for its polls."""
     version, rows = running_run_rows(request.project)
-    context: dict[str, Any] = {"inside": rows}
-    return polled(request, "progress/running_runs.html", "progress/running_runs.html", version, lambda: context)
+    template = "progress/running_runs.html"
+    return polled(request, template, template, version, lambda: {"inside": rows})

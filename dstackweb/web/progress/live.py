@@ -75,18 +75,12 @@ def rate_tick(bar: ProgressBar, now: int) -> int:
 
 
 def live_response(
-    request: PageRequest,
-    page: str,
-    body: str,
-    update: str,
-    bar: ProgressBar,
-    now: int,
-    read: Callable[[], PageRows],
+    request: PageRequest, page: str, bar: ProgressBar, now: int, read: Callable[[], PageRows]
 ) -> HttpResponse:
     """A page, its body, or an update of some rows. 204 when the page is current.
 
-    `bar` must be read before `read` is called; `update` is a template of out-of-band parts, whose `rows` are the
-    changed ones.
+    `bar` must be read before `read` is called. The templates are `progress/<page>.html`, `<page>_body.html` and
+    `<page>_update.html`: out-of-band parts, whose `rows` are the changed ones.
     """
     rated = rate_tick(bar, now)
     seen = PageVersion.of(request)
@@ -99,9 +93,10 @@ def live_response(
     current = PageVersion(bar.id, bar.version, rated, found.order)
     context = {**found.context, "poll_s": POLL_S, "rows": found.rows}
     if seen is None or (seen.counters, seen.order) != (current.counters, current.order):
-        return shown(request, body if request.htmx else page, str(current), context)
+        template = f"progress/{page}_body.html" if request.htmx else f"progress/{page}.html"
+        return shown(request, template, str(current), context)
     context["rows"] = [row for row in found.rows if _changed(row.bar, seen, current, now)]
-    response = shown(request, update, str(current), context)
+    response = shown(request, f"progress/{page}_update.html", str(current), context)
     response["HX-Reswap"] = "none"
     return response
 

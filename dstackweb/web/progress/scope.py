@@ -93,15 +93,23 @@ class PageScope:
             return False
         return self.run.status in ENDED or (attempt or self.run.attempt) < self.run.attempt
 
-    def context(self) -> dict[str, Any]:
+    def context(self, totals: progress.ScopeProgress | None = None) -> dict[str, Any]:
         """Template context of all pages."""
         return {
+            "totals": totals,
+            "ended": totals is not None and self.ended(totals),
             "scope": self,
             "run": self.run,
             "legend": [(one.value, state(one), meaning(one)) for one in (*DRAWN, TaskState.WAITING)],
             "states": states(),
             "poll_s": POLL_S,
         }
+
+
+def pager(first_url: str, after: str | None, following: str | None) -> dict[str, str | None]:
+    """Template context of `pages.html`; `after` and `following` are the cursors of this page and the next."""
+    more = f"{'&' if '?' in first_url else '?'}{urlencode({'after': following})}"
+    return {"after": after, "first_url": first_url, "following": first_url + more if following else ""}
 
 
 def states() -> list[tuple[str, str]]:

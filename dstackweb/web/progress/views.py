@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -12,6 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from dstackweb.gpus.clock import to_moment
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
@@ -19,7 +19,7 @@ from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import ProgressRow
 from dstackweb.web.progress.cards import running_run_rows
 from dstackweb.web.progress.live import PageRows, live_response, now_ms
-from dstackweb.web.progress.scope import PageScope
+from dstackweb.web.progress.scope import PageScope, pager
 from dstackweb.wording.progress import state
 
 PREFIXES_PER_PAGE = 50
@@ -44,7 +44,8 @@ class PrefixFilters:
         """Parse a request. Unknown values are ignored."""
         order = request.GET.get("order", "")
         known = cast(progress.Order, order if order in ORDERS else "active")
-        return cls(known, _name_filter(request), _page_cursor(request), request.GET.get("theme") == "light")
+        query = request.GET
+        return cls(known, query.get("q", "").strip(), query.get("after"), query.get("theme") == "light")
 
     @property
     def query(self) -> dict[str, str]:
@@ -56,30 +57,20 @@ class PrefixFilters:
         return {"q": self.find, "order": "" if order == "active" else order}
 
 
-def _name_filter(request: PageRequest) -> str:
-    return request.GET.get("q", "").strip()
-
-
-def _page_cursor(request: PageRequest) -> str | None:
-    return request.GET.get("after") or None
-
-
 @project_page()
 def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> HttpResponse:
     """All prefixes, as a page or as a wall screen, and its polls."""
     scope, filters, now = PageScope.of(request, run), PrefixFilters.of(request), now_ms()
-    page, body, update = (f"progress/{'wall' if wall else 'overview'}{part}.html" for part in ("", "_body", "_update"))
+    page = "wall" if wall else "overview"
     if wall and not request.htmx:
         request.session.modified = True  # the session lasts while the page is open
     totals = scope.totals(now)
     if totals is not None:
         limit = ON_A_WALL if wall else PREFIXES_PER_PAGE
-        return live_response(
-            request, page, body, update, totals.bar, now, lambda: _prefix_rows(scope, totals, filters, now, limit)
-        )
+        return live_response(request, page, totals.bar, now, lambda: _prefix_rows(scope, totals, filters, now, limit))
     if request.htmx:
         return HttpResponse(status=204)
-    return render(request, page, {**_context(scope, filters), "totals": None})
+    return render(request, f"progress/{page}.html", _context(scope, filters))
 
 
 def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters, now: int, limit: int) -> PageRows:
@@ -87,42 +78,29 @@ def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters
         totals.scope_id, now, find=filters.find, order=filters.order, after=filters.after, limit=limit
     )
     context = {
-        **_context(scope, filters),
-        "totals": totals,
+        **_context(scope, filters, totals),
+        **pager(scope.url(**filters.query), filters.after, following),
         "summary": ProgressRow(totals.bar, failures_url=scope.url(**filters.ordered("failed"))),
-        "following": scope.url(**filters.query, after=following or ""),
-        "has_following": following is not None,
         "beyond": 0 if filters.find else max(0, totals.prefixes - len(bars)),
-        "ended": scope.ended(totals),
     }
     return PageRows(scope.rows(bars), [bar.id for bar in bars], context)
 
 
-def _context(scope: PageScope, filters: PrefixFilters) -> dict[str, Any]:
-    """The context without counters."""
+def _context(scope: PageScope, filters: PrefixFilters, totals: ScopeProgress | None = None) -> dict[str, Any]:
+    """The context without rows; on page loads with a project's running runs, which the page polls separately."""
     labels = (("active", _("Active first")), ("failed", _("Failed first")), ("name", _("By name")))
-    return {
-        **scope.context(),
-        **_inside(scope),
+    context = {
+        **scope.context(totals),
         "theme": "light" if filters.light else "dark",
         "theme_url": scope.url("wall", **filters.query, theme="" if filters.light else "light"),
         "order": filters.order,
         "q": filters.find,
-        "after": filters.after,
         "wall_url": scope.url("wall", **filters.query),
-        "first_url": scope.url(**filters.query),
         "orders": [(order, label, scope.url(**filters.ordered(order))) for order, label in labels],
     }
-
-
-def _inside(scope: PageScope) -> dict[str, Any]:
-    """A project's running runs, on page loads only: the page polls them separately."""
-    if scope.run or scope.request.htmx:
-        return {}
-    project = scope.request.project
-    version, rows = running_run_rows(project)
-    url = reverse("web:progress-inside", args=[project.name])
-    return {"inside": rows, "inside_version": version, "inside_url": url}
+    if not scope.run and not scope.request.htmx:
+        context["inside_version"], context["inside"] = running_run_rows(scope.request.project)
+    return context
 
 
 def _gone(request: PageRequest, error: NotFound) -> HttpResponse:
@@ -151,7 +129,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return _gone(request, error)
     shown = request.GET.get("show", "")
     shown = shown if shown in ("running", "failed") or (shown == "failures" and scope.run) else ""
-    find, after = _name_filter(request), _page_cursor(request)
+    find, after = request.GET.get("q", "").strip(), request.GET.get("after")
 
     def url(**query: str) -> str:
         return scope.url("prefix", prefix=bar.name, **query)
@@ -161,22 +139,18 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         if scope.run:
             tabs.append(("failures", _("Errors")))
         return {
-            **scope.context(),
-            "totals": totals,
+            **scope.context(totals),
+            **pager(url(show=shown, q=find), after, following),
             "summary": scope.row(bar),
-            "ended": scope.ended(totals),
+            "of_prefix": True,
             "shown": shown,
             "q": find,
-            "after": after,
             "tabs": [(key, label, url(show=key, q="" if key == "failures" else find)) for key, label in tabs],
-            "first_url": url(show=shown, q=find),
-            "following": url(show=shown, q=find, after=following or ""),
-            "has_following": following is not None,
         }
 
     def failures() -> PageRows:
         found, following = progress.failures(totals.scope_id, bar.id, after, GROUPS_PER_PAGE)
-        rows = [(one, _as_datetime(one.at_ms), scope.url("group", prefix=bar.name, group=one.group)) for one in found]
+        rows = [(one, to_moment(one.at_ms), scope.url("group", prefix=bar.name, group=one.group)) for one in found]
         return PageRows([], [(one.id, one.at_ms) for one in found], {**context(following), "failures": rows})
 
     def groups() -> PageRows:
@@ -186,19 +160,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         rows = [ProgressRow(one, bar.name, _group_url(scope, bar.name, one.name), failures_url=errors) for one in found]
         return PageRows(rows, [one.id for one in found], context(following))
 
-    return live_response(
-        request,
-        "progress/prefix.html",
-        "progress/prefix_body.html",
-        "progress/prefix_update.html",
-        bar,
-        now,
-        failures if shown == "failures" else groups,
-    )
-
-
-def _as_datetime(ms: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+    return live_response(request, "prefix", bar, now, failures if shown == "failures" else groups)
 
 
 def _group_url(scope: PageScope, prefix: str, group: str) -> str:
@@ -212,7 +174,7 @@ def _group_url(scope: PageScope, prefix: str, group: str) -> str:
 def group_page(request: PageRequest, run: str) -> HttpResponse:
     """The tasks of a group, and its polls."""
     scope, now = PageScope.of(request, run), now_ms()
-    name, after = request.GET.get("group", ""), _page_cursor(request)
+    name, after = request.GET.get("group", ""), request.GET.get("after")
     try:
         totals, bar = _found(scope, now)
         group = progress.group(bar.id, name)
@@ -224,26 +186,13 @@ def group_page(request: PageRequest, run: str) -> HttpResponse:
     def tasks() -> PageRows:
         found, following = progress.tasks(group.id, after, GROUPS_PER_PAGE)
         context = {
-            **scope.context(),
-            "totals": totals,
+            **scope.context(totals),
+            **pager(scope.url("group", prefix=bar.name, group=name), after, following),
             "prefix": bar,
             "summary": ProgressRow(group, bar.name, failures_url=scope.row(bar).failures_url),
-            "tasks": [(one, state(one.state), _as_datetime(one.since_ms)) for one in found],
-            "after": after,
-            "ended": scope.ended(totals),
+            "tasks": [(one, state(one.state), to_moment(one.since_ms)) for one in found],
             "prefix_url": scope.url("prefix", prefix=bar.name),
-            "first_url": scope.url("group", prefix=bar.name, group=name),
-            "following": scope.url("group", prefix=bar.name, group=name, after=following or ""),
-            "has_following": following is not None,
         }
         return PageRows([], found, context)
 
-    return live_response(
-        request,
-        "progress/group.html",
-        "progress/group_body.html",
-        "progress/group_update.html",
-        group,
-        now,
-        tasks,
-    )
+    return live_response(request, "group", group, now, tasks)

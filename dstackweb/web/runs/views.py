@@ -99,7 +99,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     return {
         "run": run,
         "gpus": panel is not None,
-        "card": card,
+        **(card.context() if card else {}),
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),

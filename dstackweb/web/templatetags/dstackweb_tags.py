@@ -24,7 +24,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.runs import selectors
 from dstackweb.web.cloud import budget as budgets
 from dstackweb.web.gpus import alerts
-from dstackweb.wording import statuses, units
+from dstackweb.wording import progress, statuses, units
 from dstackweb.wording.sentence import Sentence, moment
 
 register = template.Library()
@@ -58,6 +58,7 @@ PAGES = (
 _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
 
+register.filter("count", progress.count)
 register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
