@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypedDict, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypedDict, cast
 
 from django.conf import settings
 from django.contrib import messages
@@ -117,6 +117,13 @@ def shown(
     response = render(request, template, values, status=status)
     response["HX-PTag"] = version
     return response
+
+
+class SortHeader(NamedTuple):
+    """A column header that sorts the list: its query string, and the current `aria-sort`."""
+
+    query: str
+    aria: str = "none"
 
 
 class Undo(TypedDict):

@@ -27,21 +27,21 @@ BANNERS = 5
 
 @dataclass(frozen=True)
 class Alert:
-    """A run's policy status, with its low GPUs in words."""
+    """The policy status of a run."""
 
     run: Run
     status: PolicyStatus
-    subject: str
 
-    @classmethod
-    def of(cls, run: Run, status: PolicyStatus) -> Alert:
-        """The alert of a run with a policy."""
-        return cls(run, status, subject(status, run.spec.get("nodes", 1)))
+    @property
+    def subject(self) -> str:
+        """The low GPUs, as the start of a sentence."""
+        text = policy_words.subject(self.status.gpu_index, self.status.node, self.run.spec.get("nodes", 1))
+        return text[:1].upper() + text[1:]
 
     @property
     def stops(self) -> bool:
         """Whether the run is stopped at the end of the window; otherwise it is only reported."""
-        return stops(self.status)
+        return self.status.policy.action == "terminate" and not self.status.observe_only
 
     @property
     def ahead(self) -> bool:
@@ -49,22 +49,11 @@ class Alert:
         return self.status.verdict.kind == VerdictKind.KEEP
 
 
-def stops(status: PolicyStatus) -> bool:
-    """Whether the policy stops runs."""
-    return status.policy.action == "terminate" and not status.observe_only
-
-
-def subject(status: PolicyStatus, nodes: int) -> str:
-    """The low GPUs, as the start of a sentence."""
-    text = policy_words.subject(status.gpu_index, status.node, nodes)
-    return text[:1].upper() + text[1:]
-
-
 def alerts(runs: Collection[Run], now: dt.datetime) -> dict[int, Alert]:
     """Alerts by run ID, for runs that have been below their minimum for at least half of their window."""
     placed = [run for run in runs if run.status in PLACED]
     found = policy_statuses(placed, now)
-    return {run.pk: Alert.of(run, found[run.pk]) for run in placed if run.pk in found and found[run.pk].badge}
+    return {run.pk: Alert(run, found[run.pk]) for run in placed if run.pk in found and found[run.pk].badge}
 
 
 def list_version(project: Project) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import QueryDict
@@ -74,7 +74,6 @@ class GpuRow:
 
     @property
     def at(self) -> dt.datetime | None:
-        """The time of its newest sample."""
         return to_moment(self.series.last_ms) if self.series and self.series.last_ms is not None else None
 
     @cached_property
@@ -96,24 +95,18 @@ class GpuRow:
             "temperature": None if celsius is None else _part(max(0, celsius - COLDEST_C), HOTTEST_C - COLDEST_C),
         }
 
-    def text(self, measure: str) -> str:
-        """The value of a measure, with its unit."""
-        sample = self.current
-        value: int | None = None
-        if sample is not None:
-            value = {
-                "utilization": sample.utilization, "memory": sample.memory_used_mib, "power": sample.power_w,
-                "temperature": sample.temperature_c,
-            }[measure]  # fmt: skip
-        if value is None:
-            return "–"
-        with_unit = {"utilization": f"{value} %", "power": f"{value} W", "temperature": f"{value} °C"}
-        return with_unit.get(measure) or units.mebibytes(value)
-
     @cached_property
     def texts(self) -> dict[str, str]:
         """All measures, with their units."""
-        return {measure: self.text(measure) for measure in MEASURES}
+        sample = self.current
+        if sample is None:
+            return dict.fromkeys(MEASURES, "–")
+        return {
+            "utilization": _with_unit(sample.utilization, "%"),
+            "memory": "–" if sample.memory_used_mib is None else units.mebibytes(sample.memory_used_mib),
+            "power": _with_unit(sample.power_w, "W"),
+            "temperature": _with_unit(sample.temperature_c, "°C"),
+        }
 
     @cached_property
     def throttle_reasons(self) -> list[str]:
@@ -122,7 +115,6 @@ class GpuRow:
 
     @property
     def who(self) -> str:
-        """Who holds it, in a few words."""
         if self.hidden:
             return _("a run of another project")
         if self.state == "away":
@@ -131,7 +123,6 @@ class GpuRow:
 
     @property
     def offline(self) -> bool:
-        """Whether its host is offline."""
         return self.host is not None and not is_online(self.host)
 
     @property
@@ -156,12 +147,15 @@ class GpuRow:
             self.series.pk, self.series.last_ms) if self.series else None  # fmt: skip
 
 
+def _with_unit(value: int | None, unit: str) -> str:
+    return "–" if value is None else f"{value} {unit}"
+
+
 def _part(value: float | None, of: float | None) -> float | None:
     return None if value is None or not of else min(100.0, 100 * value / of)
 
 
-@dataclass(frozen=True)
-class HeatCell:
+class HeatCell(NamedTuple):
     """One GPU on the map: the text and the shade (0 to 10, None if unknown) of the selected measure."""
 
     gpu: GpuRow
@@ -169,8 +163,7 @@ class HeatCell:
     shade: int | None
 
 
-@dataclass(frozen=True)
-class GpuGroup:
+class GpuGroup(NamedTuple):
     """The GPUs of one machine, or (without a name) all in the selected order."""
 
     name: str
@@ -201,7 +194,6 @@ class GpuFilters:
         )
 
     def query(self, **changed: Any) -> str:
-        """The query string with these values changed."""
         values = {
             "q": self.words, "state": self.state, "sort": self.sort, "colour": self.colour,
             "as": "table" if self.as_table else "",
@@ -226,51 +218,33 @@ class GpuFilters:
         unknown = [row for row in found if row.share[by] is None]
         return [row for _value, row in sorted(known, key=lambda one: one[0], reverse=not reverse)] + unknown
 
-    def groups(self, selected: Sequence[GpuRow]) -> list[GpuGroup]:
-        """By machine, or all together where they are sorted by something else."""
-        found: dict[str, GpuGroup] = {}
-        for row in selected:
-            by_place = self.sort.removeprefix("-") == "place"
-            name = row.place if by_place else ""
-            group = found.setdefault(name, GpuGroup(name, row.host if by_place else None, []))
-            group.gpus.append(self.cell(row))
-        return list(found.values())
 
-    def cell(self, row: GpuRow) -> HeatCell:
-        """A GPU as a cell of the map."""
-        share = row.share[self.colour]
-        return HeatCell(row, row.text(self.colour), None if share is None else round(share / 100 * SHADES))
+def groups(selected: Sequence[GpuRow], filters: GpuFilters) -> list[GpuGroup]:
+    """By machine, or all together where they are sorted by something else."""
+    found: dict[str, GpuGroup] = {}
+    by_place = filters.sort.removeprefix("-") == "place"
+    for row in selected:
+        name = row.place if by_place else ""
+        share = row.share[filters.colour]
+        shade = None if share is None else round(share / 100 * SHADES)
+        group = found.setdefault(name, GpuGroup(name, row.host if by_place else None, []))
+        group.gpus.append(HeatCell(row, row.texts[filters.colour], shade))
+    return list(found.values())
 
 
-@dataclass(frozen=True)
-class GpuList:
-    """All GPUs that the user can see, with their totals."""
-
-    rows: list[GpuRow] = field(default_factory=list)
-
-    def count(self, state: str) -> int:
-        """The number in this state."""
-        return sum(row.state == state for row in self.rows)
-
-    def mean(self, measure: str, state: str = "") -> float | None:
-        """The average of a measure in percent, where known."""
-        shares = [row.share[measure] for row in self.rows if not state or row.state == state]
-        known = [share for share in shares if share is not None]
-        return sum(known) / len(known) if known else None
-
-    @property
-    def present(self) -> int:
-        """The number without missing ones."""
-        return len(self.rows) - self.count("gone")
+def mean(measure: str, rows: Iterable[GpuRow]) -> float | None:
+    """The average of a measure in percent, where known."""
+    known = [share for row in rows if (share := row.share[measure]) is not None]
+    return sum(known) / len(known) if known else None
 
 
-def all_gpus(project: Project, user: User, now: dt.datetime) -> GpuList:
+def all_gpus(project: Project, user: User, now: dt.datetime) -> list[GpuRow]:
     """The GPUs of every host, and those of cloud instances that the project's jobs hold.
 
     The number of queries doesn't depend on the number of GPUs.
     """
     seen = {one.pk for one in visible_projects(user)}
-    return GpuList(of_hosts(list_hosts(), seen, now) + elsewhere(project, now))
+    return of_hosts(list_hosts(), seen, now) + elsewhere(project, now)
 
 
 def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuRow]:

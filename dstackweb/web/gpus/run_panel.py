@@ -63,12 +63,10 @@ class PanelFilters:
 
     @classmethod
     def of(cls, request: HttpRequest) -> PanelFilters:
-        """From the query string."""
         node = whole_number(request.GET["node"]) if "node" in request.GET else None
         return cls(request.GET.get("range", ""), node, request.GET.get("as") == "table")
 
     def query(self, **changed: Any) -> str:
-        """The query string with these values changed."""
         values = {"range": self.back, "node": self.node, "as": "table" if self.as_table else ""} | changed
         return "?" + "&".join(f"{key}={value}" for key, value in values.items() if value not in ("", None))
 
@@ -83,7 +81,6 @@ class RunGpu:
 
     @property
     def at(self) -> dt.datetime | None:
-        """The time of its newest sample."""
         return None if self.series.last_ms is None else to_moment(self.series.last_ms)
 
     @property
@@ -93,27 +90,16 @@ class RunGpu:
 
     @property
     def colour(self) -> int:
-        """Its colour in the charts, as an index."""
         return self.place % COLOURS
 
     @property
     def dash(self) -> int:
-        """Its dash pattern, as an index."""
         return self.place // 2 % DASHES
 
     @property
     def memory_percent(self) -> float | None:
-        """Used memory in percent."""
         used, size = self.series.memory_used_mib, self.series.memory_mib
         return None if used is None or not size else min(100.0, 100 * used / size)
-
-
-@dataclass(frozen=True)
-class PolicySource:
-    """Where a policy is set, in words, and a link to it."""
-
-    text: str
-    url: str
 
 
 class Panel:
@@ -123,33 +109,27 @@ class Panel:
         self.run, self.filters, self.now = run, filters, now
         self.jobs = [job for job in jobs if job.attempt == run.attempt and job.gpus]
         self.status: PolicyStatus | None = policy_status(run, now)
-        self.job = self._job()
-        found = GpuSeries.objects.filter(job=self.job).order_by("index", "uuid") if self.job else ()
-        self.series = list(found)
-
-    def _job(self) -> Job | None:
-        """The selected node; by default the one that the policy status is about, else the first."""
+        # The selected node; by default the one that the policy status is about, else the first.
         low_node = self.status.node if self.status and self.status.low_since else 0
-        node = self.filters.node if self.filters.node is not None else low_node
-        return next((job for job in self.jobs if job.node == node), self.jobs[0] if self.jobs else None)
+        node = filters.node if filters.node is not None else low_node
+        self.job = next((job for job in self.jobs if job.node == node), self.jobs[0] if self.jobs else None)
+        self.series = list(GpuSeries.objects.filter(job=self.job).order_by("index", "uuid")) if self.job else []
 
     @property
     def version(self) -> str:
-        """Computed before the data is read."""
         status = self.status
-        parts: list[Any] = [self.run.version, self.filters, [(one.uuid, one.last_ms) for one in self.series]]
-        if status:
-            parts += [status.policy, status.verdict, status.badge, status.noticed, status.paused_until]
-            parts += [status.exemptions_left, status.observe_only]
-        parts += [self._fresh(one) for one in self.series]
-        return f"{self.run.pk}.{fingerprint(parts)}"
+        series = [(one.uuid, one.last_ms, self._fresh(one)) for one in self.series]
+        judged = (
+            status.policy, status.verdict, status.badge, status.noticed, status.paused_until, status.exemptions_left,
+            status.observe_only,
+        ) if status else None  # fmt: skip
+        return f"{self.run.pk}.{fingerprint(self.run.version, self.filters, series, judged)}"
 
     def _fresh(self, series: GpuSeries) -> bool:
         return is_fresh(series, to_ms(self.now))
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended: nothing changes any more."""
         return self.run.status in ENDED
 
     @property
@@ -186,20 +166,16 @@ class Panel:
         return (to_ms(stop.low_since), to_ms(stop.at)) if stop else None
 
     def _columns(self, points: int) -> list[Columns]:
-        """The samples in the span."""
         since, until = self.span
         return selectors.columns(self.series, to_ms(since), to_ms(until) + 1, points)
 
     def chart(self) -> dict[str, Any]:
-        """The data for gpu-charts.js."""
         return gpu_chart.chart_data(self._columns(gpu_chart.POINTS), *self.span, self.minimum, self._low())
 
     def rows(self) -> list[gpu_chart.SampleRow]:
-        """The same data for the table."""
         return gpu_chart.table_rows(self._columns(gpu_chart.ROWS))
 
     def context(self, may_change: bool) -> dict[str, Any]:
-        """The template's context."""
         status = self.status
         lines = [RunGpu(one, place, self._fresh(one)) for place, one in enumerate(self.series)]
         return {
@@ -230,20 +206,20 @@ class Panel:
         status = self.status
         assert status is not None
         rules = exemptions.policies_of(self.run.project)
-        stops = alerts.stops(status)
+        alert = alerts.Alert(self.run, status)
         return {
             "status": status,
-            "alert": alerts.Alert.of(self.run, status),
+            "alert": alert,
             "rule": policy_words.rule(status.policy),
-            "source": source(status.source, self.run),
+            "source": _source(status.source, self.run),
             "low_s": self._low_s(),
             "window_s": status.policy.time_window_s,
             "unknown": status.verdict.kind == VerdictKind.UNKNOWN,
             "starting": self.run.status == RunStatus.PROVISIONING,
             "ending": self.run.status == RunStatus.TERMINATING,
-            "stops": stops,
+            "stops": alert.stops,
             "may_keep": may_change
-            and stops
+            and alert.stops
             and self.run.status != RunStatus.TERMINATING
             and status.exemptions_left > 0
             and not status.paused_until,
@@ -263,14 +239,12 @@ class Panel:
         return round(min(max(0.0, status.policy.time_window_s - left_s), status.policy.time_window_s), 1)
 
 
-def source(provenance: dict[str, Any], run: Run) -> PolicySource:
-    """Where a policy is set."""
-    text = details.origin(provenance)
+def _source(provenance: dict[str, Any], run: Run) -> tuple[str, str]:
+    """Where a policy is set, in words, and a link to it."""
     named = provenance.get("profile") if provenance.get("source") == "profile" else None
     profile = profiles.named(run.project, named) if named else None
-    if profile is None:
-        return PolicySource(text, "#run-settings")
-    return PolicySource(text, reverse("web:profiles", args=[run.project.name]) + f"#profile-{profile.pk}")
+    url = reverse("web:profiles", args=[run.project.name]) + f"#profile-{profile.pk}" if profile else "#run-settings"
+    return details.origin(provenance), url
 
 
 @project_page()

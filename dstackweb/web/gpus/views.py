@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from django.http import HttpResponse
 from django.urls import reverse
@@ -18,9 +19,8 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
-from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.hosts.selectors import list_hosts
-from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
+from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, GpuFilters, GpuRow
@@ -33,16 +33,9 @@ SERIES = 40
 RANGES = {"1h": dt.timedelta(hours=1), "6h": dt.timedelta(hours=6), "24h": dt.timedelta(hours=24)}
 
 
-class SortHeader(NamedTuple):
-    """A column header that sorts the list: its query string, and the current `aria-sort`."""
-
-    query: str
-    aria: str
-
-
 def _header(filters: GpuFilters, by: str) -> SortHeader:
     if filters.sort.removeprefix("-") != by:
-        return SortHeader(filters.query(sort=by), "none")
+        return SortHeader(filters.query(sort=by))
     reverse = filters.sort.startswith("-")
     from_least = reverse if by in MEASURES else not reverse  # measures have the most first
     return SortHeader(filters.query(sort=by if reverse else f"-{by}"), "ascending" if from_least else "descending")
@@ -53,24 +46,28 @@ def gpus_page(request: PageRequest) -> HttpResponse:
     """All GPUs; also the polled part of the page."""
     filters, now = GpuFilters.of(request.GET), timezone.now()
     gpus = gpu_rows.all_gpus(request.project, request.user, now)
-    sampling_errors = list(_sampling_errors())
-    shown = [row.stamp for row in gpus.rows], [(one.pk, one.library, one.error) for one in sampling_errors]
-    version = fingerprint(shown)
+    # A machine without the NVML library has no sampling errors.
+    failing = HostSampling.objects.exclude(error="").filter(host__left_at=None)
+    sampling_errors = list(failing.select_related("host").order_by("host"))
+    counts = Counter(row.state for row in gpus)
+    errors = [(one.pk, one.library, one.error) for one in sampling_errors]
+    version = fingerprint([row.stamp for row in gpus], errors)
 
     def context() -> dict[str, Any]:
-        selected = filters.select(gpus.rows)
+        selected = filters.select(gpus)
         return {
             "filters": filters,
             "as_map": filters.query(**{"as": ""}),
             "as_list": filters.query(**{"as": "table"}),
             "all_states": filters.query(state=""),
             "gpus": gpus,
-            "selected": [filters.cell(row) for row in selected],
-            "groups": filters.groups(selected),
-            "counts": {state: gpus.count(state) for state in STATES},
-            "held_utilization": gpus.mean("utilization", "held"),
-            "memory": gpus.mean("memory"),
-            "states": [(key, label, filters.query(state=key), gpus.count(key)) for key, label in STATES.items()],
+            "selected": selected,
+            "groups": gpu_rows.groups(selected, filters),
+            "counts": counts,
+            "present": len(gpus) - counts["gone"],
+            "held_utilization": gpu_rows.mean("utilization", [row for row in gpus if row.state == "held"]),
+            "memory": gpu_rows.mean("memory", gpus),
+            "states": [(key, label, filters.query(state=key), counts[key]) for key, label in STATES.items()],
             "colours": [
                 (key, label, filters.query(colour=key), key == filters.colour) for key, label in MEASURES.items()
             ],
@@ -83,20 +80,6 @@ def gpus_page(request: PageRequest) -> HttpResponse:
         }
 
     return polled(request, "gpus/gpus.html", "gpus/gpus_body.html", version, context)
-
-
-def _sampling_errors() -> Any:
-    """Hosts with sampling errors. A machine without the NVML library has none."""
-    return HostSampling.objects.exclude(error="").filter(host__left_at=None).select_related("host").order_by("host")
-
-
-@dataclass(frozen=True)
-class PastJob:
-    """A job that holds or held the GPU."""
-
-    job: Job
-    run: Run
-    hidden: bool
 
 
 @project_page()
@@ -116,7 +99,8 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
         table = "&as=table" if as_table else ""
         return {
             "gpu": gpu,
-            "recent_jobs": _recent_jobs(request, series),
+            "recent_jobs": [one.job for one in series if one.job][:RECENT_JOBS],
+            "seen": {project.pk for project in visible_projects(request.user)},
             "chart": gpu_chart.chart_data(past, since, now),
             "rows": gpu_chart.table_rows(past),
             "as_table": as_table,
@@ -147,13 +131,6 @@ def _series(request: PageRequest, gpu: GpuRow) -> list[GpuSeries]:
     if gpu.gpu is None:
         rows = rows.filter(job__run__project=request.project)
     return list(rows.select_related("job__run__project", "job__run__user").order_by("-last_ms", "-id")[:SERIES])
-
-
-def _recent_jobs(request: PageRequest, of_gpu: Sequence[GpuSeries]) -> list[PastJob]:
-    """Its jobs, newest first."""
-    seen = {project.pk for project in visible_projects(request.user)}
-    jobs = [series.job for series in of_gpu if series.job]
-    return [PastJob(job, job.run, job.run.project_id not in seen) for job in jobs[:RECENT_JOBS]]
 
 
 def _merged(parts: Sequence[Columns]) -> list[Columns]:
