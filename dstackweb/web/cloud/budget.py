@@ -32,20 +32,10 @@ class Month:
         return float(100 * self.spent / self.budget) if self.budget else 100.0
 
     @property
-    def drawn(self) -> float:
-        """The share as a bar shows it."""
-        return min(100.0, self.percent or 0.0)
-
-    @property
     def tone(self) -> str:
         """`full`, `near` or nothing."""
         share = self.percent or 0.0
         return "full" if share >= 100 else "near" if share >= WARNED_FROM else ""
-
-    @property
-    def over_at(self) -> dt.datetime:
-        """When the next month begins and the budget resets."""
-        return (self.since + dt.timedelta(days=32)).replace(day=1)
 
 
 def month(project: Project, now: dt.datetime) -> Month:
@@ -56,31 +46,19 @@ def month(project: Project, now: dt.datetime) -> Month:
     return Month(since, spend.spent_this_month(project.pk, now), project.monthly_budget, rate)
 
 
-@dataclass(frozen=True)
-class BudgetWarning:
-    """The highest mark that this month's spending exceeds."""
-
-    percent: int
-    month: Month
-
-
-def warned(project: Project, now: dt.datetime) -> BudgetWarning | None:
-    """The warning for every page, if any. Without a budget it makes no query."""
-    if project.monthly_budget is None:
-        return None
-    since = spend.month_of(now).date()
-    marks = BudgetMark.objects.filter(project=project, month=since, percent__gte=WARNED_FROM)
-    if not (told := sorted(marks.values_list("percent", flat=True), reverse=True)):
+def warned(project: Project, now: dt.datetime) -> tuple[int, Month] | None:
+    """The highest mark that this month's spending exceeds, for every page. Without a budget it makes no query."""
+    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), percent__gte=WARNED_FROM)
+    if project.monthly_budget is None or not (percents := list(marks.values_list("percent", flat=True))):
         return None
     so_far = month(project, now)  # the budget may have been raised since
-    above = [percent for percent in told if (so_far.percent or 0) >= percent]
-    return BudgetWarning(above[0], so_far) if above else None
+    above = [percent for percent in percents if (so_far.percent or 0) >= percent]
+    return (max(above), so_far) if above else None
 
 
 def passed(project: Project, now: dt.datetime) -> list[BudgetMark]:
-    """The marks of its present budget that a project has passed this month, the first one first, with when it did."""
+    """The marks of its present budget that a project has passed this month, the first one first."""
     if project.monthly_budget is None:
         return []
-    since = spend.month_of(now).date()
-    marks = BudgetMark.objects.filter(project=project, month=since, budget=project.monthly_budget)
+    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), budget=project.monthly_budget)
     return list(marks.order_by("percent"))

@@ -19,7 +19,6 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs.models import Job, Run
@@ -33,32 +32,15 @@ POLL_S = 3
 GONE_SHOWN = 12
 GONE_FOR = dt.timedelta(hours=24)
 HOUR_S = Decimal(3600)
-TONES = {"requested": "info", "starting": "info", "running": "go", "stopping": "wait", "gone": "info"}
 
 
 @dataclass(frozen=True)
 class InstanceLine:
-    """One instance as a row; `cost` is in USD up to now."""
+    """One instance as a row; `run` is the one it serves, or served last; `cost` is in USD up to now."""
 
     of: Instance
-    gpu: str
-    status: str
-    tone: str
     run: Run | None
     cost: Decimal
-    why: str
-    error: str
-
-    @classmethod
-    def make(cls, machine: Instance, run: Run | None, now: dt.datetime) -> InstanceLine:
-        """The row; `run` is the one it serves, or served last."""
-        idle = machine.status == InstanceStatus.RUNNING and machine.holder is None
-        status = _("idle") if idle else _STATUS[machine.status]()
-        tone = "wait" if idle or machine.interrupted_at else TONES[machine.status]
-        told = statuses.instance_end(machine.why) if machine.why else ""
-        failed = machine.error_detail
-        error = machine.error or (offers.failure(machine.backend.kind, failed) if failed else "")
-        return cls(machine, _gpu(machine), status, tone, run, cost(machine, now), told, error)
 
     @property
     def idle(self) -> bool:
@@ -70,23 +52,37 @@ class InstanceLine:
         """Whether it is being billed."""
         return self.of.launched_at is not None and self.of.ended_at is None
 
+    @property
+    def gpu(self) -> str:
+        return offer_rows.gpu(self.of.gpu_name, self.of.gpu_count, self.of.gpu_memory_mib)
 
-_STATUS = {
-    "requested": lambda: _("requested"),
-    "starting": lambda: _("starting"),
-    "running": lambda: _("running"),
-    "stopping": lambda: _("terminating"),
-    "gone": lambda: _("terminated"),
-}
+    @property
+    def status(self) -> str:
+        if self.idle:
+            return _("idle")
+        return {
+            "requested": _("requested"),
+            "starting": _("starting"),
+            "running": _("running"),
+            "stopping": _("terminating"),
+            "gone": _("terminated"),
+        }[self.of.status]
 
+    @property
+    def tone(self) -> str:
+        if self.idle or self.of.interrupted_at or self.of.status == InstanceStatus.STOPPING:
+            return "wait"
+        return "go" if self.of.status == InstanceStatus.RUNNING else "info"
 
-def _gpu(machine: Instance) -> str:
-    return offer_rows.gpu(
-        Offer(
-            backend="", instance_type=machine.instance_type, cpus=0, memory_mib=0, availability=Availability.UNKNOWN,
-            gpu_name=machine.gpu_name, gpu_count=machine.gpu_count, gpu_memory_mib=machine.gpu_memory_mib,
-        )
-    )  # fmt: skip
+    @property
+    def why(self) -> str:
+        """Why it ended."""
+        return statuses.instance_end(self.of.why) if self.of.why else ""
+
+    @property
+    def error(self) -> str:
+        of = self.of
+        return of.error or (offers.failure(of.backend.kind, of.error_detail) if of.error_detail else "")
 
 
 def cost(machine: Instance, now: dt.datetime) -> Decimal:
@@ -101,9 +97,10 @@ def cost(machine: Instance, now: dt.datetime) -> Decimal:
 def instances_page(request: PageRequest) -> HttpResponse:
     """Current and recently terminated instances; also answers the page's polls."""
     now = timezone.now()
-    there = list(_instances_of(request).exclude(status=InstanceStatus.GONE).select_related("backend"))
+    instances = Instance.objects.filter(project=request.project)
+    there = list(instances.exclude(status=InstanceStatus.GONE).select_related("backend"))
     lately = Q(ended_at__gt=now - GONE_FOR) | Q(ended_at=None, created_at__gt=now - GONE_FOR)
-    went, refused = _instances_of(request).filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=REPEATED)
+    went, refused = instances.filter(lately, status=InstanceStatus.GONE), Q(cloud_id="", why__in=REPEATED)
     gone = list(went.exclude(refused).select_related("backend").order_by("-created_at")[:GONE_SHOWN])
     refusals = went.filter(refused).count()
     shown = [
@@ -115,10 +112,10 @@ def instances_page(request: PageRequest) -> HttpResponse:
 
     def context() -> dict[str, Any]:
         runs = _runs([*there, *gone])
-        lines = [InstanceLine.make(one, runs.get(one.pk), now) for one in there]
+        lines = [InstanceLine(one, runs.get(one.pk), cost(one, now)) for one in there]
         return {
             "lines": lines,
-            "gone": [InstanceLine.make(one, runs.get(one.pk), now) for one in gone],
+            "gone": [InstanceLine(one, runs.get(one.pk), cost(one, now)) for one in gone],
             "idle": sum(line.idle for line in lines),
             "refusals": refusals,
             "by_status": Counter(line.status for line in lines).items(),
@@ -134,10 +131,6 @@ def instances_page(request: PageRequest) -> HttpResponse:
     return polled(request, "cloud/instances.html", "cloud/instances_body.html", version, context)
 
 
-def _instances_of(request: PageRequest) -> Any:
-    return Instance.objects.filter(project=request.project)
-
-
 def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
     """The run that each instance serves, or served last."""
     jobs = Job.objects.filter(instance__in=[one.pk for one in machines]).select_related("run").order_by("placed_at")
@@ -148,7 +141,7 @@ def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
 @project_page("admin")
 def stop(request: PageRequest, machine: UUID) -> HttpResponse:
     """Terminate an idle instance."""
-    found = _instances_of(request).filter(pk=machine).first()
+    found = Instance.objects.filter(project=request.project, pk=machine).first()
     if found is None:
         raise NotFound(_("no such instance in this project"))
     if not idle.end(found.pk):

@@ -35,14 +35,14 @@ def source_name(code: str) -> str:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One source in one region. `state` is one of WORST_FIRST; `again_at` is when a throttled one is asked again.
+    """One source in one region. `state` is one of WORST_FIRST; `again_at` is when a throttled one is read again.
 
-    `until`, where it is fresh, is when it grows stale unless it is asked anew before.
+    `until`, where it is fresh, is when it becomes stale unless it is read before.
     """
 
     of: Freshness
     state: str
-    badge: Label
+    badge: str
     why: str
     again_at: dt.datetime | None
     until: dt.datetime | None
@@ -55,8 +55,8 @@ class SourceLine:
         again_at = None
         if state == "throttled" and age.error is not None:
             again_at = age.due_at or parse_datetime(str(age.error.get("until", "")))
-        told = offer_words.failure(age.kind, age.error) if age.error else ""
-        return cls(age, state, _BADGES[state](), told, again_at, until)
+        why = offer_words.failure(age.kind, age.error) if age.error else ""
+        return cls(age, state, _badge(state), why, again_at, until)
 
     @property
     def name(self) -> str:
@@ -64,13 +64,14 @@ class SourceLine:
         return source_name(self.of.source)
 
 
-_BADGES = {
-    "fresh": lambda: Label(_("fresh"), "", "go"),
-    "asking": lambda: Label(_("refreshing…"), "", "info"),
-    "throttled": lambda: Label(_("throttled"), "", "wait"),
-    "stale": lambda: Label(_("stale"), "", "wait"),
-    "failed": lambda: Label(_("failed"), "", "bad"),
-}
+def _badge(state: str) -> str:
+    return {
+        "fresh": _("fresh"),
+        "asking": _("refreshing…"),
+        "throttled": _("throttled"),
+        "stale": _("stale"),
+        "failed": _("failed"),
+    }[state]
 
 
 def _state(age: Freshness, now: dt.datetime) -> str:
@@ -85,26 +86,12 @@ def _state(age: Freshness, now: dt.datetime) -> str:
     return "failed" if age.state is SourceState.FAILED else "stale"
 
 
-@dataclass(frozen=True)
-class RegionLine:
-    """The sources of a backend in one region, and which of them lack something."""
-
-    backend: str
-    region: str
-    sources: list[SourceLine]
-
-    @property
-    def troubled(self) -> list[SourceLine]:
-        """Sources whose latest call failed."""
-        return [line for line in self.sources if line.why]
-
-
-def by_region(lines: Iterable[SourceLine]) -> list[RegionLine]:
-    """By backend and region, the sources of each in the order in which they are asked for."""
+def by_region(lines: Iterable[SourceLine]) -> list[tuple[str, str, list[SourceLine]]]:
+    """Backend and region with their sources, in the order in which they are read."""
     found: defaultdict[tuple[str, str], list[SourceLine]] = defaultdict(list)
     for line in lines:
         found[line.of.backend, line.of.region].append(line)
-    return [RegionLine(*place, found[place]) for place in sorted(found)]
+    return [(*place, found[place]) for place in sorted(found)]
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,7 @@ class Trouble:
 
     @property
     def names(self) -> list[str]:
-        """What the sources tell, each once."""
+        """The names of the sources, each once."""
         return list(dict.fromkeys(line.name.lower() for line in self.sources))
 
     @property
@@ -143,7 +130,7 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
             else:
                 what = (line.of.region, code) if line.of.region in line.why else ("", code, line.why)
             found[(line.of.backend, *what)].append(line)
-    told = [
+    problems = [
         Trouble(
             f"{backend} {region}".strip(),
             _failure_label(code),
@@ -154,7 +141,7 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
         )
         for (backend, region, code, *_why), of in found.items()
     ]
-    return sorted(told, key=lambda trouble: (trouble.tone != "danger", -len(trouble.sources)))
+    return sorted(problems, key=lambda trouble: (trouble.tone != "danger", -len(trouble.sources)))
 
 
 def _throttled(lines: Iterable[SourceLine]) -> str:
@@ -163,8 +150,8 @@ def _throttled(lines: Iterable[SourceLine]) -> str:
     for line in lines:
         error = line.of.error or {}
         apis[str(error.get("api", ""))].add(str(error.get("region", "") or line.of.region))
-    told = ", ".join(f"{api} ({', '.join(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
-    return _("Throttled: %s. Retried automatically.") % told
+    found = ", ".join(f"{api} ({', '.join(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
+    return _("Throttled: %s. Retried automatically.") % found
 
 
 def _failure_label(code: str) -> str:
@@ -216,15 +203,16 @@ def lines(
         source = None if offer.backend in own else worst(used)
         price = units.dollars(offer.price) if offer.price or offer.backend not in own else ""
         badge = offer_words.availability(offer.availability)
-        return OfferLine(offer, gpu(offer), badge, offer_words.why(offer, needs), share, price, each, source)
+        gpus = gpu(offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib)
+        return OfferLine(offer, gpus, badge, offer_words.why(offer, needs), share, price, each, source)
 
     return [line(offer) for offer in offers]
 
 
-def gpu(offer: Offer) -> str:
-    """`8 × H100 80 GB`; empty where it has none."""
-    if not offer.gpu_count:
+def gpu(model: str, count: int, memory_mib: int) -> str:
+    """`8 × H100 80 GB`; empty for none."""
+    if not count:
         return ""
-    name = offer.gpu_name.removeprefix("NVIDIA ")
-    memory = units.mebibytes(offer.gpu_memory_mib)
-    return f"{offer.gpu_count} × {name}" + ("" if memory.replace(" ", "") in name else f" {memory}")
+    name = model.removeprefix("NVIDIA ")
+    memory = units.mebibytes(memory_mib)
+    return f"{count} × {name}" + ("" if memory.replace(" ", "") in name else f" {memory}")

@@ -28,7 +28,7 @@ from dstackweb.spec.effective import Requirements
 from dstackweb.spec.units import parse_gpu
 from dstackweb.web.cloud import offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
-from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, sentence
+from dstackweb.web.common.pages import PageRequest, SortHeader, done, fingerprint, polled, project_page, sentence
 from dstackweb.wording import offers as offer_words
 
 PER_PAGE = 25
@@ -78,26 +78,21 @@ class OfferFilters:
 
     @property
     def narrows(self) -> bool:
-        """Whether anything is left out."""
         return any(self.fields.values())
 
     @property
     def narrows_more(self) -> bool:
-        """Whether one of the fields says something that a phone shows only on request."""
+        """Whether a field is set that a phone shows only on request."""
         return any(text for name, text in self.fields.items() if name not in ("gpu", "usable"))
 
-    def takes(self, offer: Offer) -> bool:
-        """Whether it is shown, given that it meets the filter."""
-        return not self.usable_only or offer.availability in USABLE
-
     def query(self, **changed: str) -> str:
-        """The address's query with something changed; what is empty is left out."""
+        """The query string with these values changed, without empty ones."""
         values = {**self.fields, "sort": str(self.order), **changed}
         return urlencode({name: value for name, value in values.items() if value and value != Order().by})
 
 
 def _filter(fields: dict[str, str]) -> Filter:
-    """Name, memory and count of GPUs stand in fields of their own here; one line of the run file's is also taken."""
+    """Name, memory and count of GPUs have their own fields; the name also takes a run file's notation."""
     parts = [fields["gpu"], _at_least(fields["memory"], "GB"), _at_least(fields["count"])]
     if any(parts) and not fields["count"] and not _says_count(fields["gpu"]):
         parts.append("1..")  # without a count: any number of GPUs
@@ -118,13 +113,13 @@ def _says_count(text: str) -> bool:
 
 
 def _at_least(text: str, unit: str = "") -> str:
-    """A plain number means so many or more: `2` as `2..`, and `40` as `40GB..`."""
+    """A plain number is a minimum: `2` as `2..`, and `40` as `40GB..`."""
     return f"{text}{unit}.." if text.isascii() and text.isdigit() else text
 
 
 @project_page()
 def offers_page(request: PageRequest) -> HttpResponse:
-    """Filtered, sorted, by pages; also what polls of it get, which look at offers only when something landed."""
+    """The offers, filtered, sorted and paged; polls read offers only when a source or host has changed."""
     asked = OfferFilters.of(request.GET)
     now = timezone.now()
     ages = freshness.of_backends(sources.sourced_backends(), now)
@@ -133,30 +128,28 @@ def offers_page(request: PageRequest) -> HttpResponse:
     hosts = [host_views(one) for one in backends if registry.is_hosts(one)]
     version = fingerprint(shown, ages, hosts, selectors.counts(request.project))
 
-    def context() -> dict[str, Any]:
-        return _context(request, asked, backends)
-
-    return polled(request, "cloud/offers.html", "cloud/offers_body.html", version, context)
+    page, body = "cloud/offers.html", "cloud/offers_body.html"
+    return polled(request, page, body, version, lambda: _context(request, asked, backends))
 
 
 def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backend]) -> dict[str, Any]:
     now = timezone.now()
     found = listing.find_offers(asked.wanted, now)
     everything = found if asked.wanted == Filter() else listing.find_offers(Filter(), now)
-    offers = [offer for offer in found.offers if asked.takes(offer)]
+    offers = [offer for offer in found.offers if not asked.usable_only or offer.availability in USABLE]
     try:
         page, following = filters.page(offers, asked.order, PER_PAGE, asked.cursor)
     except Invalid:  # a page of another order
         page, following = filters.page(offers, asked.order, PER_PAGE)
-    told = [SourceLine.of_source(age, now) for age in everything.sources]
+    lines = [SourceLine.of_source(age, now) for age in everything.sources]
     own = {backend.name for backend in backends if registry.is_hosts(backend)}
     has_clouds = any(backend.name not in own for backend in backends)
     unreachable = next((offer for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
-    known = [line for line in told if line.of.fetched_at is not None]
+    known = [line for line in lines if line.of.fetched_at is not None]
     return {
         "tab": "offers",
         "asked": asked,
-        "lines": offer_rows.lines(page, asked.wanted.requirements, told, own),
+        "lines": offer_rows.lines(page, asked.wanted.requirements, lines, own),
         "count": len(offers),
         "count_all": len(everything.offers),
         "more": asked.query(after=following) if following else "",
@@ -165,12 +158,12 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
             header: _header(asked, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
         },
         "cheapest": _cheapest(offers, own),
-        "regions": offer_rows.by_region(told),
-        "troubles": offer_rows.troubles(told),
+        "regions": offer_rows.by_region(lines),
+        "troubles": offer_rows.troubles(lines),
         "unreachable": offer_words.why(unreachable, Requirements()) if unreachable else "",
-        "asking": sum(line.state == "asking" for line in told),
+        "asking": sum(line.state == "asking" for line in lines),
         "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
-        "next_stale": min((line.until for line in told if line.until), default=None),
+        "next_stale": min((line.until for line in lines if line.until), default=None),
         "has_clouds": has_clouds,
         "today": sum(figures.last_day(now).values(), figures.Figures()),
         "regions_known": sorted({offer.region for offer in everything.offers if offer.region}),
@@ -178,7 +171,7 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
         "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),
         "sorts": SORTS,
         "sort": str(asked.order),
-        "may_refresh": bool(told) and allows(request.role, "member"),
+        "may_refresh": bool(lines) and allows(request.role, "member"),
         "can_edit": request.user.is_staff,
         "admins": [] if has_clouds else _admins(),
         "poll_s": POLL_S,
@@ -197,19 +190,11 @@ def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
 
 
-@dataclass(frozen=True)
-class Header:
-    """A column's heading by which the list can be sorted: where it leads, and how it is sorted now."""
-
-    query: str
-    aria: str
-
-
-def _header(asked: OfferFilters, by: str) -> Header:
+def _header(asked: OfferFilters, by: str) -> SortHeader:
     if asked.order.by != by:
-        return Header(asked.query(sort=by), "none")
+        return SortHeader(asked.query(sort=by))
     turned = by if asked.order.descending else f"-{by}"
-    return Header(asked.query(sort=turned), "descending" if asked.order.descending else "ascending")
+    return SortHeader(asked.query(sort=turned), "descending" if asked.order.descending else "ascending")
 
 
 @require_POST

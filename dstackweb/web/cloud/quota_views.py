@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import datetime as dt
+from typing import Any, NamedTuple
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -22,18 +21,11 @@ NEAR = 0.8
 """A quota is marked as nearly used up from this share on."""
 
 
-@dataclass(frozen=True)
-class QuotaUsage:
+class QuotaUsage(NamedTuple):
     """One quota, in vCPUs."""
 
-    code: str
     limit: int
     used: int
-
-    @property
-    def drawn(self) -> int:
-        """Filled length of the bar: use may exceed a quota that was lowered."""
-        return min(self.used, self.limit)
 
     @property
     def tone(self) -> str:
@@ -44,43 +36,30 @@ class QuotaUsage:
 
     @property
     def left(self) -> int:
-        """vCPUs that are free."""
         return max(0, self.limit - self.used)
 
 
-@dataclass(frozen=True)
-class FamilyLine:
-    """One family of instance types; None where the region's answer has no such quota."""
+class RegionCard(NamedTuple):
+    """One region of a backend: families of instance types with their on-demand and spot quotas, where it has them.
 
-    name: str
-    on_demand: QuotaUsage | None
-    spot: QuotaUsage | None
-
-
-@dataclass(frozen=True)
-class RegionCard:
-    """One region of a backend. `none` names the families without any quota, which most accounts begin with."""
+    `none` names the families without any quota, which most accounts begin with.
+    """
 
     backend: str
     region: str
     source: SourceLine
-    families: list[FamilyLine]
+    families: list[tuple[str, QuotaUsage | None, QuotaUsage | None]]
     none: list[str]
 
-    @classmethod
-    def of(cls, backend: str, found: RegionQuotas, source: SourceLine) -> RegionCard:
-        """The card; `families` is empty where nothing is known."""
-        lines = [
-            FamilyLine(name, _used(found.quotas, on_demand), _used(found.quotas, spot))
-            for name, on_demand, spot in registry.KINDS[found.age.kind].quota_families()
-        ]
-        told = [line for line in lines if line.on_demand or line.spot]
-        some = [line for line in told if any(one and (one.limit or one.used) for one in (line.on_demand, line.spot))]
-        return cls(backend, found.region, source, some, [line.name for line in told if line not in some])
 
+def _card(backend: str, found: RegionQuotas, now: dt.datetime) -> RegionCard:
+    def quota(code: str) -> QuotaUsage | None:
+        return QuotaUsage(*found.quotas[code]) if code in found.quotas else None
 
-def _used(quotas: Mapping[str, tuple[int, int]], code: str) -> QuotaUsage | None:
-    return QuotaUsage(code, *quotas[code]) if code in quotas else None
+    lines = [(name, quota(a), quota(b)) for name, a, b in registry.KINDS[found.age.kind].quota_families()]
+    some = [line for line in lines if any(one and any(one) for one in line[1:])]
+    none = [line[0] for line in lines if line not in some and any(line[1:])]
+    return RegionCard(backend, found.region, SourceLine.of_source(found.age, now), some, none)
 
 
 @project_page()
@@ -94,9 +73,7 @@ def quotas_page(request: PageRequest) -> HttpResponse:
 
     def context() -> dict[str, Any]:
         cards = [
-            RegionCard.of(backend.name, found, SourceLine.of_source(found.age, now))
-            for backend, _driver in backends
-            for found in listing.quotas(backend, now)
+            _card(backend.name, found, now) for backend, _driver in backends for found in listing.quotas(backend, now)
         ]
         lines = [SourceLine.of_source(age, now) for age in ages]
         return {
