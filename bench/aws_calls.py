@@ -70,7 +70,7 @@ def twenty_at_once(cloud: Any) -> None:
 
     from dstackweb.offers import catalog, counts, sources, store
     from dstackweb.offers.models import CacheCount
-    from dstackweb.scheduler.passes.plan import plan
+    from dstackweb.scheduler.passes.decision import plan
 
     backend, project, user = a_backend(), *somebody()
     sources.TICK_S = 60.0

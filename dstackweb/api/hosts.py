@@ -22,7 +22,7 @@ from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.samples.latest import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.hosts.selectors import HostSummary, list_hosts
+from dstackweb.scheduler.selectors import HostSummary, list_hosts
 
 
 class GpuSampleOut(Schema):

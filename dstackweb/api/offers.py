@@ -23,7 +23,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.offers import figures, filters, listing, refreshing
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.listing import RegionQuotas
-from dstackweb.scheduler.cloud import idle
+from dstackweb.scheduler.cloud.backend_offers import idle_offers
 from dstackweb.scheduler.placement.offers import matching_idle
 from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
@@ -196,7 +196,7 @@ def offers(
     )  # fmt: skip
     now = timezone.now()
     found = listing.find_offers(wanted, now)
-    kept = matching_idle(idle.reader(now)(owner.pk), wanted.requirements)
+    kept = matching_idle(idle_offers(now)(owner.pk), wanted.requirements)
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
     items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)
     return {

@@ -21,9 +21,7 @@ from dstackweb.runs.queue.rank_factors import rank_factors
 from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.passes.decision import Candidate, Decision
-from dstackweb.scheduler.passes.plan import Plan
-from dstackweb.scheduler.passes.reservations import VisibleReservation
+from dstackweb.scheduler.passes.decision import Candidate, Decision, Plan, VisibleReservation
 from dstackweb.wording import messages, waiting
 
 RunStatusName = Literal[

@@ -27,7 +27,7 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.tokens import job_of_token
 from dstackweb.scheduler.cloud import agents
-from dstackweb.scheduler.hosts import gpu_poll
+from dstackweb.scheduler.monitoring import utilization
 
 MESSAGE_CHARS = 4000
 
@@ -193,7 +193,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    gpu_poll.apply_policies(intake.add_samples(job, body.taken(now)), now)
+    utilization.apply_policies(intake.add_samples(job, body.taken(now)), now)
     return {}
 
 

@@ -29,7 +29,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
-from dstackweb.scheduler.passes.plan import plan as plan_submission
+from dstackweb.scheduler.passes.decision import plan as plan_submission
 from dstackweb.wording import messages
 
 router = Router(tags=["runs"])

@@ -1,14 +1,17 @@
-"""Processes that end when their parent ends, and settings of the garbage collector."""
+"""Processes that end when their parent ends, locks that end with their process, and the garbage collector."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import IO
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
@@ -40,6 +43,21 @@ def die_with_supervisor() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         die_with_parent(int(parent))
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Lock a file until the returned file is closed; None while it is locked elsewhere.
+
+    The kernel releases the lock of a process that dies.
+    """
+    path.parent.mkdir(exist_ok=True)
+    file = open(path, "a+")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def collect_rarely() -> None:

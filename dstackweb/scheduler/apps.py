@@ -14,9 +14,9 @@ class SchedulerConfig(AppConfig):
         from dstackweb.scheduler.processes import tasks
 
         wakeups.pass_requested.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
-        wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.look")
-        wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_look")
-        wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.tasks_over")
+        wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.job_checks")
+        wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_polls")
+        wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.ended_tasks")
         sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
         sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
-from django.db import models
+from django.db import models, transaction
+from django.db.models import F, Q
 from django.utils import timezone
 
 
+class ClaimLost(Exception):
+    """A newer pass has begun: this one must not write."""
+
+
 class PeriodicJob(models.Model):
-    """Work that is due every so often. Whoever's guarded UPDATE of `due_at` wins enqueues it; there is no leader."""
+    """Work that is due every so often. The ticker whose guarded UPDATE of `due_at` succeeds enqueues it."""
 
     name = models.CharField(max_length=120, primary_key=True)
     due_at = models.DateTimeField(default=timezone.now)
@@ -34,6 +40,9 @@ class PassState(models.Model):
     """The one row that makes placement passes exclusive: who claims it raises `generation`, and each transaction
     of a pass first checks that its generation is still there."""
 
+    EXPIRES_S = 10.0
+    """A killed pass delays the next one this long at most."""
+
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     generation = models.BigIntegerField(default=0)
     expires_at = models.DateTimeField(null=True, help_text="Null: no pass is at work")
@@ -48,6 +57,52 @@ class PassState(models.Model):
 
     def __str__(self) -> str:
         return f"generation {self.generation}"
+
+    @classmethod
+    def request(cls) -> bool:
+        """Request a pass; True when the caller must enqueue it, False when one is queued already."""
+        requested = cls.objects.filter(pk=1).values_list("requested", flat=True).first()
+        if requested is None:
+            cls.objects.get_or_create(pk=1)
+        return not requested and bool(cls.objects.filter(pk=1, requested=False).update(requested=True))
+
+    @classmethod
+    def is_requested(cls) -> bool:
+        """Whether a pass was requested since the last one was claimed."""
+        return cls.objects.filter(pk=1, requested=True).exists()
+
+    @classmethod
+    def claim(cls, now: dt.datetime) -> int | None:
+        """Claim the right to run a pass, and return its generation; None while another pass runs.
+
+        A claim whose end lies further ahead than it could have been set (the clock was put back) is void. What is a
+        little too far ahead was renewed since `now` was read, or by a clock that is a little fast.
+        """
+        cls.objects.get_or_create(pk=1)
+        lifetime = dt.timedelta(seconds=cls.EXPIRES_S)
+        free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=now + 2 * lifetime)
+        with transaction.atomic():
+            claimed = {"generation": F("generation") + 1, "expires_at": now + lifetime, "requested": False}
+            if cls.objects.filter(free, pk=1).update(**claimed):
+                generation: int = cls.objects.values_list("generation", flat=True).get(pk=1)
+                return generation
+            # The running pass checks this when it ends, so the request is not lost.
+            cls.objects.filter(pk=1).update(requested=True)
+            return None
+
+    @classmethod
+    def renew(cls, generation: int) -> None:
+        """Renew a claim: first in each transaction in which its pass writes. Raises ClaimLost."""
+        until = timezone.now() + dt.timedelta(seconds=cls.EXPIRES_S)
+        if not cls.objects.filter(pk=1, generation=generation).update(expires_at=until):
+            raise ClaimLost
+
+    @classmethod
+    def release(cls, generation: int, duration_ms: float, placed: int) -> None:
+        """Release a claim, unless a newer pass has begun; `placed`: how many runs it placed."""
+        cls.objects.filter(pk=1, generation=generation).update(
+            expires_at=None, ended_at=timezone.now(), duration_ms=duration_ms, placed=placed
+        )
 
 
 class Reservation(models.Model):

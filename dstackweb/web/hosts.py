@@ -21,7 +21,7 @@ from dstackweb.runs import holds
 from dstackweb.runs.holds import HoldInfo
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
-from dstackweb.scheduler.hosts.selectors import HostSummary, ReservedCapacity, list_hosts
+from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import hosts as host_words

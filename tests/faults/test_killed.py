@@ -17,7 +17,6 @@ from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState
-from dstackweb.scheduler.passes import claim as pass_claim
 from dstackweb.scheduler.passes.placement_pass import run_passes
 from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 from tests.faults.killing import killed_at_each_statement
@@ -68,7 +67,7 @@ def take_back() -> None:
 def test_a_pass_killed_in_the_middle_of_a_batch_has_placed_runs_whole_and_the_next_goes_on(
     main: Project, boss: User, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setattr(pass_claim, "EXPIRES_S", 0.0)  # what a killed pass leaves is taken over at once
+    monkeypatch.setattr(PassState, "EXPIRES_S", 0.0)  # what a killed pass leaves is taken over at once
     for box in (1, 2):
         make_host(f"box-{box}", cpus=8, gpus=4)
     for gpus, nodes in [(1, 1), (2, 2), (1, 1), (4, 2), (0, 1), (1, 1)]:

@@ -12,7 +12,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.scheduler.monitoring import ended_tasks
+from dstackweb.scheduler.monitoring import watch
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.faults.killing import killed_at_each_statement
 from tests.progress.test_finalize import everything, filled, released
@@ -80,5 +80,5 @@ def test_a_run_whose_end_is_killed_anywhere_has_ended_with_its_tasks_or_not_at_a
         assert Scope.objects.get(run_id=0).memory == over, told
         assert list(differences()) == [], told
     assert False in seen
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     assert Scope.objects.get(pk=scope_id).settled

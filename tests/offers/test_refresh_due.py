@@ -12,8 +12,9 @@ from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import sources
 from dstackweb.offers.models import SourceRow
+from dstackweb.scheduler.management.commands import up
 from dstackweb.scheduler.models import PassState, PeriodicJob
-from dstackweb.scheduler.processes import periodic, startup
+from dstackweb.scheduler.processes import tasks
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,7 +75,7 @@ def test_a_server_that_starts_preloads(backend: Backend, cloud: Cloud, clock: Cl
     due(clock, cloud)
     clock.pass_s(7200)
     assert due(clock, cloud) == []
-    startup.prepare()
+    up.prepare()
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
 
 
@@ -170,26 +171,24 @@ def test_ticks_are_enqueued_only_where_there_is_a_cloud_to_ask(
     cloud: Cloud, db: None, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     enqueued: list[str] = []
-    monkeypatch.setattr(periodic, "enqueue", lambda *args, **kwargs: enqueued.append(kwargs["cluster"]))
-    jobs = [job for job in periodic.control_jobs() if job.name == "offers"]
-    periodic.ensure_rows(jobs)
-    assert periodic.enqueue_due(jobs, clock.now) == 0
+    monkeypatch.setattr(tasks, "enqueue", lambda *args, **kwargs: enqueued.append(kwargs["cluster"]))
+    jobs = [job for job in tasks.control_jobs() if job.name == "offers"]
+    tasks.ensure_rows(jobs)
+    assert tasks.enqueue_due(jobs, clock.now) == 0
     Backend.objects.create(name="cluster", kind="dask")
-    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 0
+    assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 0
     off = Backend.objects.create(name="cloud", kind="aws", enabled=False)
-    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 0
+    assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 0
     Backend.objects.filter(pk=off.pk).update(enabled=True)
-    assert periodic.enqueue_due(jobs, clock.now) == 0
-    assert periodic.enqueue_due(jobs, clock.pass_s(5)) == 1
+    assert tasks.enqueue_due(jobs, clock.now) == 0
+    assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 1
     assert enqueued == ["dstackweb"]
     assert PeriodicJob.objects.get().outstanding_until is not None
 
 
 def test_a_refresh_by_hand_is_a_task_at_once(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dstackweb.scheduler.processes import tasks
-
-    enqueued: list[tuple[str, str]] = []
+    enqueued: list[tuple[object, str]] = []
     monkeypatch.setattr(tasks, "enqueue", lambda task, cluster: enqueued.append((task, cluster)))
     sources.refresh_now(backend)
-    assert enqueued == [("dstackweb.scheduler.processes.tasks.refresh_offers", "dstackweb")]
+    assert enqueued == [(tasks.refresh_offers, "dstackweb")]
     assert cloud.asked == []

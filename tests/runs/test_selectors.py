@@ -12,7 +12,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ACTIVE
-from dstackweb.scheduler.monitoring import job_watch
+from dstackweb.scheduler.monitoring import watch
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
@@ -55,7 +55,7 @@ def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: P
     waiting = make_run(project, member, resources={"cpu": 9})
     place_all()
     asked: dict[str, Callable[[], object]] = {
-        "watch": job_watch.watch,
+        "watch": watch.watch,
         "requeue": lambda: attempts.requeue_due(timezone.now()),
         "pass": place_all,
         "position": lambda: selectors.position(waiting),

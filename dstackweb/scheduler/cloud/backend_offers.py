@@ -1,15 +1,17 @@
-"""What runs can use beside the team's own hosts: the offers of other backends, and the budget to pay for them."""
+"""What runs can use beside the team's own hosts: offers of other backends, idle instances, and budgets."""
 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Offer
-from dstackweb.backends.models import Backend
+from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import catalog
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
@@ -19,6 +21,11 @@ from dstackweb.scheduler.placement.offers import BackendOffers
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
+
+SILENT_S = 60.0
+"""An instance silent for longer is not offered: it may be gone."""
+SPARE_S = 15.0
+"""An instance with less idle time left is not offered: it may end before its agent polls."""
 
 
 class OfferReader:
@@ -72,3 +79,45 @@ def project_budget(project_id: int, now: dt.datetime) -> Budget | None:
     """What a project may spend in the current month and what it has spent; None without a budget."""
     limit = Project.objects.values_list("monthly_budget", flat=True).get(pk=project_id)
     return None if limit is None else Budget(limit, spent_this_month(project_id, now))
+
+
+def idle_offers(now: dt.datetime) -> Callable[[int], Sequence[Offer]]:
+    """A function that returns a project's idle instances as offers. Rows are read once, on the first call."""
+    by_project = functools.cache(lambda: _idle_by_project(now))
+    return lambda project_id: by_project().get(project_id, ())
+
+
+def _idle_by_project(now: dt.datetime) -> dict[int, list[Offer]]:
+    found: defaultdict[int, list[Offer]] = defaultdict(list)
+    # `exclude(GONE)` matches a partial index: without it SQLite scans all instances there ever were.
+    there = Instance.objects.select_related("backend").exclude(status=InstanceStatus.GONE)
+    kept = there.filter(
+        status=InstanceStatus.RUNNING,
+        holder=None,
+        interrupted_at=None,
+        silent_s__lt=SILENT_S,
+        idle_until__gt=now + dt.timedelta(seconds=SPARE_S),
+        backend__enabled=True,
+        backend__deleted_at=None,
+    )
+    for instance in kept.order_by("created_at", "pk"):
+        if len(instance.gpus) >= instance.gpu_count:
+            found[instance.project_id].append(_offer(instance))
+    return dict(found)
+
+
+def _offer(instance: Instance) -> Offer:
+    return Offer(
+        backend=instance.backend.name,
+        region=instance.region,
+        instance_type=instance.instance_type,
+        cpus=instance.cpus,
+        memory_mib=instance.memory_mib,
+        gpu_name=instance.gpu_name,
+        gpu_count=instance.gpu_count,
+        gpu_memory_mib=instance.gpu_memory_mib,
+        spot=instance.is_spot,
+        price=instance.price,
+        availability=Availability.IDLE,
+        detail={"code": "idle_instance", "instance": str(instance.pk), "fits": 1},
+    )

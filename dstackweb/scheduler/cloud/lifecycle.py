@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
+from django.conf import settings
+
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, Offer
-from dstackweb.backends.models import InstanceStatus
+from dstackweb.backends.models import Instance, InstanceStatus
+from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferKey
@@ -38,78 +40,49 @@ NOT_REUSABLE = frozenset(
 """An instance whose job ended for one of these takes no other job."""
 
 
-@dataclass(frozen=True)
-class Deadlines:
-    """Settings, seconds: from launch to the agent's first call; from there to a job's claim; of silence."""
-
-    start_s: float
-    claim_s: float
-    lost_after_s: float
-
-
-@dataclass(frozen=True)
-class InstanceJob:
-    """The job on an instance. `spare_s`: its run's `stop_duration`."""
-
-    status: JobStatus
-    claimed: bool = False
-    silent_s: float = 0
-    status_s: float = 0
-    stop_grace_s: int = 0
-    spare_s: int = 0
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether none of its commands can have been executed."""
-        return self.status == JobStatus.PROVISIONING and not self.claimed
-
-
-@dataclass(frozen=True)
-class InstanceView:
-    """An instance's row. `ready`: its agent has called."""
-
-    status: InstanceStatus
-    cloud_id: str = ""
-    ready: bool = False
-    status_s: float = 0
-    silent_s: float = 0
-    idle_until: dt.datetime | None = None
-    interrupted_at: dt.datetime | None = None
-    wanted: bool = True
-    """Its backend exists and is enabled."""
-
-
-def reason_to_end(row: InstanceView, job: InstanceJob | None, now: dt.datetime, rules: Deadlines) -> InstanceEnd | None:
+def reason_to_end(row: Instance, job: Job | None, now: dt.datetime) -> InstanceEnd | None:
     """Why an instance that is not ending yet must end, as a code; None while it may stay."""
+    active = job if job is not None and job.status in JOB_ACTIVE else None
     match row.status:
         case InstanceStatus.REQUESTED:
             return InstanceEnd.UNREACHABLE if row.status_s > GIVE_UP_S else None
         case InstanceStatus.STARTING:
-            return InstanceEnd.NOT_STARTED if row.status_s > rules.start_s else None
+            return InstanceEnd.NOT_STARTED if row.status_s > settings.DSTACKWEB_CLOUD_START_DEADLINE_S else None
         case InstanceStatus.RUNNING:
-            return _unused(row, now, rules) if job is None else _stuck(row, job, rules)
+            return _unused(row, now) if active is None else _stuck(row, active)
     return None
 
 
-def _unused(row: InstanceView, now: dt.datetime, rules: Deadlines) -> InstanceEnd | None:
+def _unused(row: Instance, now: dt.datetime) -> InstanceEnd | None:
     if row.interrupted_at is not None:
         return InstanceEnd.INTERRUPTED
-    if row.silent_s > rules.lost_after_s:
+    if row.silent_s > settings.DSTACKWEB_LOST_AFTER_S:
         return InstanceEnd.SILENT
-    return InstanceEnd.IDLE if row.idle_until is None or row.idle_until <= now or not row.wanted else None
+    return InstanceEnd.IDLE if row.idle_until is None or row.idle_until <= now or not _is_wanted(row) else None
 
 
-def _stuck(row: InstanceView, job: InstanceJob, rules: Deadlines) -> InstanceEnd | None:
-    if job.is_untouched:
+def _stuck(row: Instance, job: Job) -> InstanceEnd | None:
+    if _is_untouched(job):
         if row.interrupted_at is not None:
             return InstanceEnd.INTERRUPTED
-        return InstanceEnd.NOT_STARTED if min(row.status_s, job.status_s) > rules.claim_s else None
+        late = min(row.status_s, job.status_s) > settings.DSTACKWEB_START_DEADLINE_S
+        return InstanceEnd.NOT_STARTED if late else None
     if job.status == JobStatus.TERMINATING:
-        late_s = job.status_s - job.stop_grace_s
+        late_s = job.status_s - (job.stop_grace_s or 0)
         if late_s > STOP_MAX_S or min(late_s, job.silent_s) > STOP_MARGIN_S:
             return InstanceEnd.OVERDUE
-    lost_s = rules.lost_after_s + job.spare_s + STOP_MARGIN_S
+    lost_s = settings.DSTACKWEB_LOST_AFTER_S + (job.run.spec.get("stop_duration_s") or 0) + STOP_MARGIN_S
     return InstanceEnd.SILENT if min(row.silent_s, job.silent_s) > lost_s else None
+
+
+def _is_untouched(job: Job) -> bool:
+    """Whether none of its commands can have been executed."""
+    return job.status == JobStatus.PROVISIONING and not job.claim_nonce
+
+
+def _is_wanted(row: Instance) -> bool:
+    """Whether its backend exists and is enabled."""
+    return row.backend.enabled and row.backend.deleted_at is None
 
 
 class JobFollowUp(Enum):
@@ -117,20 +90,21 @@ class JobFollowUp(Enum):
 
     NOTHING = auto()
     OTHER_OFFER = auto()
-    """It gets another offer: no agent was ever told of it."""
+    """It gets another offer: no agent has received it."""
     WAIT_AGAIN = auto()
     """None of it was executed, and none may be from now on: its run waits for another attempt."""
     END = auto()
     """It ends once the instance is confirmed gone."""
 
 
-def follow_up(row: InstanceView, job: InstanceJob | None, why: str) -> JobFollowUp:
+def follow_up(row: Instance, job: Job | None, why: str) -> JobFollowUp:
     """What happens to the job of an instance that ends, or has ended, for `why`."""
     if job is None or job.status not in JOB_ACTIVE:
         return JobFollowUp.NOTHING
-    if not job.is_untouched:
+    if not _is_untouched(job):
         return JobFollowUp.END
-    return JobFollowUp.WAIT_AGAIN if row.ready or why == InstanceEnd.UNREACHABLE else JobFollowUp.OTHER_OFFER
+    may_have_started = row.ready_at is not None or why == InstanceEnd.UNREACHABLE
+    return JobFollowUp.WAIT_AGAIN if may_have_started else JobFollowUp.OTHER_OFFER
 
 
 def job_end_reason(why: str) -> Reason:
@@ -138,9 +112,9 @@ def job_end_reason(why: str) -> Reason:
     return Reason.INTERRUPTED if why == InstanceEnd.INTERRUPTED else Reason.INSTANCE_UNREACHABLE
 
 
-def idle_time_s(row: InstanceView, reason: str, idle_duration_s: int | None) -> int:
+def idle_time_s(row: Instance, reason: str, idle_duration_s: int | None) -> int:
     """How many seconds to keep an instance for another run, once its job has ended for `reason`; 0: end it."""
-    useful = row.status == InstanceStatus.RUNNING and row.interrupted_at is None and row.wanted
+    useful = row.status == InstanceStatus.RUNNING and row.interrupted_at is None and _is_wanted(row)
     return idle_duration_s or 0 if useful and reason not in NOT_REUSABLE else 0
 
 
@@ -161,7 +135,7 @@ class CloudState(Enum):
     GONE = auto()
 
 
-def cloud_state(row: InstanceView, machine: CloudInstance | None) -> CloudState:
+def cloud_state(row: Instance, machine: CloudInstance | None) -> CloudState:
     """Compare a row with its cloud's answer for the region; `machine` is None where the answer has none."""
     if row.status == InstanceStatus.GONE:
         return CloudState.NOTHING

@@ -25,8 +25,7 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
-from dstackweb.scheduler.cloud import common as cloud
-from dstackweb.scheduler.cloud import instance_updates as cloud_rows
+from dstackweb.scheduler.cloud import instances as cloud_rows
 from dstackweb.scheduler.cloud.lifecycle import MAX_TRIES
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ def _try_offer(job_id: UUID) -> bool:
 def _requested_instance(job_id: UUID) -> Instance | None:
     """The requested instance that a job still waits for; None when there is nothing to order."""
     job = Job.objects.filter(
-        cloud.on_cloud_backends(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce=""
+        cloud_rows.on_cloud_backends(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce=""
     ).first()
     if job is None or job.instance_id is None:
         return None
@@ -102,7 +101,7 @@ def _order(instance: Instance, join_token: str) -> InstanceOrder:
     run = Job.objects.filter(instance=instance).values_list("run__name", flat=True).first()
     return InstanceOrder(
         instance=str(instance.pk),
-        deployment=cloud.deployment(),
+        deployment=cloud_rows.deployment(),
         region=instance.region,
         instance_type=instance.instance_type,
         spot=instance.is_spot,

@@ -28,8 +28,7 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.cloud import common as cloud
-from dstackweb.scheduler.cloud import instance_updates as cloud_rows
+from dstackweb.scheduler.cloud import instances as cloud_rows
 from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud.lifecycle import (
     CloudState,
@@ -57,7 +56,7 @@ def poll_all() -> None:
     release_instances(_present_instances().exclude(holder=None))
     _run_all(_interruptions_due())
     _run_all(_ends_due())
-    waiting = Job.objects.filter(cloud.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
+    waiting = Job.objects.filter(cloud_rows.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
     requested = waiting.filter(instance__status=InstanceStatus.REQUESTED).order_by("placed_at", "pk")
     _run_all((partial(cloud_start.start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
     # With its own time: instances end however long starting others takes.
@@ -77,13 +76,13 @@ def end_orphans() -> None:
     """
     now = timezone.now()
     places: list[tuple[Backend, str]] = []
-    _run_all([partial(_add_regions, places, backend, now) for backend in cloud.cloud_backends(now)])
+    _run_all([partial(_add_regions, places, backend, now) for backend in cloud_rows.cloud_backends(now)])
     random.shuffle(places)
     _run_all((partial(poll_region, backend, region) for backend, region in places), 2 * WORK_S)
 
 
 def _add_regions(places: list[tuple[Backend, str]], backend: Backend, now: dt.datetime) -> None:
-    places += [(backend, region) for region in cloud.recent_regions(backend, now)]
+    places += [(backend, region) for region in cloud_rows.recent_regions(backend, now)]
     configured = registry.cloud(backend).regions()
     places += [(backend, region) for region in configured if (backend, region) not in places]
 
@@ -114,7 +113,7 @@ def _run_all(acts: Iterable[Callable[[], object]], within_s: float | None = None
 def poll_region(backend: Backend, region: str) -> None:
     """Compare a region's rows with the cloud, and act on differences. Raises SourceFailed, having changed nothing."""
     code = registry.cloud(backend)
-    machines = code.instances(region, cloud.deployment())
+    machines = code.instances(region, cloud_rows.deployment())
     # Read after the answer: a row exists before its instance.
     rows = list(_present_instances().filter(backend=backend, region=region))
     ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
@@ -134,7 +133,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
     interrupted = instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED
     why = InstanceEnd.INTERRUPTED if interrupted else (machine.why if machine else "") or InstanceEnd.CLOUD
     text = machine.text if machine else ""
-    match cloud_state(cloud.instance_view(instance), machine):
+    match cloud_state(instance, machine):
         case CloudState.THERE | CloudState.ALIVE as there:
             assert machine is not None
             cloud_rows.record_found(instance, machine)
@@ -154,13 +153,13 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
 def release_instances(instances: Iterable[Instance]) -> None:
     """Take ended jobs off their instances, which are kept idle for the project or set to end."""
     rows = list(instances)
-    jobs = cloud.jobs_by_instance(rows)
+    jobs = cloud_rows.jobs_by_instance(rows)
     for instance in rows:
         job = jobs.get(instance.pk)
         if job is not None and job.status in JOB_ACTIVE:
             continue
         idle_s = job.run.spec.get("idle_duration_s") if job else None
-        kept = idle_time_s(cloud.instance_view(instance), job.termination_reason if job else "", idle_s)
+        kept = idle_time_s(instance, job.termination_reason if job else "", idle_s)
         same = Instance.objects.filter(pk=instance.pk, holder=instance.holder, status=instance.status)
         now = timezone.now()
         if kept:
@@ -175,10 +174,10 @@ def release_instances(instances: Iterable[Instance]) -> None:
 
 def _ends_due() -> Iterator[Callable[[], object]]:
     rows = list(_present_instances().exclude(status=InstanceStatus.STOPPING))
-    jobs = cloud.jobs_by_instance(rows)
-    now, rules = timezone.now(), cloud.deadlines()
+    jobs = cloud_rows.jobs_by_instance(rows)
+    now = timezone.now()
     for instance in rows:
-        why = reason_to_end(cloud.instance_view(instance), cloud.instance_job(jobs.get(instance.pk)), now, rules)
+        why = reason_to_end(instance, jobs.get(instance.pk), now)
         if why is not None:
             log.info("%s %s: ending, reason %s", instance.backend, instance, why)
             yield partial(cloud_rows.end_instance, instance, InstanceStatus.STOPPING, why)
@@ -188,7 +187,7 @@ def _interruptions_due() -> Iterator[Callable[[], object]]:
     """Stop jobs on instances that their cloud is about to take back."""
     rows = _present_instances().filter(status=InstanceStatus.RUNNING, interrupted_at__isnull=False).exclude(holder=None)
     by_id = {row.pk: row for row in rows}
-    for instance_id, job in cloud.jobs_by_instance(by_id.values()).items():
+    for instance_id, job in cloud_rows.jobs_by_instance(by_id.values()).items():
         if job.status in JOB_ACTIVE and job.claim_nonce:
             yield partial(_stop_interrupted, job, by_id[instance_id])
 

@@ -1,4 +1,5 @@
-"""Applies utilization policies to jobs that leave their GPUs unused: a notice first, then a stop.
+"""Applies utilization policies to jobs that leave their GPUs unused: a notice first, then a stop. Records which run
+got the freed GPUs.
 
 A sample is only a trigger: everything is read and judged again with the run's row locked, and a stop needs the stored
 samples as well. Any step may be lost, doubled or killed: the next sample repeats it.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -26,8 +27,8 @@ from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_actio
 from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, VerdictKind, judge
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import MessageCode, RunEventKind
-from dstackweb.runs.models import Job, Run
-from dstackweb.runs.selectors import in_order
+from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.selectors import TEXTS, in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, record, touch
 
@@ -35,6 +36,13 @@ log = logging.getLogger(__name__)
 
 RUNS_SEARCHED = 50
 """How many of a queue's first runs are searched for one that needs GPUs."""
+FOLLOWED_FOR = dt.timedelta(hours=24)
+"""How long after a stop the run that got its GPUs is looked for."""
+MAX_STOPS = 200
+"""How many stops are followed up, newest first."""
+
+Resource = str | UUID
+"""A GPU by its NVML UUID, or a cloud instance by its id."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,15 @@ class _BoundJob:
             return UNKNOWN
         gpus = binding.stretches(self.job.gpus, self.series)
         return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
+
+
+def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:
+    """Apply the jobs' policies after a sample. One that fails stops neither the others nor the sample."""
+    for job_id in job_ids:
+        try:
+            apply_policy(job_id, now)
+        except Exception:
+            log.exception("job %s: policy not applied, will retry with the next sample", job_id)
 
 
 def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
@@ -243,3 +260,60 @@ def _first_waiting_for_gpus(run: Run) -> str:
         if wants:
             return str(name)
     return ""
+
+
+def record_next_runs(now: dt.datetime) -> int:
+    """Find the run that now holds what each recent stop freed; returns how many were found.
+
+    Repeatable: what one pass misses, the next one finds in the same rows. A fixed number of queries.
+    """
+    recent = PolicyStop.objects.filter(observed=False, next_run=None, run__isnull=False, at__gt=now - FOLLOWED_FOR)
+    stops = list(recent.order_by("-at")[:MAX_STOPS])
+    if not stops:
+        return 0
+    places = _resources_of(stops)
+    holders = _jobs_on({place for of_stop in places for place in of_stop})
+    return sum(
+        _record_next(stop, min(after, key=lambda job: (job.placed_at, job.node)))
+        for stop, of_stop in zip(stops, places, strict=True)
+        if (after := [j for p in of_stop for j in holders[p] if j.run_id != stop.run_id and j.placed_at >= stop.at])
+    )
+
+
+def _resources_of(stops: Sequence[PolicyStop]) -> list[set[Resource]]:
+    """The GPUs and instances that each stop freed."""
+    machines: defaultdict[tuple[int | None, int], set[Resource]] = defaultdict(set)
+    of_runs = Job.objects.filter(run__in=[stop.run_id for stop in stops], instance__isnull=False)
+    for run_id, attempt, instance_id in of_runs.values_list("run", "attempt", "instance"):
+        machines[run_id, attempt].add(instance_id)
+    return [{*stop.gpus, *machines[stop.run_id, stop.attempt]} for stop in stops]
+
+
+def _jobs_on(places: Collection[Resource]) -> defaultdict[Resource, list[Job]]:
+    """The jobs that hold each resource now."""
+    uuids = [place for place in places if isinstance(place, str)]
+    on_gpus = Allocation.objects.filter(gpu__uuid__in=uuids).values_list("job", "gpu__uuid")
+    found: list[tuple[UUID, Resource]] = [(job_id, str(uuid)) for job_id, uuid in on_gpus]
+    machines = [place for place in places if isinstance(place, UUID)]
+    on_machines = Job.objects.filter(instance__in=machines, status__in=JOB_ACTIVE).values_list("pk", "instance")
+    found += [(job_id, instance_id) for job_id, instance_id in on_machines if instance_id is not None]
+    lean = Job.objects.select_related("run").defer("run__spec", *(f"run__{text}" for text in TEXTS))
+    jobs = lean.in_bulk({job_id for job_id, _place in found})
+    holders: defaultdict[Resource, list[Job]] = defaultdict(list)
+    for job_id, place in found:
+        if (job := jobs.get(job_id)) is not None:
+            holders[place].append(job)
+    return holders
+
+
+def _record_next(stop: PolicyStop, job: Job) -> bool:
+    """Record the next run of a stop, once."""
+    assert stop.run_id is not None
+    with transaction.atomic():
+        run = lock_run(stop.run_id)
+        won = PolicyStop.objects.filter(pk=stop.pk, next_run=None).update(next_run=job.run_id, next_at=job.placed_at)
+        if won:
+            # Members who cannot see another project's run must not learn its name.
+            mine = job.run.project_id == stop.project_id
+            record(run, RunEventKind.UTILIZATION_NEXT, {"run": job.run.name} if mine else {}, attempt=stop.attempt)
+    return bool(won)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
@@ -16,17 +17,17 @@ from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.runs import wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import RunChanged, move_runs
-from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
-from dstackweb.scheduler.passes import reservations
-from dstackweb.scheduler.passes.claim import renew
-from dstackweb.scheduler.passes.reservations import ReservationChange
+from dstackweb.runs.transitions import RunChanged, move_runs, record
+from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
+from dstackweb.scheduler.models import PassState, Reservation
+from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
+from dstackweb.scheduler.placement.reservation import HostReservation
 
 GUARDED_FIELDS = ("paused", *LIMITS)
 """Queue fields that a decision was based on: they must be unchanged when it is written."""
@@ -49,6 +50,35 @@ class Placement:
     where: HostPlacement | OfferPlacement
 
 
+@dataclass(frozen=True)
+class ReservationChange:
+    """A pass's change of the reservation. `why`: the code of why the previous one ends, if it does."""
+
+    before: StoredReservation | None
+    after: HostReservation | None
+    why: str = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the row must be written."""
+        return self.after != self.before.reserved if self.before and self.after else bool(self.before or self.after)
+
+    @property
+    def is_of_another_run(self) -> bool:
+        """Whether a reservation ends or another begins."""
+        after = self.after.run.id if self.after else None
+        return after != (self.before.run_id if self.before else None)
+
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether it isn't the one before, with other times: also one of the same run may have expired.
+
+        It is then made when it is written, after what its pass placed before it, which it takes to end as well.
+        """
+        known = self.before.reserved if self.before else None
+        return self.after is not None and (known is None or self.after.made_at != known.made_at)
+
+
 WaitChanges = Mapping[tuple[Queue, str], Wait | None]
 """By queue and shape: why its runs wait from now on; None: they no longer do."""
 
@@ -67,9 +97,9 @@ def write_decisions(
     """
     now = timezone.now()
     with transaction.atomic():
-        renew(generation)
+        PassState.renew(generation)
         _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
-        seen = reservations.write_reservation(change, now) if change else set()
+        seen = _write_reservation(change, now) if change else set()
         # Copies: the runs stay as they were read for a retry after a rollback.
         runs = [copy(one.run) for one in placements]
         _write_waits(verdicts, now)
@@ -141,7 +171,7 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
     Job.objects.bulk_create(jobs)
     claim_all(claims)
     for instance_id, job in sorted(reused, key=lambda pair: pair[0]):
-        if not idle.take(instance_id, job.pk, job.run.project_id, now):
+        if not take_idle(instance_id, job.pk, job.run.project_id, now):
             raise InputsChanged(f"instance {instance_id} is no longer idle")
         Job.objects.filter(pk=job.pk).update(instance=instance_id)
         job.instance_id = instance_id
@@ -179,3 +209,51 @@ def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
         unique_fields=["queue", "shape"],
         update_fields=["reason", "data", "at"],
     )
+
+
+def _write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
+    """Write the row and the runs' events. Returns the queues whose lists show it.
+
+    Locks rows of runs: call in the pass's transaction, before queue counters and hosts.
+    """
+    queues: set[int] = set()
+    if change.before is not None and change.is_of_another_run:
+        Reservation.objects.filter(pk=1, run=change.before.run_id).delete()
+        _record_event(change.before.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
+        queues.add(change.before.queue_id)
+    if change.after is not None:
+        _store_reservation(change.after, now if change.is_made_anew else change.after.made_at)
+        if change.is_of_another_run:
+            _record_event(change.after.run.id, RunEventKind.RESERVED, _event_data(change.after), now)
+        queues.add(change.after.run.queue_id)
+    return queues
+
+
+def _record_event(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:
+    """Record an event, unless the run was deleted meanwhile."""
+    run = Run.objects.filter(pk=run_id).first()
+    if run is not None:
+        record(run, kind, data, at=now)
+
+
+def _store_reservation(reserved: HostReservation, made_at: dt.datetime) -> None:
+    Reservation.objects.update_or_create(
+        pk=1,
+        defaults={
+            "run_id": reserved.run.id,
+            "made_at": made_at,
+            "starts_at": reserved.starts_at,
+            "expires_at": reserved.expires_at,
+            "nodes": [node.as_row() for node in reserved.nodes],
+        },
+    )
+
+
+def _event_data(reserved: HostReservation) -> dict[str, Any]:
+    """Event data: hosts, number of GPUs, start or expiry."""
+    return {
+        "hosts": sorted({node.host for node in reserved.nodes}),
+        "gpus": sum(len(node.gpus) for node in reserved.nodes),
+        "starts_at": reserved.starts_at.isoformat() if reserved.starts_at else None,
+        "expires_at": reserved.expires_at.isoformat() if reserved.expires_at else None,
+    }

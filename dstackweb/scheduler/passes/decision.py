@@ -1,4 +1,4 @@
-"""Explains a run's wait: what a pass would decide now, and each candidate place with the reason against it.
+"""What a pass would decide now: on a waiting run, with each candidate place, and on a submission.
 
 Uses the same pure functions as the pass. Stores nothing.
 """
@@ -6,7 +6,8 @@ Uses the same pure functions as the pass. Stores nothing.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -14,18 +15,25 @@ from typing import Any
 from django.utils import timezone
 from pydantic import ValidationError
 
+from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer, PlaceCode
-from dstackweb.backends.hosts.fit import HostView, Miss, fit
+from dstackweb.backends.hosts.fit import HostView, Miss, fit, host_offers
 from dstackweb.runs.codes import Unavailable, WaitReason
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.queues import now_us
+from dstackweb.runs.schedule import next_time
+from dstackweb.runs.selectors import position_at
+from dstackweb.runs.services import PreparedSubmission, Submission, prepare
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
+from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.passes.reservations import VisibleReservation, load_reservation, visible_reservation
 from dstackweb.scheduler.placement import limits, offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, fit_nodes
+from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, allows_host, fit_nodes
 from dstackweb.scheduler.placement.limits import gpus_requested
+from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -66,6 +74,28 @@ class Decision:
         return self.outcome == WaitReason.STARTING
 
 
+@dataclass(frozen=True)
+class VisibleReservation:
+    """A reservation for a reader: `run` is None if they may not see it."""
+
+    run: Run | None
+    project_id: int
+    made_at: dt.datetime
+    starts_at: dt.datetime | None
+    expires_at: dt.datetime | None
+    nodes: tuple[ReservedNode, ...]
+
+
+def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
+    """The reservation for a reader of these projects."""
+    row = Reservation.objects.select_related("run__project").first()
+    if row is None:
+        return None
+    run = row.run if row.run.project_id in projects else None
+    nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
+    return VisibleReservation(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
+
+
 def decide_now(run: Run) -> Decision:
     """What a pass would decide on this run (read with its queue and project) if it were its turn."""
     now = timezone.now()
@@ -75,14 +105,10 @@ def decide_now(run: Run) -> Decision:
         spec = EffectiveSpec.model_validate(run.spec)
     except ValidationError:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
-    kept = load_reservation()
+    kept = loading.load_reservation()
     capacity = loading.load_capacity([run.queue], OfferReader(), now, kept.reserved if kept else None)
     waiting = loading.waiting_run(run, run.queue, spec)
-    outcome = capacity.decide(waiting)
-    found = [Wait(WaitReason.QUEUE_PAUSED)] if run.queue.paused else []
-    if isinstance(outcome, Wait):
-        found.append(outcome)
-    final = most_permanent(found) if found else Wait(WaitReason.STARTING)
+    final = _wait(waiting, run.queue, capacity) or Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
     matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in candidates))
     return Decision(
@@ -149,3 +175,63 @@ def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
     nodes = offers.nodes_available(offer, {}, spec.nodes)
     code = PlaceCode.FITS if nodes else offers.NOT_NOW.get(offer.availability, PlaceCode.BUSY)
     return Candidate(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`waits` is None when the run could start at once if it were first in its queue.
+
+    A run with a schedule enters its queue `next_at`, and has no `position` until then.
+    """
+
+    prepared: PreparedSubmission
+    offers: Sequence[Offer]
+    position: int | None
+    next_at: dt.datetime | None
+    waits: Wait | None
+
+    @property
+    def impossible(self) -> bool:
+        """Whether nothing that is set up could ever provide it."""
+        return self.waits is not None and self.waits.reason == WaitReason.IMPOSSIBLE
+
+
+def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
+    """Plan a submission. Raises what `services.prepare` raises."""
+    prepared = prepare(project, user, role, submission)
+    spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
+    seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
+    rank = ordering.rank(seniority, spec.priority, queue.step_us)
+    run = WaitingRun(
+        id=sys.maxsize,
+        name=spec.name or "",
+        project_id=project.pk,
+        project=project.name,
+        queue_id=queue.pk,
+        user_id=user.pk,
+        rank=rank,
+        queued_at=now,
+        spec=spec,
+    )
+    kept = loading.load_reservation()
+    capacity = loading.load_capacity([queue], OfferReader(), now, kept.reserved if kept else None)
+    next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
+    position = None if next_at else position_at(queue, rank, None)
+    return Plan(prepared, _offers(run, capacity), position, next_at, _wait(run, queue, capacity))
+
+
+def _wait(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
+    """Why it would wait now, whatever its position."""
+    outcome = capacity.decide(run)
+    found = [Wait(WaitReason.QUEUE_PAUSED)] if queue.paused else []
+    if isinstance(outcome, Wait):
+        found.append(outcome)
+    return most_permanent(found) if found else None
+
+
+def _offers(run: WaitingRun, capacity: Capacity) -> list[Offer]:
+    """Allowed hosts as offers, then offers of other backends, cheapest first."""
+    spec = run.spec
+    hosts = [host for host in capacity.hosts if allows_host(spec, host)] if may_use_hosts(spec) else []
+    found = host_offers(hosts, spec.requirements, image=spec.image)
+    return found + offers.acceptable_offers(spec, capacity.offers_for(run))

@@ -5,21 +5,24 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from django.conf import settings
 from django.db.models import Count, Sum
+from pydantic import ValidationError
 
 from dstackweb.backends.hosts.inventory import host_views
+from dstackweb.runs.codes import ReservationEnd
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
-from dstackweb.runs.states import JOB_ACTIVE, PLACED
-from dstackweb.scheduler.cloud import idle
-from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
+from dstackweb.runs.states import JOB_ACTIVE, PLACED, RunStatus
+from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
+from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity, ReservationRules
 from dstackweb.scheduler.placement.hosts import WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, latest_end
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
 from dstackweb.spec.effective import EffectiveSpec
 
 
@@ -37,10 +40,41 @@ def load_capacity(
         limits=limits,
         queue_usage=queue_usage([queue_id for queue_id, each in limits.items() if each != QueueLimits()]),
         ask_backends=reader.offers_for,
-        idle_instances=idle.reader(now),
+        idle_instances=idle_offers(now),
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_job_usage=lambda: job_usage(now) if known is None else known,
         reserved=reserved,
+    )
+
+
+@dataclass(frozen=True)
+class StoredReservation:
+    """The row as a pass found it. If its run can no longer start, `reserved` is None and `lapsed` says why."""
+
+    run_id: int
+    queue_id: int
+    reserved: HostReservation | None
+    lapsed: str = ""
+
+
+def load_reservation() -> StoredReservation | None:
+    """The stored reservation; None without one."""
+    row = Reservation.objects.select_related("run__queue__project").first()
+    if row is None:
+        return None
+    run = row.run
+    if run.status != RunStatus.SUBMITTED:
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.LEFT)
+    if run.queue.paused:
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED)
+    try:
+        spec = EffectiveSpec.model_validate(run.spec)
+        nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
+    except (ValidationError, TypeError, KeyError):
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE)
+    of = waiting_run(run, run.queue, spec)
+    return StoredReservation(
+        run.pk, run.queue_id, HostReservation(of, nodes, row.made_at, row.starts_at, row.expires_at)
     )
 
 

@@ -17,15 +17,14 @@ from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
-from dstackweb.scheduler.monitoring import reclaimed
-from dstackweb.scheduler.passes import apply, loading, reservations
-from dstackweb.scheduler.passes import claim as pass_claim
-from dstackweb.scheduler.passes.apply import STALE, Placement
-from dstackweb.scheduler.passes.claim import ClaimLost
+from dstackweb.scheduler.models import ClaimLost, PassState
+from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler.passes import apply, loading
+from dstackweb.scheduler.passes.apply import STALE, Placement, ReservationChange
+from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
-from dstackweb.scheduler.passes.reservations import ReservationChange, StoredReservation
-from dstackweb.scheduler.placement.fairness import ProjectUsage, fair_share_key
 from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
+from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
 from dstackweb.scheduler.placement.reservation import HostReservation
 
 log = logging.getLogger(__name__)
@@ -49,10 +48,10 @@ def run_passes() -> int:
     Returns at once while another process runs a pass: that one sees the request when it ends.
     """
     placed, began = 0, time.monotonic()
-    while (generation := pass_claim.claim(timezone.now())) is not None:
+    while (generation := PassState.claim(timezone.now())) is not None:
         done = _run_one(generation)
         placed += done
-        wanted = done >= MAX_PLACED or pass_claim.is_requested()
+        wanted = done >= MAX_PLACED or PassState.is_requested()
         if not wanted or time.monotonic() - began > WORK_S:
             break
     return placed
@@ -64,9 +63,9 @@ def _run_one(generation: int) -> int:
     try:
         done = PlacementPass(generation).run()
     finally:
-        pass_claim.release(generation, (time.monotonic() - began) * 1000, done)
+        PassState.release(generation, (time.monotonic() - began) * 1000, done)
     if done:
-        reclaimed.record_next_runs(timezone.now())
+        utilization.record_next_runs(timezone.now())
     return done
 
 
@@ -75,7 +74,7 @@ class PlacementPass:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.before = reservations.load_reservation()
+        self.before = loading.load_reservation()
         self.why = self.before.lapsed if self.before else ""
         self.lines = [QueueScan(queue) for queue in _open_queues()]
         reader = OfferReader()
@@ -108,7 +107,7 @@ class PlacementPass:
         except STALE as stale:
             # Continuing would place later runs before this one: another pass starts over.
             log.info("pass %s: %s, starting over", self.generation, stale)
-            pass_claim.request()
+            PassState.request()
         return self.written
 
     def _next(self) -> Iterator[tuple[QueueScan, Run]]:

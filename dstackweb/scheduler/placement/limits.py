@@ -1,4 +1,4 @@
-"""A queue's limits, and what its runs use of them: pure (docs/design.md#scheduling).
+"""A queue's limits and what its runs use of them, and fair shares between projects (docs/design.md#scheduling).
 
 A run counts from its placement until it has ended, with the GPUs that its spec requests.
 """
@@ -83,3 +83,20 @@ def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_
 def _over(reason: WaitReason, code: LimitCode, limit: int, used: int, asked: int) -> Wait:
     data: LimitData = {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit}
     return Wait(reason, data)
+
+
+@dataclass(frozen=True)
+class ProjectUsage:
+    """What a project's jobs hold on hosts."""
+
+    gpus: int = 0
+    cpus: int = 0
+
+    def plus(self, gpus: int, cpus: int) -> ProjectUsage:
+        """This usage plus more."""
+        return ProjectUsage(self.gpus + gpus, self.cpus + cpus)
+
+
+def fair_share_key(held: ProjectUsage, weight: int, asks_gpus: bool, seniority_us: int) -> tuple[float, int]:
+    """Sort key, smallest first: GPUs per weight (CPUs for a run without GPUs), then the earlier submission."""
+    return (held.gpus if asks_gpus else held.cpus) / weight, seniority_us

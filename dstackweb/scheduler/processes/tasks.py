@@ -1,31 +1,39 @@
-"""The tasks that django-q2 calls: thin entry points. Any may be lost, late or doubled."""
+"""The tasks that django-q2 calls, and the periodic work among them, enqueued by one guarded UPDATE.
+
+Any task may be lost, late or doubled. A tick older than one interval does nothing; none is enqueued while one is
+outstanding.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import functools
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
-from django.utils.module_loading import import_string
+from django_q.brokers import Broker, get_broker
+from django_q.tasks import async_task
 
 from dstackweb.gpus.samples import averages
+from dstackweb.lib.process import try_lock
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
+from dstackweb.scheduler import hosts
+from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.cloud.cloud_slots import cloud_slot
-from dstackweb.scheduler.hosts import gpu_poll
-from dstackweb.scheduler.hosts import jobs as host_jobs
-from dstackweb.scheduler.monitoring import ended_tasks, job_watch
-from dstackweb.scheduler.passes import claim as pass_claim
+from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
-from dstackweb.scheduler.processes import housekeeping, periodic
-from dstackweb.scheduler.processes.periodic import enqueue
+from dstackweb.scheduler.processes import housekeeping
 
-log = logging.getLogger(__name__)
-
+OUTSTANDING_S = 10.0
+"""A tick that has not ended by then counts as lost, and the next may start. Short, because a killed worker delays
+everything by this long, and a second tick beside a slow one does no harm."""
 TASKS = 8
 """Up to this many jobs are checked by a task each."""
 ORPHANS_AGAIN_S = 10.0
@@ -33,25 +41,157 @@ MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
 
 
-def tick(name: str, task: str, enqueued_at: float, every_s: float, *args: str) -> None:
-    """Run a periodic job."""
-    periodic.run_tick(name, functools.partial(import_string(task), *args), enqueued_at, every_s)
+@dataclass(frozen=True)
+class Periodic:
+    """Every `every_s` seconds, a worker of `cluster` calls `work`, if `when` returns true."""
+
+    name: str
+    work: Callable[[], object]
+    every_s: float
+    cluster: str
+    when: Callable[[], bool] | None = None
 
 
-def place_waiting() -> int:
-    """Run placement passes; returns how many runs were placed."""
-    return placement_pass.run_passes()
+def control_jobs() -> list[Periodic]:
+    """Work of the deployment, enqueued by whichever ticker is first."""
+    control, clouds = settings.DSTACKWEB_CLUSTERS["control"], settings.DSTACKWEB_CLUSTERS["cloud"]
+    now = timezone.now
+    return [
+        Periodic("pass", placement_pass.run_passes, settings.DSTACKWEB_PASS_EVERY_S, control),
+        Periodic("watch", watch.watch, settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic("queue-lengths", lambda: history.sample_lengths(now()), 300.0, control),
+        Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),
+        Periodic("cloud", poll_clouds, 5.0, clouds, when=instances.has_work),
+        Periodic("cloud-orphans", end_orphan_instances, 300.0, clouds, when=instances.has_cloud_backends),
+        Periodic("budgets", lambda: spend.mark_budgets(now()), 30.0, control, when=spend.has_budgets),
+        Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
+        Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
+        Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
+    ]
 
 
-def watch() -> None:
-    """Check everything that is placed."""
-    job_watch.watch()
+def host_jobs(host: str, cluster: str) -> list[Periodic]:
+    """Work of one host, enqueued by its own ticker for its own cluster."""
+    check, sample, tidy = PeriodicJob.host_names(host)
+    return [
+        Periodic(check, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
+        Periodic(sample, lambda: hosts.sample_gpus(host), settings.DSTACKWEB_SAMPLE_EVERY_S, cluster),
+        Periodic(tidy, lambda: hosts.remove_old_files(host), 600.0, cluster),
+    ]
+
+
+def ensure_rows(jobs: Sequence[Periodic]) -> None:
+    """Create missing rows."""
+    PeriodicJob.objects.bulk_create([PeriodicJob(name=job.name) for job in jobs], ignore_conflicts=True)
+
+
+def enqueue_due(jobs: Sequence[Periodic], now: dt.datetime) -> int:
+    """Enqueue what is due and not outstanding; returns how many.
+
+    A row whose times lie further ahead than they could have been set (the clock was put back) counts as due.
+    """
+    names = [job.name for job in jobs]
+    horizon = now + dt.timedelta(seconds=OUTSTANDING_S + max(job.every_s for job in jobs))
+    due = Q(due_at__lte=now) | Q(due_at__gt=horizon)
+    free = Q(outstanding_until=None) | Q(outstanding_until__lte=now) | Q(outstanding_until__gt=horizon)
+    ready = set(PeriodicJob.objects.filter(due, free, name__in=names).values_list("name", flat=True))
+    return sum(_enqueue_tick(job, due & free, now) for job in jobs if job.name in ready)
+
+
+def _enqueue_tick(job: Periodic, guard: Q, now: dt.datetime) -> bool:
+    won = PeriodicJob.objects.filter(guard, name=job.name).update(
+        due_at=now + dt.timedelta(seconds=job.every_s),
+        outstanding_until=now + dt.timedelta(seconds=max(OUTSTANDING_S, job.every_s)),
+    )
+    enqueued = False
+    try:
+        if won and (job.when is None or job.when()):
+            enqueue(tick, job.name, now.timestamp(), cluster=job.cluster, name=job.name)
+            enqueued = True
+    finally:
+        if won and not enqueued:
+            PeriodicJob.objects.filter(name=job.name).update(outstanding_until=None)
+    return enqueued
+
+
+def tick(name: str, enqueued_at: float) -> None:
+    """Run a periodic job of the deployment or of this host."""
+    host = name.partition(":")[2]
+    job = next(job for job in (host_jobs(host, "") if host else control_jobs()) if job.name == name)
+    run_tick(job, enqueued_at)
+
+
+def run_tick(job: Periodic, enqueued_at: float) -> None:
+    """Do a tick's work unless it is too old, and mark it as no longer outstanding.
+
+    An error is stored on the row, for the health page, and raised again.
+    """
+    started = timezone.now()
+    if started.timestamp() - enqueued_at > max(job.every_s, OUTSTANDING_S):
+        return
+    row = PeriodicJob.objects.filter(name=job.name)
+    row.update(last_started_at=started)
+    error = ""
+    try:
+        job.work()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+        raise
+    finally:
+        row.update(outstanding_until=None, last_ended_at=timezone.now(), last_error=error)
+
+
+def enqueue(task: Callable[..., object], *args: Any, cluster: str, name: str | None = None) -> None:
+    """Have `cluster` call a function of a module. Raises what the broker raises while it is unreachable."""
+    # By its path: another version's worker logs a function that it does not know, but cannot unpickle one.
+    async_task(
+        f"{task.__module__}.{task.__qualname__}", *args, cluster=cluster, broker=_broker(cluster), task_name=name
+    )
+
+
+@functools.cache
+def _broker(cluster: str) -> Broker:
+    """Kept for the life of the process: django-q2 would open a connection to Redis for each task."""
+    return get_broker(cluster)
+
+
+def _bring_forward(name: str, seconds: float) -> None:
+    """Make a periodic job due again in `seconds`."""
+    PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
+
+
+def enqueue_pass(**_signal: Any) -> None:
+    """Enqueue a placement pass unless one is queued already."""
+    if PassState.request():
+        enqueue(placement_pass.run_passes, cluster=settings.DSTACKWEB_CLUSTERS["control"])
+
+
+def settle_tasks_soon(**_signal: Any) -> None:
+    """Settle the tasks of an attempt that has just ended with the next tick."""
+    _bring_forward("ended-tasks", 0)
+
+
+def refresh_offers() -> int:
+    """Refresh offer sources that are due; returns how many."""
+    return sources.refresh_due(timezone.now())
+
+
+def enqueue_refresh(**_signal: Any) -> None:
+    """Refresh due offer sources now instead of with the next tick."""
+    enqueue(refresh_offers, cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
 
 
 def check_jobs(*job_ids: str) -> None:
     """Check a few jobs, on their host."""
     for job_id in job_ids:
-        host_jobs.check_job(job_id)
+        hosts.check_job(job_id)
+
+
+def enqueue_job_checks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:
+    """Enqueue checks of a host's jobs: one task each for few jobs, so that all workers share them; batches for many."""
+    size = min(MAX_CHECKS, -(-len(job_ids) // TASKS))
+    for first in range(0, len(job_ids), size):
+        enqueue(check_jobs, *job_ids[first : first + size], cluster=cluster)
 
 
 def poll_cloud_jobs(*job_ids: str) -> None:
@@ -59,6 +199,12 @@ def poll_cloud_jobs(*job_ids: str) -> None:
     with cloud_slot() as free:
         if free:
             cloud_watch.poll_jobs(job_ids)
+
+
+def enqueue_cloud_polls(job_ids: Sequence[str], **_signal: Any) -> None:
+    """Enqueue one task per cloud job, since each may call a cloud."""
+    for job_id in job_ids:
+        enqueue(poll_cloud_jobs, job_id, cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
 
 
 def poll_clouds() -> None:
@@ -74,82 +220,22 @@ def end_orphan_instances() -> None:
         if free:
             cloud_watch.end_orphans()
         else:
-            periodic.bring_forward("cloud-orphans", ORPHANS_AGAIN_S)
+            _bring_forward("cloud-orphans", ORPHANS_AGAIN_S)
 
 
-def mark_budgets() -> None:
-    """Record which shares of their budgets projects have spent."""
-    spend.mark_budgets(timezone.now())
+@contextlib.contextmanager
+def cloud_slot() -> Iterator[bool]:
+    """Whether this worker may call clouds now; if not, the next tick does the work.
+
+    Only so many of a machine's workers call clouds at once that a cloud that hangs never blocks a pass.
+    """
+    locks = settings.DSTACKWEB_HOME / "locks"
+    slot = next(filter(None, (try_lock(locks / f"cloud-{number}") for number in range(slot_count()))), None)
+    with slot or contextlib.nullcontext():
+        yield slot is not None
 
 
-def check_host(host: str) -> None:
-    """Check all jobs of a host, on it."""
-    host_jobs.check_host(host)
-
-
-def tidy_host(host: str) -> None:
-    """Remove what ended jobs left on a host, on it."""
-    housekeeping.tidy_host(host)
-
-
-def sample_gpus(host: str) -> None:
-    """Sample each GPU of a host, on it."""
-    gpu_poll.sample_host(host)
-
-
-def sample_queue_lengths() -> None:
-    """Record the length of each queue, for its history."""
-    history.sample_lengths(timezone.now())
-
-
-def average_gpu_samples() -> None:
-    """Average GPU samples, and prune old ones."""
-    averages.roll(timezone.now())
-
-
-def settle_tasks() -> None:
-    """Settle the tasks of ended attempts."""
-    ended_tasks.settle(timezone.now())
-
-
-def refresh_offers() -> int:
-    """Refresh offer sources that are due; returns how many."""
-    return sources.refresh_due(timezone.now())
-
-
-def keep_house() -> None:
-    """Prune data that is no longer needed."""
-    housekeeping.keep_house()
-
-
-def enqueue_pass(**_signal: Any) -> None:
-    """Enqueue a placement pass unless one is queued already."""
-    if pass_claim.request():
-        enqueue("dstackweb.scheduler.processes.tasks.place_waiting", cluster=settings.DSTACKWEB_CLUSTERS["control"])
-
-
-def settle_tasks_soon(**_signal: Any) -> None:
-    """Settle the tasks of an attempt that has just ended with the next tick."""
-    periodic.bring_forward("ended-tasks", 0)
-
-
-def enqueue_refresh(**_signal: Any) -> None:
-    """Refresh due offer sources now instead of with the next tick."""
-    enqueue("dstackweb.scheduler.processes.tasks.refresh_offers", cluster=settings.DSTACKWEB_CLUSTERS["cloud"])
-
-
-def enqueue_cloud_polls(job_ids: Sequence[str], **_signal: Any) -> None:
-    """Enqueue one task per cloud job, since each may call a cloud."""
-    for job_id in job_ids:
-        enqueue(
-            "dstackweb.scheduler.processes.tasks.poll_cloud_jobs",
-            job_id,
-            cluster=settings.DSTACKWEB_CLUSTERS["cloud"],
-        )
-
-
-def enqueue_job_checks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> None:
-    """Enqueue checks of a host's jobs: one task each for few jobs, so that all workers share them; batches for many."""
-    size = min(MAX_CHECKS, -(-len(job_ids) // TASKS))
-    for first in range(0, len(job_ids), size):
-        enqueue("dstackweb.scheduler.processes.tasks.check_jobs", *job_ids[first : first + size], cluster=cluster)
+def slot_count() -> int:
+    """All workers of a cluster of its own; all but one where the cluster also runs passes."""
+    shared = settings.DSTACKWEB_CLUSTERS["cloud"] == settings.DSTACKWEB_CLUSTERS["control"]
+    return max(1, settings.DSTACKWEB_CLUSTER_WORKERS - shared)

@@ -22,7 +22,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.cloud import idle
+from dstackweb.scheduler.cloud.instances import end_idle
 from dstackweb.web.cloud import budget, offer_rows
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page
 from dstackweb.wording import offers, statuses
@@ -144,7 +144,7 @@ def stop(request: PageRequest, machine: UUID) -> HttpResponse:
     found = Instance.objects.filter(project=request.project, pk=machine).first()
     if found is None:
         raise NotFound(_("no such instance in this project"))
-    if not idle.end(found.pk):
+    if not end_idle(found.pk):
         raise Conflict(_("the instance is in use or already terminating; to end it, stop its run"))
     return done(
         request, _("Terminating %s") % found.instance_type, reverse("web:machines", args=[request.project.name])

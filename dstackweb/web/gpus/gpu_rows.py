@@ -22,7 +22,7 @@ from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import latest
 from dstackweb.runs import placement_summary
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.hosts.selectors import HostSummary, list_hosts
+from dstackweb.scheduler.selectors import HostSummary, list_hosts
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording import units
 

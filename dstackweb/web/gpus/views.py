@@ -19,7 +19,7 @@ from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
-from dstackweb.scheduler.hosts.selectors import list_hosts
+from dstackweb.scheduler.selectors import list_hosts
 from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows

@@ -23,7 +23,7 @@ from dstackweb.runs import holds, selectors, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
 from dstackweb.runs.states import ENDED, Reason, RunStatus
-from dstackweb.scheduler.passes.plan import plan
+from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, done_here, project_page

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
 from dstackweb.runs import archives, selectors, services
 from dstackweb.runs.models import Archive
-from dstackweb.scheduler.passes.plan import Plan, plan
+from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import details
 from dstackweb.wording import offers as offer_words

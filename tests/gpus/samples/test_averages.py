@@ -12,7 +12,7 @@ from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
 from dstackweb.gpus.samples import averages, intake
 from dstackweb.gpus.samples.averages import BUCKET_MS
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.processes import periodic, tasks
+from dstackweb.scheduler.processes import tasks
 from tests.factories import cloud_job, make_host, make_run
 from tests.gpus.snapshots import EVERY_MS, START_MS, snapshot
 
@@ -140,9 +140,9 @@ def test_after_a_month_averages_go_and_then_the_series_of_jobs(project: Project,
 def test_the_periodic_work_does_both(job: Job) -> None:
     began = averages.bucket_of(to_ms(timezone.now())) - START_MS - 40 * DAY_MS
     sampled(job, range(began, began + HOUR_MS, EVERY_MS))
-    wanted = {one.task.rpartition(".")[2] for one in periodic.control_jobs() if one.when is None or one.when()}
-    assert {"average_gpu_samples", "keep_house"} <= wanted
-    tasks.average_gpu_samples()
+    wanted = {one.name for one in tasks.control_jobs() if one.when is None or one.when()}
+    assert {"gpu-averages", "housekeeping"} <= wanted
+    tasks.tick("gpu-averages", timezone.now().timestamp())
     assert (GpuSample.objects.count(), GpuAverage.objects.count()) == (0, 12)
-    tasks.keep_house()
+    tasks.tick("housekeeping", timezone.now().timestamp())
     assert (GpuAverage.objects.count(), GpuSeries.objects.count()) == (0, 0)

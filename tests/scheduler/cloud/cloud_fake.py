@@ -26,7 +26,7 @@ from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.monitoring import job_watch
+from dstackweb.scheduler.monitoring import watch
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 from tests.factories import place_all, start
@@ -89,8 +89,8 @@ class FakeCloud:
         use_driver(monkeypatch, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
-        monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", STEP_S / job_watch.MAX_STEP)
-        monkeypatch.setattr(job_watch, "boot_id", lambda: "boot")
+        monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", STEP_S / watch.MAX_STEP)
+        monkeypatch.setattr(watch, "boot_id", lambda: "boot")
         self.backend = Backend.objects.create(name="aws", kind="aws")
 
     def ask(self) -> None:
@@ -125,7 +125,7 @@ class FakeCloud:
             self.now += dt.timedelta(seconds=step)
             self.monotonic += step
             seconds -= step
-            job_watch.watch()
+            watch.watch()
             cloud_watch.poll_all()
 
     def settle(self) -> None:

@@ -12,9 +12,9 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.cloud.cloud_slots import cloud_slot, slot_count
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes import tasks
+from dstackweb.scheduler.processes.tasks import cloud_slot, slot_count
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler.cloud import common as cloud
+from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.monitoring import job_watch
+from dstackweb.scheduler.monitoring import watch
 from tests.factories import place_all
 from tests.runs.test_selectors import plan
 from tests.scheduler.cloud.cloud_fake import FakeCloud, begin, job_of, running
@@ -58,11 +58,11 @@ def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_e
     fake.regions = ["us"]
     Backend.objects.update(deleted_at=fake.now, enabled=False)
     fake.terminated.clear()
-    assert cloud.has_cloud_backends()
+    assert instances.has_cloud_backends()
     cloud_watch.end_orphans()
     assert fake.terminated == ["i-lost"]
     fake.now += dt.timedelta(days=2)
-    assert not cloud.has_cloud_backends()
+    assert not instances.has_cloud_backends()
 
 
 def test_regions_that_take_long_keep_no_others_from_being_looked_at_for_ever(
@@ -146,9 +146,9 @@ def test_nothing_that_is_done_all_the_time_walks_through_machines_and_jobs_of_th
     paid(project, member)
     place_all()
     asked: dict[str, Callable[[], object]] = {
-        "whether there is work": cloud.has_work,
+        "whether there is work": instances.has_work,
         "clouds": cloud_watch.poll_all,
-        "watch": job_watch.watch,
+        "watch": watch.watch,
         "orphans": cloud_watch.end_orphans,
         "pass": lambda: (paid(project, member), place_all()),
     }

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.contract import CloudInstance, InstanceState
-from dstackweb.backends.models import InstanceStatus
+from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.cloud.lifecycle import (
     GIVE_UP_S,
     MISSING_S,
     ORPHANED,
     CloudState,
-    Deadlines,
-    InstanceJob,
-    InstanceView,
     JobFollowUp,
     cloud_state,
     find_instance,
@@ -30,18 +28,54 @@ from dstackweb.scheduler.cloud.lifecycle import (
 )
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
-RULES = Deadlines(start_s=900, claim_s=300, lost_after_s=1800)
 LATER, BEFORE = NOW + dt.timedelta(minutes=1), NOW - dt.timedelta(minutes=1)
 S, J = InstanceStatus, JobStatus
+
+
+def instance(
+    status: InstanceStatus,
+    cloud_id: str = "",
+    ready: bool = False,
+    status_s: float = 0,
+    silent_s: float = 0,
+    idle_until: dt.datetime | None = None,
+    interrupted_at: dt.datetime | None = None,
+    wanted: bool = True,
+) -> Instance:
+    """A row that is not stored. `ready`: its agent has called; `wanted`: its backend is enabled."""
+    return Instance(
+        status=status,
+        cloud_id=cloud_id,
+        ready_at=NOW if ready else None,
+        status_s=status_s,
+        silent_s=silent_s,
+        idle_until=idle_until,
+        interrupted_at=interrupted_at,
+        backend=Backend(enabled=wanted),
+    )
+
+
+def job(
+    status: JobStatus,
+    claimed: bool = False,
+    silent_s: float = 0,
+    status_s: float = 0,
+    grace_s: int = 0,
+    stop_s: int = 0,
+) -> Job:
+    run = Run(spec={"stop_duration_s": stop_s})
+    nonce = "nonce" if claimed else ""
+    return Job(run=run, status=status, claim_nonce=nonce, silent_s=silent_s, status_s=status_s, stop_grace_s=grace_s)
+
 
 seconds = st.floats(0, 1e5)
 moments = st.none() | st.sampled_from([BEFORE, NOW, LATER])
 rows = st.builds(
-    InstanceView, st.sampled_from(list(S)), st.sampled_from(["", "i-0"]), st.booleans(), seconds, seconds, moments,
+    instance, st.sampled_from(list(S)), st.sampled_from(["", "i-0"]), st.booleans(), seconds, seconds, moments,
     moments, st.booleans(),
 )  # fmt: skip
 jobs = st.none() | st.builds(
-    InstanceJob, st.sampled_from(JOB_ACTIVE), st.booleans(), seconds, seconds, st.integers(0, 600), st.integers(0, 600)
+    job, st.sampled_from(JOB_ACTIVE), st.booleans(), seconds, seconds, st.integers(0, 600), st.integers(0, 600)
 )
 machines = st.builds(
     CloudInstance,
@@ -56,51 +90,51 @@ machines = st.builds(
 @pytest.mark.parametrize(
     ("row", "job", "why"),
     [
-        (InstanceView(S.REQUESTED, status_s=GIVE_UP_S), InstanceJob(J.PROVISIONING), None),
-        (InstanceView(S.REQUESTED, status_s=GIVE_UP_S + 1), InstanceJob(J.PROVISIONING), "unreachable"),
-        (InstanceView(S.STARTING, status_s=900), InstanceJob(J.PROVISIONING), None),
-        (InstanceView(S.STARTING, status_s=901), InstanceJob(J.PROVISIONING), "not_started"),
-        (InstanceView(S.RUNNING, status_s=301, ready=True), InstanceJob(J.PROVISIONING, status_s=301), "not_started"),
-        (InstanceView(S.RUNNING, status_s=10, ready=True), InstanceJob(J.PROVISIONING, status_s=1000), None),
-        (InstanceView(S.RUNNING, status_s=5000, ready=True), InstanceJob(J.PROVISIONING, status_s=10), None),
-        (InstanceView(S.RUNNING, status_s=5000), InstanceJob(J.PROVISIONING, claimed=True, status_s=5000), None),
-        (InstanceView(S.RUNNING, silent_s=1e5), InstanceJob(J.RUNNING, True), None),
-        (InstanceView(S.RUNNING), InstanceJob(J.RUNNING, True, silent_s=1e5), None),
-        (InstanceView(S.RUNNING, silent_s=1e5), InstanceJob(J.RUNNING, True, silent_s=1e5), "silent"),
-        (InstanceView(S.RUNNING, interrupted_at=LATER), InstanceJob(J.RUNNING, True), None),
-        (InstanceView(S.RUNNING, interrupted_at=LATER), InstanceJob(J.PROVISIONING), "interrupted"),
-        (InstanceView(S.RUNNING, interrupted_at=LATER, idle_until=LATER), None, "interrupted"),
-        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 0, 100, 20), None),
-        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 70, 100, 20), "overdue"),
-        (InstanceView(S.RUNNING), InstanceJob(J.TERMINATING, True, 0, 700, 20), "overdue"),
-        (InstanceView(S.RUNNING, idle_until=LATER), None, None),
-        (InstanceView(S.RUNNING, idle_until=LATER, wanted=False), None, "idle"),
-        (InstanceView(S.RUNNING, idle_until=LATER, silent_s=1801), None, "silent"),
-        (InstanceView(S.RUNNING, idle_until=NOW), None, "idle"),
-        (InstanceView(S.RUNNING), None, "idle"),
-        (InstanceView(S.STOPPING, status_s=1e5), None, None),
+        (instance(S.REQUESTED, status_s=GIVE_UP_S), job(J.PROVISIONING), None),
+        (instance(S.REQUESTED, status_s=GIVE_UP_S + 1), job(J.PROVISIONING), "unreachable"),
+        (instance(S.STARTING, status_s=900), job(J.PROVISIONING), None),
+        (instance(S.STARTING, status_s=901), job(J.PROVISIONING), "not_started"),
+        (instance(S.RUNNING, status_s=301, ready=True), job(J.PROVISIONING, status_s=301), "not_started"),
+        (instance(S.RUNNING, status_s=10, ready=True), job(J.PROVISIONING, status_s=1000), None),
+        (instance(S.RUNNING, status_s=5000, ready=True), job(J.PROVISIONING, status_s=10), None),
+        (instance(S.RUNNING, status_s=5000), job(J.PROVISIONING, claimed=True, status_s=5000), None),
+        (instance(S.RUNNING, silent_s=1e5), job(J.RUNNING, True), None),
+        (instance(S.RUNNING), job(J.RUNNING, True, silent_s=1e5), None),
+        (instance(S.RUNNING, silent_s=1e5), job(J.RUNNING, True, silent_s=1e5), "silent"),
+        (instance(S.RUNNING, interrupted_at=LATER), job(J.RUNNING, True), None),
+        (instance(S.RUNNING, interrupted_at=LATER), job(J.PROVISIONING), "interrupted"),
+        (instance(S.RUNNING, interrupted_at=LATER, idle_until=LATER), None, "interrupted"),
+        (instance(S.RUNNING), job(J.TERMINATING, True, 0, 100, 20), None),
+        (instance(S.RUNNING), job(J.TERMINATING, True, 70, 100, 20), "overdue"),
+        (instance(S.RUNNING), job(J.TERMINATING, True, 0, 700, 20), "overdue"),
+        (instance(S.RUNNING, idle_until=LATER), None, None),
+        (instance(S.RUNNING, idle_until=LATER, wanted=False), None, "idle"),
+        (instance(S.RUNNING, idle_until=LATER, silent_s=1801), None, "silent"),
+        (instance(S.RUNNING, idle_until=NOW), None, "idle"),
+        (instance(S.RUNNING), None, "idle"),
+        (instance(S.STOPPING, status_s=1e5), None, None),
     ],
 )
-def test_when_a_machine_is_to_end(row: InstanceView, job: InstanceJob | None, why: str | None) -> None:
-    assert reason_to_end(row, job, NOW, RULES) == why
+def test_when_a_machine_is_to_end(row: Instance, job: Job | None, why: str | None) -> None:
+    assert reason_to_end(row, job, NOW) == why
 
 
 @given(rows, jobs, st.sampled_from(["unreachable", "not_started", "silent", "interrupted", "cloud"]))
 def test_a_job_that_may_have_been_executing_never_gets_another_machine(
-    row: InstanceView, job: InstanceJob | None, why: str
+    row: Instance, job: Job | None, why: str
 ) -> None:
     becomes = follow_up(row, job, why)
     if becomes is JobFollowUp.OTHER_OFFER:
         assert job is not None
-        assert (job.claimed, row.ready) == (False, False)
+        assert (job.claim_nonce, row.ready_at) == ("", None)
     if becomes is JobFollowUp.WAIT_AGAIN:
         assert job is not None
-        assert not job.claimed
+        assert not job.claim_nonce
     assert (becomes is JobFollowUp.NOTHING) == (job is None)
 
 
 @given(rows, st.none() | machines)
-def test_a_row_is_gone_only_by_the_cloud_s_word(row: InstanceView, machine: CloudInstance | None) -> None:
+def test_a_row_is_gone_only_by_the_cloud_s_word(row: Instance, machine: CloudInstance | None) -> None:
     said = cloud_state(row, machine)
     if said is CloudState.GONE:
         assert row.status != S.GONE
@@ -125,11 +159,11 @@ def test_orphans_are_tagged_old_and_wanted_by_nobody(
 
 
 @given(rows, st.sampled_from([str(reason) for reason in Reason]), st.none() | st.integers(0, 3600))
-def test_only_what_works_is_kept(row: InstanceView, reason: str, idle_s: int | None) -> None:
+def test_only_what_works_is_kept(row: Instance, reason: str, idle_s: int | None) -> None:
     kept = idle_time_s(row, reason, idle_s)
     assert kept in (0, idle_s)
     if kept:
-        assert (row.status, row.interrupted_at, row.wanted) == (S.RUNNING, None, True)
+        assert (row.status, row.interrupted_at, row.backend.enabled) == (S.RUNNING, None, True)
         assert reason not in ("instance_unreachable", "interrupted_by_no_capacity", "out_of_capacity")
 
 

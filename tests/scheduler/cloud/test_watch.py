@@ -282,7 +282,7 @@ def test_a_job_that_does_not_stop_loses_its_machine(project: Project, member: Us
 def test_the_watcher_killed_between_the_job_and_its_machine_goes_on(
     project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dstackweb.scheduler.cloud import instance_updates as cloud_rows
+    from dstackweb.scheduler.cloud import instances as cloud_rows
 
     run = paid(project, member, retry=True)
     running(run, fake)

@@ -14,9 +14,9 @@ from dstackweb.gpus.models import GpuSample, HostSampling
 from dstackweb.runner import nvml
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.hosts import gpu_poll
+from dstackweb.scheduler import hosts
 from dstackweb.scheduler.monitoring import utilization
-from dstackweb.scheduler.processes import periodic
+from dstackweb.scheduler.processes import tasks
 from tests.factories import make_host, make_run, place_all, start
 from tests.gpus.snapshots import snapshot
 
@@ -35,7 +35,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, found: Snapshot) -> None:
 def test_a_hosts_gpus_are_sampled(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(gpus=2)
     seen(monkeypatch, snapshot(g0=10, g1=20))
-    gpu_poll.sample_host("box-1")
+    hosts.sample_gpus("box-1")
     assert sorted(GpuSample.objects.values_list("utilization", flat=True)) == [10, 20]
 
 
@@ -52,7 +52,7 @@ def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
         return snapshot(g0=0)
 
     monkeypatch.setattr(nvml, "read", slow)
-    gpu_poll.sample_host("box-1")
+    hosts.sample_gpus("box-1")
     sample = GpuSample.objects.select_related("series").get()
     assert sample.series.job is None
     assert sample.at_ms <= to_ms(Job.objects.get().started_at or began)
@@ -60,7 +60,7 @@ def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
 
 def test_a_host_that_is_not_known_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("looked"))
-    gpu_poll.sample_host("box-1")
+    hosts.sample_gpus("box-1")
 
 
 def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
@@ -72,11 +72,11 @@ def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
     def hangs() -> Snapshot:
         nonlocal looks
         looks += 1
-        gpu_poll.sample_host("box-1")  # another worker's, meanwhile
+        hosts.sample_gpus("box-1")  # another worker's, meanwhile
         return snapshot(g0=10)
 
     monkeypatch.setattr(nvml, "read", hangs)
-    gpu_poll.sample_host("box-1")
+    hosts.sample_gpus("box-1")
     assert looks == 1
     assert HostSampling.objects.count() == GpuSample.objects.count() == 1
 
@@ -103,14 +103,20 @@ def test_what_fails_for_one_job_is_done_for_the_others(
     for step in range(8):
         moment = began + dt.timedelta(seconds=1 + 10 * step)
         monkeypatch.setattr(timezone, "now", lambda moment=moment: moment)
-        gpu_poll.sample_host("box-1")
+        hosts.sample_gpus("box-1")
         if asked:
             break
     assert step == 6
     assert sorted(asked) == sorted(Job.objects.values_list("pk", flat=True))
 
 
-def test_every_host_is_sampled_by_its_own_ticker_each_interval(settings: Settings) -> None:
+def test_every_host_is_sampled_by_its_own_ticker_each_interval(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.DSTACKWEB_SAMPLE_EVERY_S = 7
-    job = next(job for job in periodic.host_jobs("box-1", "host-box-1") if job.name == "gpus:box-1")
-    assert (job.every_s, job.cluster, job.args) == (7, "host-box-1", ("box-1",))
+    job = next(job for job in tasks.host_jobs("box-1", "host-box-1") if job.name == "gpus:box-1")
+    assert (job.every_s, job.cluster) == (7, "host-box-1")
+    sampled: list[str] = []
+    monkeypatch.setattr(hosts, "sample_gpus", sampled.append)
+    tasks.tick("gpus:box-1", timezone.now().timestamp())
+    assert sampled == ["box-1"]

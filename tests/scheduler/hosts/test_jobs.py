@@ -6,7 +6,7 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import local
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.hosts.jobs import check_host
+from dstackweb.scheduler.hosts import check_jobs
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
@@ -27,6 +27,6 @@ def test_why_a_job_does_not_start_is_kept_and_keeps_no_other_job_from_starting(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local, "ensure_runner", full_disk)
-    check_host("box-1")
+    check_jobs("box-1")
     assert len(asked) == 2
     assert all("No space left" in job.message for job in Job.objects.all())

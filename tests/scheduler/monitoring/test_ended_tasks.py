@@ -19,8 +19,8 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.monitoring import ended_tasks
-from dstackweb.scheduler.processes import housekeeping, periodic
+from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler.processes import housekeeping, tasks
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -51,15 +51,15 @@ def scope(run: Run, attempt: int = 1) -> Scope:
 
 def test_a_run_that_ends_has_its_tasks_settled_soon(run: Run, django_capture_on_commit_callbacks: Any) -> None:
     soon = timezone.now() + dt.timedelta(seconds=1)
-    periodic.ensure_rows(periodic.control_jobs())
+    tasks.ensure_rows(tasks.control_jobs())
     PeriodicJob.objects.update(due_at=timezone.now() + dt.timedelta(hours=1))
     with django_capture_on_commit_callbacks(execute=True):
         attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     assert list(PeriodicJob.objects.filter(due_at__lte=soon).values_list("name", flat=True)) == ["ended-tasks"]
-    assert ended_tasks.has_work()
-    ended_tasks.settle(timezone.now())
+    assert watch.has_unsettled_tasks()
+    watch.settle_tasks(timezone.now())
     assert (scope(run).memory, scope(run).released, scope(run).settled) == (1, 1, True)
-    assert not ended_tasks.has_work()
+    assert not watch.has_unsettled_tasks()
     assert list(differences()) == []
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Ru
     attempts.requeue_due(timezone.now() + dt.timedelta(days=1))
     place_all()
     report(run, 2)
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     assert scope(run).settled
     assert (scope(run, 2).queued, scope(run, 2).ended_ms) == (1, None)
 
@@ -86,24 +86,24 @@ def test_what_was_reported_too_late_for_the_end_is_settled_all_the_same(run: Run
     attempts.end_job(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     Scope.objects.filter(run_id=run.pk).delete()
     report(run, 1)
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     assert (scope(run).released, scope(run).settled) == (1, True)
 
 
 def test_tasks_of_a_run_that_is_gone_are_settled(project: Project, run: Run) -> None:
     Scope.objects.filter(run_id=run.pk).update(run_id=run.pk + 1000)
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     assert Scope.objects.get(run_id=run.pk + 1000).settled
 
 
 def test_tasks_of_what_runs_are_left_alone(run: Run) -> None:
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     assert (scope(run).queued, scope(run).ended_ms) == (1, None)
 
 
 def test_housekeeping_prunes_what_is_old(run: Run) -> None:
     attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    ended_tasks.settle(timezone.now())
+    watch.settle_tasks(timezone.now())
     Scope.objects.filter(run_id=run.pk).update(ended_ms=1)
     housekeeping.keep_house()
     assert not Scope.objects.filter(run_id=run.pk).exists()

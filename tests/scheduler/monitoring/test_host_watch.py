@@ -11,8 +11,8 @@ from dstackweb.backends.models import Host, HostEvent
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.monitoring import host_watch
-from dstackweb.scheduler.processes.periodic import ensure_rows, host_jobs
+from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler.processes.tasks import ensure_rows, host_jobs
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -31,7 +31,7 @@ def test_silence_and_the_return_are_told_once_each() -> None:
     make_host("box")
     for silent, expected in ((29, []), (31, ["offline"]), (40, ["offline"]), (0, ["offline", "online"])):
         Host.objects.update(silent_s=silent)
-        host_watch.record_presence()
+        watch.record_presence()
         assert kinds() == expected
     assert Host.objects.get().offline_since is None
 
@@ -42,10 +42,10 @@ def test_a_host_leaves_once_it_holds_nothing(project: Project, member: User, roo
     run = make_run(project, member)
     place_all()
     inventory.leave(host, root)
-    host_watch.remove_left_hosts()
+    watch.remove_left_hosts()
     assert Host.joined.filter(name="box", leaving=True, draining=True).exists()
     attempts.end_job(start(placed_job(run)).pk, "done_by_runner", exit_code=0)
-    host_watch.remove_left_hosts()
+    watch.remove_left_hosts()
     assert not Host.joined.exists()
     assert Host.objects.get().left_at is not None
     assert kinds() == ["leaving", "left"]
@@ -57,7 +57,7 @@ def test_nothing_is_placed_on_a_host_that_leaves_or_has_left(project: Project, m
     inventory.leave(host, root)
     run = make_run(project, member)
     assert place_all() == 0
-    host_watch.remove_left_hosts()
+    watch.remove_left_hosts()
     assert place_all() == 0
     assert Run.objects.get(pk=run.pk).status == "submitted"
 
@@ -66,7 +66,7 @@ def test_a_host_that_is_to_stay_after_all_stays(root: User) -> None:
     host = make_host("box")
     inventory.leave(host, root)
     inventory.set_draining(host, root, False)
-    host_watch.remove_left_hosts()
+    watch.remove_left_hosts()
     assert Host.joined.filter(draining=False, leaving=False).exists()
 
 
@@ -78,5 +78,5 @@ def test_a_silent_host_leaves_too_but_not_with_a_job_that_may_live(project: Proj
     Host.objects.update(silent_s=9999, seen_at=timezone.now())
     for host in (busy, idle):
         inventory.leave(host, root)
-    host_watch.remove_left_hosts()
+    watch.remove_left_hosts()
     assert list(Host.joined.values_list("name", flat=True)) == ["busy"]

@@ -14,7 +14,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Watch
-from dstackweb.scheduler.monitoring import job_watch
+from dstackweb.scheduler.monitoring import watch
 from dstackweb.wording import messages
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -24,16 +24,16 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.boot = 1000.0, "boot-1"
-        monkeypatch.setattr(job_watch.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(job_watch, "boot_id", lambda: self.boot)
-        job_watch.watch()
+        monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watch, "boot_id", lambda: self.boot)
+        watch.watch()
 
     def pass_time(self, seconds: float) -> None:
         """Look every 2 s for `seconds`; every 6 s, the longest pause that counts in full, where these are many."""
         every = 2.0 if seconds < 120 else 6.0
         for _ in range(round(seconds / every)):
             self.now += every
-            job_watch.watch()
+            watch.watch()
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def running(project: Project, member: User, **keys: object) -> Run:
 
 @given(st.none() | st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_one_look_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
-    step = job_watch.countable_s(last, now, others, 2.0)
+    step = watch.countable_s(last, now, others, 2.0)
     assert 0 <= step <= 6
     assert last is not None or step == 0
 
@@ -66,7 +66,7 @@ def test_machines_that_look_in_turn_count_no_second_twice(looks: list[tuple[int,
     for machine, wait in looks:
         now += wait
         seen, then = last.get(machine, (None, 0.0))
-        total += job_watch.countable_s(seen, now + machine, total - then, 2.0)
+        total += watch.countable_s(seen, now + machine, total - then, 2.0)
         last[machine] = now + machine, total
         assert total <= now
 
@@ -98,7 +98,7 @@ def test_an_hour_without_a_watcher_declares_nothing_lost(
     place_all()
     lost = running(project, member, retry=True)
     clock.now += 3600
-    job_watch.watch()
+    watch.watch()
     assert fresh(waiting).status == RunStatus.PROVISIONING
     assert fresh(lost).status == RunStatus.RUNNING
     assert Job.objects.get(run=lost).silent_s <= 6
@@ -108,7 +108,7 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
     make_host()
     run = running(project, member, retry=True)
     clock.now, clock.boot = 5.0, "boot-2"
-    job_watch.watch()
+    watch.watch()
     assert Job.objects.get(run=run).silent_s == 0
 
 
@@ -131,7 +131,7 @@ def test_two_machines_that_look_in_turn_find_what_is_lost_when_one_would(
 def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
     clock.boot = "boot-2"
     clock.pass_time(2)
-    Watch.objects.update(counted_s=job_watch.FORGET_S + 100)
+    Watch.objects.update(counted_s=watch.FORGET_S + 100)
     clock.pass_time(2)
     assert list(Watch.objects.get().looks) == ["boot-2"]
 
@@ -176,10 +176,10 @@ def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked
 def test_a_pending_run_enters_the_queue_when_its_time_has_come(project: Project, member: User, clock: Clock) -> None:
     run = make_run(project, member)
     Run.objects.filter(pk=run.pk).update(status="pending", retry_at=timezone.now() + dt.timedelta(hours=1))
-    job_watch.watch()
+    watch.watch()
     assert fresh(run).status == RunStatus.PENDING
     Run.objects.filter(pk=run.pk).update(retry_at=timezone.now())
-    job_watch.watch()
+    watch.watch()
     assert fresh(run).status == RunStatus.SUBMITTED
 
 
@@ -189,5 +189,5 @@ def test_a_step_lost_between_two_processes_is_finished_by_the_next_look(
     make_host()
     run = running(project, member)
     Job.objects.filter(run=run).update(status="done", termination_reason="done_by_runner")
-    job_watch.watch()
+    watch.watch()
     assert fresh(run).status == RunStatus.DONE

@@ -14,7 +14,7 @@ from dstackweb.backends.models import Host
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
-from dstackweb.scheduler.monitoring import job_watch
+from dstackweb.scheduler.monitoring import watch
 from dstackweb.wording import messages
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -32,9 +32,9 @@ def test_a_job_that_starts_while_its_deadline_is_looked_at_goes_on_without_a_wor
     place_all()
     job = placed_job(run)
     late(job)
-    lock = job_watch.lock_run
-    monkeypatch.setattr(job_watch, "lock_run", lambda run_id: (start(job), lock(run_id))[1])
-    job_watch.watch()
+    lock = watch.lock_run
+    monkeypatch.setattr(watch, "lock_run", lambda run_id: (start(job), lock(run_id))[1])
+    watch.watch()
     assert Run.objects.get(pk=run.pk).status == RunStatus.RUNNING
     assert not run.events.filter(kind="start_deadline").exists()
 
@@ -52,11 +52,11 @@ def test_a_watcher_that_dies_at_a_start_deadline_has_done_all_of_it_or_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(job_watch, "end_job", die)
+        patched.setattr(watch, "end_job", die)
         with pytest.raises(KeyboardInterrupt):
-            job_watch.watch()
+            watch.watch()
     assert not run.events.filter(kind="start_deadline").exists()
-    job_watch.watch()
+    watch.watch()
     assert (Run.objects.get(pk=run.pk).status, Allocation.objects.count()) == (RunStatus.FAILED, 0)
 
 
@@ -68,7 +68,7 @@ def test_a_claimed_job_that_missed_its_start_keeps_that_reason_and_message(proje
     job = placed_job(run)
     attempts.claim_job(job.pk, "nonce", "here")
     late(job)
-    job_watch.watch()
+    watch.watch()
     attempts.end_job(job.pk, "terminated_by_server", message="stopped before its commands were started")
     job.refresh_from_db()
     assert (job.status, job.termination_reason) == (JobStatus.FAILED, "failed_to_start_due_to_no_capacity")
@@ -90,7 +90,7 @@ def test_one_run_that_cannot_be_read_keeps_nobody_else_from_being_watched(
     Host.objects.update(silent_s=1e6)
     Job.objects.update(silent_s=1e6)
     with pytest.raises(Exception, match="validation error"):
-        job_watch.watch()
+        watch.watch()
     assert Run.objects.get(pk=lost.pk).status == RunStatus.PENDING
 
 
@@ -101,7 +101,7 @@ def test_the_watcher_waits_for_no_row_that_somebody_is_working_on(project: Proje
     # SQLite has one writer at a time and no rows to wait for: there nobody else is at work.
     with transaction.atomic() if connection.vendor == "postgresql" else contextlib.nullcontext():
         Host.objects.filter(pk=busy.pk).update(cpus_used=1)
-        looker = threading.Thread(target=lambda: (job_watch._add_silence(2.0), connection.close()))
+        looker = threading.Thread(target=lambda: (watch._add_silence(2.0), connection.close()))
         looker.start()
         looker.join(3)
         waited = looker.is_alive()

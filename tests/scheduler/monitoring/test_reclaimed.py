@@ -9,7 +9,7 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import PolicyStop
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.monitoring import reclaimed
+from dstackweb.scheduler.monitoring import utilization
 from dstackweb.wording.events import told
 from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
 from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
@@ -58,10 +58,10 @@ def test_the_next_run_on_a_clouds_machine_is_told_of(project: Project, member: U
         project=project, run=first, run_name="first", at=job.placed_at, low_since=job.placed_at, gpus=["GPU-1"],
         min_gpu_utilization=50, time_window_s=60, scope="any",
     )  # fmt: skip
-    assert reclaimed.record_next_runs(job.placed_at) == 0
+    assert utilization.record_next_runs(job.placed_at) == 0
     after = cloud_job(second)
     Job.objects.filter(pk=after.pk).update(instance=job.instance)
-    assert reclaimed.record_next_runs(job.placed_at) == 1
+    assert utilization.record_next_runs(job.placed_at) == 1
     stop.refresh_from_db()
     assert (stop.next_run, stop.next_at) == (second, after.placed_at)
-    assert reclaimed.record_next_runs(job.placed_at + dt.timedelta(days=2)) == 0
+    assert utilization.record_next_runs(job.placed_at + dt.timedelta(days=2)) == 0

@@ -16,7 +16,7 @@ from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
-from dstackweb.scheduler.monitoring import reclaimed, utilization
+from dstackweb.scheduler.monitoring import utilization
 from tests.accounts.races import at_once
 from tests.factories import make_run, place_all, placed_job
 from tests.gpus.snapshots import EVERY_MS, START_MS, snapshot
@@ -112,6 +112,6 @@ def test_the_next_run_is_noted_once(project: Project, member: User) -> None:
     place_all()
     PolicyStop.objects.update(at=job.placed_at, next_run=None)
     job.run.events.filter(kind="utilization_next").delete()
-    note = functools.partial(reclaimed.record_next_runs, job.placed_at)
+    note = functools.partial(utilization.record_next_runs, job.placed_at)
     assert sorted(at_once(note, note)) == [0, 1]
     assert job.run.events.filter(kind="utilization_next").count() == 1

@@ -20,7 +20,6 @@ from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState
 from dstackweb.scheduler.passes import apply, loading, placement_pass, queue_scan
-from dstackweb.scheduler.passes import claim as pass_claim
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
@@ -61,8 +60,8 @@ def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
 def test_a_claim_that_was_renewed_while_another_looked_is_not_taken_for_one_of_the_future(db: None) -> None:
     now = timezone.now()
     begun()
-    PassState.objects.update(expires_at=now + dt.timedelta(seconds=pass_claim.EXPIRES_S + 0.1))
-    assert pass_claim.claim(now) is None
+    PassState.objects.update(expires_at=now + dt.timedelta(seconds=PassState.EXPIRES_S + 0.1))
+    assert PassState.claim(now) is None
 
 
 def test_a_long_walk_keeps_its_claim(project: Project, member: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +105,7 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
 
     def run(self: placement_pass.PlacementPass) -> int:
         counted.append(self.generation)
-        pass_claim.request()
+        PassState.request()
         return 0
 
     monkeypatch.setattr(placement_pass.PlacementPass, "run", run)

@@ -16,9 +16,9 @@ from dstackweb.runs.states import JOB_ACTIVE, Reason, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading, placement_pass, queue_scan
-from dstackweb.scheduler.passes.reservations import load_reservation
-from dstackweb.scheduler.placement.fairness import fair_share_key
+from dstackweb.scheduler.passes.loading import load_reservation
 from dstackweb.scheduler.placement.hosts import HostPlacement
+from dstackweb.scheduler.placement.limits import fair_share_key
 from dstackweb.spec.effective import EffectiveSpec
 from tests.factories import join, make_host, make_project, make_run, make_user
 

@@ -17,7 +17,7 @@ from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.reservations import visible_reservation
+from dstackweb.scheduler.passes.decision import visible_reservation
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_project, make_run, place_all, placed_job, start
 

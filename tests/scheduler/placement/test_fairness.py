@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.scheduler.placement.fairness import ProjectUsage, fair_share_key
+from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
 from tests.support import examples
 
 

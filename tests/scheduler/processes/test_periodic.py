@@ -1,56 +1,63 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 
 import pytest
 from django.utils import timezone
 from django_q.models import OrmQ
 
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.processes import periodic
+from dstackweb.scheduler.processes import tasks
 
 pytestmark = pytest.mark.django_db
-JOBS = [periodic.Periodic("a", "tests.scheduler.processes.test_periodic.work", 2.0, "control")]
+
+
+def job(work: Callable[[], object]) -> tasks.Periodic:
+    return tasks.Periodic("a", work, 2.0, "control")
+
+
+JOBS = [job(lambda: None)]
 
 
 @pytest.fixture
 def enqueued(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     calls: list[tuple] = []
-    monkeypatch.setattr(periodic, "enqueue", lambda *args, **kwargs: calls.append(args))
-    periodic.ensure_rows(JOBS)
+    monkeypatch.setattr(tasks, "enqueue", lambda *args, **kwargs: calls.append(args))
+    tasks.ensure_rows(JOBS)
     return calls
 
 
 def test_what_is_due_is_enqueued_once_by_whoever_wins(enqueued: list[tuple]) -> None:
     now = timezone.now()
-    assert periodic.enqueue_due(JOBS, now) == 1
-    assert periodic.enqueue_due(JOBS, now) == 0
+    assert tasks.enqueue_due(JOBS, now) == 1
+    assert tasks.enqueue_due(JOBS, now) == 0
     assert len(enqueued) == 1
 
 
 def test_nothing_is_enqueued_while_a_younger_tick_is_outstanding(enqueued: list[tuple]) -> None:
     now = timezone.now()
-    periodic.enqueue_due(JOBS, now)
-    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 0
-    periodic.run_tick("a", lambda: None, now.timestamp(), 2.0)
-    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 1
+    tasks.enqueue_due(JOBS, now)
+    assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 0
+    tasks.run_tick(JOBS[0], now.timestamp())
+    assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=5)) == 1
 
 
 def test_a_tick_lost_with_its_worker_is_replaced(enqueued: list[tuple]) -> None:
     now = timezone.now()
-    periodic.enqueue_due(JOBS, now)
-    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=11)) == 1
+    tasks.enqueue_due(JOBS, now)
+    assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=11)) == 1
 
 
 def test_a_clock_put_back_by_a_day_stops_nothing(enqueued: list[tuple]) -> None:
     now = timezone.now()
-    periodic.enqueue_due(JOBS, now + dt.timedelta(days=1))
-    assert periodic.enqueue_due(JOBS, now) == 1
+    tasks.enqueue_due(JOBS, now + dt.timedelta(days=1))
+    assert tasks.enqueue_due(JOBS, now) == 1
 
 
 def test_a_tick_that_waited_too_long_does_nothing(enqueued: list[tuple]) -> None:
     done: list[int] = []
-    periodic.run_tick("a", lambda: done.append(1), timezone.now().timestamp() - 120, 2.0)
+    tasks.run_tick(job(lambda: done.append(1)), timezone.now().timestamp() - 120)
     assert done == []
 
 
@@ -59,7 +66,7 @@ def test_the_error_of_periodic_work_is_kept_for_the_health_page(enqueued: list[t
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        periodic.run_tick("a", fail, timezone.now().timestamp(), 2.0)
+        tasks.run_tick(job(fail), timezone.now().timestamp())
     row = PeriodicJob.objects.get()
     assert (row.last_error, row.outstanding_until) == ("ValueError: broken", None)
     assert OrmQ.objects.count() == 0
@@ -73,7 +80,7 @@ def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
 
     now = timezone.now()
     with monkeypatch.context() as patched:
-        patched.setattr(periodic, "enqueue", away)
+        patched.setattr(tasks, "enqueue", away)
         with pytest.raises(ConnectionError):
-            periodic.enqueue_due(JOBS, now)
-    assert periodic.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1
+            tasks.enqueue_due(JOBS, now)
+    assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1

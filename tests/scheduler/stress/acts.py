@@ -16,8 +16,8 @@ from dstackweb.lib.errors import Conflict, Stale
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ACTIVE, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus
-from dstackweb.scheduler.monitoring import job_watch
-from dstackweb.scheduler.passes import claim as pass_claim
+from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.processes import housekeeping
 from tests.scheduler.stress.referee import one_of
@@ -142,13 +142,13 @@ def stop_several(rnd: random.Random) -> None:
 
 def place(rnd: random.Random) -> None:
     """Passes; now and then one whose claim is over before it has begun, so that two are at work."""
-    pass_claim.EXPIRES_S = rnd.choice([30.0, 30.0, 30.0, 0.01])
+    PassState.EXPIRES_S = rnd.choice([30.0, 30.0, 30.0, 0.01])
     placement_pass.run_passes()
 
 
 def look(rnd: random.Random) -> None:
     """Everything that is periodic, with every back-off over."""
-    job_watch.watch()
+    watch.watch()
     attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
     Host.objects.filter(name=rnd.choice(["box-1", "box-2", "box-3"])).update(draining=rnd.random() < 0.2)
     Project.objects.filter(name=rnd.choice(["main", "lab"])).update(weight=rnd.choice([1, 2, 5]))

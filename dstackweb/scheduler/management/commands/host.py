@@ -6,6 +6,7 @@ DSTACKWEB_PUBLIC_URL: `dstackweb host join` sets them all. Workers use the datab
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -14,19 +15,24 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
+import httpx
+import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+from django.db.migrations.executor import MigrationExecutor
 
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.inventory import HasLeft, heartbeat, register
 from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
+from dstackweb.backends.hosts.joining import host_token
 from dstackweb.backends.hosts.probe import BackgroundProbe, Probe, boot_id, own_address, probe
 from dstackweb.backends.models import Host, check_host_name
-from dstackweb.lib.process import PARENT_VARIABLE
-from dstackweb.scheduler.hosts.preflight import NotReady, api_error, check, lock_home
+from dstackweb.lib.network import is_exposed
+from dstackweb.lib.process import PARENT_VARIABLE, try_lock
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)
@@ -34,8 +40,17 @@ log = logging.getLogger(__name__)
 HEARTBEAT_EVERY_S = 1.0
 NAME_CHECK_S = 3.0
 """How long to wait for another machine's heartbeat under the same name."""
+HELLO_S = 5.0
 STOP_S = 15.0
 """How long the host's workers may take to finish their step."""
+
+
+class NotReady(CommandError):
+    """Why this machine cannot be a host yet and what to do, in one line."""
+
+
+class ApiUnreachable(NotReady):
+    """The API does not answer now; it may later."""
 
 
 class Command(BaseCommand):
@@ -67,11 +82,11 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stopping.set())
         try:
             labels = dict(read_pair(text) for text in options["label"])
-            lock = None if embedded else lock_home(settings.DSTACKWEB_HOME)
-            if not embedded:
-                check(name)
-        except (NotReady, ValueError) as error:
+        except ValueError as error:
             raise CommandError(str(error)) from error
+        lock = None if embedded else lock_home(settings.DSTACKWEB_HOME)
+        if not embedded:
+            check_ready(name)
         if name_in_use(name, stopping.wait):
             raise CommandError(f"another machine is running as host {name}. Choose another --name")
         presence = HostPresence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
@@ -196,6 +211,14 @@ def _arrangement() -> Arrangement:
     )
 
 
+def lock_home(home: Path) -> IO[str]:
+    """Lock the home directory for this host until the returned file is closed. Raises NotReady."""
+    lock = try_lock(home / "host.lock")
+    if lock is None:
+        raise NotReady(f"another host uses {home}. Set DSTACKWEB_HOME to run a second one")
+    return lock
+
+
 def name_in_use(name: str, wait: Callable[[float], object]) -> bool:
     """Whether another machine sends heartbeats under this name: two would overwrite each other. `wait` sleeps."""
     others = Host.objects.filter(name=name).exclude(boot_id__in=["", boot_id()])
@@ -205,3 +228,70 @@ def name_in_use(name: str, wait: Callable[[float], object]) -> bool:
     wait(NAME_CHECK_S)
     after = others.values_list("beat", flat=True).first()
     return after is not None and after != before
+
+
+def check_ready(name: str) -> None:
+    """Raise NotReady unless this machine can be the host `name`. An unreachable API is no obstacle: it comes back."""
+    _check_database()
+    _check_redis()
+    with contextlib.suppress(ApiUnreachable):
+        _check_api(name)
+
+
+def api_error(name: str) -> str:
+    """Why runners here cannot use the API, in one line; empty when they can."""
+    try:
+        _check_api(name)
+    except NotReady as trouble:
+        return str(trouble)
+    return ""
+
+
+def _check_database() -> None:
+    if not settings.DATABASE_URL:
+        raise NotReady(
+            "DATABASE_URL is not set: a host needs the deployment's PostgreSQL. Run the `dstackweb host join` command "
+            "from the hosts page, which sets it"
+        )
+    try:
+        connection.ensure_connection()
+        behind = MigrationExecutor(connection).migration_plan(MigrationExecutor(connection).loader.graph.leaf_nodes())
+    except DatabaseError as error:
+        first = str(error).strip().splitlines()[0]
+        raise NotReady(f"cannot use the database in DATABASE_URL: {first}") from error
+    if behind:
+        raise NotReady(
+            f"the database in DATABASE_URL lacks migration {behind[0][0]}. Upgrade and start the server first, and "
+            "check that it uses the same database"
+        )
+
+
+def _check_redis() -> None:
+    if "redis" not in settings.Q_CLUSTER:
+        return
+    try:
+        redis.from_url(settings.Q_CLUSTER["redis"]).ping()
+    except redis.RedisError as error:
+        raise NotReady(f"cannot use Redis at REDIS_URL: {error}") from error
+
+
+def _check_api(name: str) -> None:
+    url = settings.DSTACKWEB_API_URL
+    if is_exposed(url) and not settings.DSTACKWEB_INSECURE_HTTP:
+        raise NotReady(
+            f"{url} is not encrypted, so runners send no token there. Set DSTACKWEB_PUBLIC_URL to the server's "
+            "https:// address, or DSTACKWEB_INSECURE_HTTP=1 on a trusted network"
+        )
+    token = host_token(name)
+    try:
+        answer = httpx.get(f"{url}/api/v1/hosts/hello", headers={"Authorization": f"Bearer {token}"}, timeout=HELLO_S)
+        facts = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        raise ApiUnreachable(
+            f"cannot reach the API at {url}: {why}. Jobs need it; check DSTACKWEB_PUBLIC_URL"
+        ) from error
+    if answer.status_code == 403:
+        raise NotReady(f"the server at {url} has a different DSTACKWEB_SECRET_KEY. Set the same key on this machine")
+    if not answer.is_success or not isinstance(facts, dict) or facts.get("host") != name:
+        raise ApiUnreachable(f"{url} is not a dstackweb server. Check DSTACKWEB_PUBLIC_URL")

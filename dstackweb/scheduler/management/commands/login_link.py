@@ -12,7 +12,7 @@ from django.db import DatabaseError
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import first_admin, make_login_link
 from dstackweb.lib.errors import DomainError
-from dstackweb.scheduler.processes.startup import address_of
+from dstackweb.scheduler.management.commands.up import address_of
 
 
 class Command(BaseCommand):

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import OperationalError, close_old_connections
 from django.utils import timezone
 
-from dstackweb.scheduler.processes import periodic
+from dstackweb.scheduler.processes import tasks
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,16 @@ class Command(BaseCommand):
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-        jobs = periodic.host_jobs(options["host"], options["cluster"])
+        jobs = tasks.host_jobs(options["host"], options["cluster"])
         if not options["host_only"]:
-            jobs += periodic.control_jobs()
+            jobs += tasks.control_jobs()
         known = False
         while not stopping.wait(CHECK_EVERY_S):
             try:
                 if not known:
-                    periodic.ensure_rows(jobs)
+                    tasks.ensure_rows(jobs)
                     known = True
-                periodic.enqueue_due(jobs, timezone.now())
+                tasks.enqueue_due(jobs, timezone.now())
             except OperationalError as error:
                 # Work that is due stays due until the database is back.
                 log.warning("ticker: database error, will retry: %s", error)

@@ -1,4 +1,4 @@
-"""Watches placed runs: silence, start deadlines, due retries, next occurrences of schedules.
+"""Watches placed runs and hosts: silence, deadlines, due retries, schedules, and the tasks of ended attempts.
 
 Silence and time in a status are added up in monotonic time between two checks of one machine, at most `MAX_STEP`
 intervals at once: downtime or a clock change declares nothing lost. Where several machines check in turn, no second
@@ -7,10 +7,10 @@ counts twice.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TypeVar
 
 from django.conf import settings
@@ -18,16 +18,19 @@ from django.db import DatabaseError, transaction
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from dstackweb.backends.models import Host, Instance, InstanceStatus
+from dstackweb.backends.hosts.probe import boot_id
+from dstackweb.backends.models import Host, HostEvent, HostEventKind, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
+from dstackweb.progress import finalize
+from dstackweb.progress.models import Scope
 from dstackweb.runs.attempts import end_job, requeue_due, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.prefix_counters import to_ms
 from dstackweb.runs.recurrence import create_due
-from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, Reason
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.models import Watch
-from dstackweb.scheduler.monitoring import host_watch
+from dstackweb.scheduler.models import PeriodicJob, Watch
 from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
@@ -40,14 +43,8 @@ FORGET_S = 24 * 3600.0
 """A machine that has not checked while this much was counted starts anew when it comes back."""
 LOST_MARGIN_S = 60.0
 """On top of `lost_after` and `stop_duration`: by then a runner without contact has stopped its commands."""
-
-
-def boot_id() -> str:
-    """An id of this machine's boot: monotonic times compare only within one boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
+SETTLE_S = 20.0
+"""How long one task settles scopes, far below django-q's timeout. The next one continues."""
 
 
 def elapsed_since_last_check(monotonic_s: float, boot: str) -> float:
@@ -78,7 +75,7 @@ def watch() -> None:
     step = elapsed_since_last_check(time.monotonic(), boot_id())
     _add_silence(step)
     runs = (_create_occurrences, _requeue, _end_unstarted, _end_lost_jobs, _settle_leftovers)
-    parts = (*runs, host_watch.record_presence, host_watch.remove_left_hosts)
+    parts = (*runs, record_presence, remove_left_hosts)
     _for_each(parts, lambda part: part())
 
 
@@ -201,3 +198,57 @@ def _settle_leftovers() -> None:
 def _settle(run_id: int) -> None:
     with transaction.atomic():
         settle_run(lock_run(run_id))
+
+
+def record_presence() -> None:
+    """Record once that a host went offline, and once that it is back. Placement reads the silence itself."""
+    joined = Host.joined.exclude(seen_at=None)
+    limit = settings.DSTACKWEB_HOST_SILENT_S
+    for host in joined.filter(offline_since=None, silent_s__gte=limit):
+        now = timezone.now()
+        with transaction.atomic():
+            if Host.objects.filter(pk=host.pk, offline_since=None, silent_s__gte=limit).update(offline_since=now):
+                HostEvent.objects.create(host=host, kind=HostEventKind.OFFLINE, at=now)
+    for host in joined.exclude(offline_since=None).filter(silent_s__lt=limit):
+        with transaction.atomic():
+            if Host.objects.filter(pk=host.pk, offline_since=host.offline_since).update(offline_since=None):
+                HostEvent.objects.create(host=host, kind=HostEventKind.ONLINE)
+
+
+def remove_left_hosts() -> None:
+    """Mark leaving hosts without jobs as left: they disappear from lists and have no periodic work."""
+    for host in Host.joined.filter(leaving=True):
+        # No new job can claim it: a leaving host is drained, and undraining it cancels its leaving.
+        if Job.objects.filter(host=host, status__in=JOB_ACTIVE).exists():
+            continue
+        if Allocation.objects.filter(host=host).exists():
+            continue
+        now = timezone.now()
+        with transaction.atomic():
+            going = Host.objects.filter(pk=host.pk, leaving=True, left_at=None)
+            if going.update(left_at=now, offline_since=None):
+                HostEvent.objects.create(host=host, kind=HostEventKind.LEFT, at=now)
+                PeriodicJob.objects.filter(name__in=PeriodicJob.host_names(host.name)).delete()
+
+
+def has_unsettled_tasks() -> bool:
+    """Whether tasks of any run may change yet."""
+    return Scope.objects.filter(Q(ended_ms=None, run_id__gt=0) | Q(ended_ms__isnull=False, settled=False)).exists()
+
+
+def settle_tasks(now: dt.datetime) -> None:
+    """Settle scopes that are due, those that ended first going first."""
+    _end_missed_scopes(now)
+    began = time.monotonic()
+    for scope_id in finalize.due():
+        while time.monotonic() - began < SETTLE_S and not finalize.settle(scope_id):
+            pass
+
+
+def _end_missed_scopes(now: dt.datetime) -> None:
+    """End scopes of attempts that were over when their first tasks were reported: nothing else would end them."""
+    open_scopes = list(Scope.objects.filter(ended_ms=None, run_id__gt=0).values_list("run_id", "attempt"))
+    going_on = Run.objects.filter(pk__in={run_id for run_id, _ in open_scopes}).exclude(status__in=ENDED)
+    current = dict(going_on.values_list("pk", "attempt"))
+    over = [(run_id, attempt) for run_id, attempt in open_scopes if current.get(run_id, attempt + 1) > attempt]
+    finalize.end(over, to_ms(now))

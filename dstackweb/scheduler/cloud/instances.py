@@ -1,37 +1,136 @@
-"""Updates instance rows from the cloud's answers, ends instances, and moves their jobs on.
+"""Rows of cloud instances: which there are, new ones for jobs, updates from the cloud's answers, and their ends.
 
 Any function may be repeated, doubled or killed: each write is guarded by what was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime as dt
+import uuid
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
-from dstackweb.backends.contract import CloudInstance, Offer, SourceKey
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.backends.registry import cloud_kinds
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.states import JobStatus, Reason
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
-from dstackweb.scheduler.cloud import common as cloud
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.cloud.lifecycle import JobFollowUp, follow_up, job_end_reason, next_offer
-from dstackweb.scheduler.cloud.provisioning import assign_offer, new_instance
 from dstackweb.scheduler.placement import offers
 from dstackweb.spec.effective import EffectiveSpec
 
-QUOTAS = "quotas"
+SEARCHED_FOR = dt.timedelta(days=1)
+"""How long to search deleted backends and regions no longer used for left instances."""
+SIZE = ("cpus", "memory_mib")
+PLACE = ("region", "instance_type", "price")
+GPUS = ("gpu_name", "gpu_count", "gpu_memory_mib")
+"""Fields that offers, jobs (without GPUS) and instances share."""
 
 
 class _InstanceChanged(Exception):
     """The instance's row is no longer as it was read."""
+
+
+def deployment() -> str:
+    """The tag of this deployment's instances, derived from its secret key: no other deployment's are ever touched."""
+    return salted_hmac("dstackweb.deployment", "id").hexdigest()[:20]
+
+
+def jobs_by_instance(instances: Iterable[Instance]) -> dict[UUID, Job]:
+    """The job of each instance that has one, by instance id."""
+    holders = {instance.holder: instance.pk for instance in instances if instance.holder is not None}
+    jobs = Job.objects.select_related("run", "backend").filter(pk__in=holders)
+    return {holders[job.pk]: job for job in jobs}
+
+
+def on_cloud_backends() -> Q:
+    """Condition: jobs placed on cloud backends."""
+    return Q(host=None, backend__kind__in=cloud_kinds())
+
+
+def has_work() -> bool:
+    """Whether any instance exists, or any active job needs one."""
+    there = Instance.objects.exclude(status=InstanceStatus.GONE)
+    return there.exists() or Job.objects.filter(on_cloud_backends(), status__in=JOB_ACTIVE).exists()
+
+
+def has_cloud_backends() -> bool:
+    """Whether a cloud backend is set up, or was until recently."""
+    return cloud_backends(timezone.now()).exists()
+
+
+def cloud_backends(now: dt.datetime) -> QuerySet[Backend]:
+    """Cloud backends that may have instances, recently deleted ones included."""
+    present = Q(deleted_at=None) | Q(deleted_at__gt=now - SEARCHED_FOR)
+    return Backend.with_deleted.filter(present, kind__in=cloud_kinds())
+
+
+def recent_regions(backend: Backend, now: dt.datetime) -> set[str]:
+    """Regions where a backend had instances recently, whatever its configuration says now."""
+    lately = Instance.objects.filter(backend=backend, ended_at__gt=now - SEARCHED_FOR)
+    return set(lately.order_by().values_list("region", flat=True).distinct())
+
+
+def assign_offer(job: Job, offer: Offer, backend: Backend) -> None:
+    """Write the offer into the job, unsaved. The job gets the whole instance."""
+    job.backend, job.is_spot = backend, offer.spot
+    for name in PLACE + SIZE:
+        setattr(job, name, getattr(offer, name))
+
+
+def new_instance(job: Job, offer: Offer) -> Instance | None:
+    """The job's new instance, unsaved; None for an idle one, or for a backend without instances."""
+    if "instance" in offer.detail or job.backend.kind not in cloud_kinds():
+        return None
+    job.instance = Instance(
+        pk=uuid.uuid4(),
+        backend=job.backend,
+        project_id=job.run.project_id,
+        holder=job.pk,
+        is_spot=offer.spot,
+        zone_prices=_zone_prices(offer, job.run.spec.get("max_price")),
+        **{name: getattr(offer, name) for name in PLACE + SIZE + GPUS},
+    )
+    return job.instance
+
+
+def _zone_prices(offer: Offer, max_price: float | None) -> dict[str, str]:
+    """The zones within the run's `max_price`, with their prices, where an offer's price depends on the zone."""
+    prices: dict[str, str] = offer.detail.get("zone_prices", {}) if offer.spot else {}
+    return {
+        zone: price for zone, price in prices.items() if max_price is None or Decimal(price) <= Decimal(str(max_price))
+    }
+
+
+def take_idle(instance_id: UUID, job_id: UUID, project_id: int, now: dt.datetime) -> bool:
+    """Give an idle instance to a job of its project; False when it is no longer idle. Call inside a transaction."""
+    idle = Instance.objects.filter(
+        pk=instance_id,
+        project=project_id,
+        status=InstanceStatus.RUNNING,
+        holder=None,
+        interrupted_at=None,
+        idle_until__gt=now,
+    )
+    return bool(idle.update(holder=job_id, idle_since=None, idle_until=None, status_s=0))
+
+
+def end_idle(instance_id: UUID) -> bool:
+    """End an idle instance early. Returns False, changing nothing, when it has a job or is ending already."""
+    idle = Instance.objects.filter(pk=instance_id, status=InstanceStatus.RUNNING, holder=None)
+    return bool(idle.update(status=InstanceStatus.STOPPING, why=InstanceEnd.STOPPED, idle_until=None, status_s=0))
 
 
 def record_found(instance: Instance, machine: CloudInstance) -> None:
@@ -85,9 +184,8 @@ def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str
 
     Returns False, leaving the row unchanged, when it is no longer as it was read.
     """
-    job = cloud.jobs_by_instance([instance]).get(instance.pk)
-    served = cloud.instance_job(job)
-    becomes = follow_up(cloud.instance_view(instance), served, why)
+    job = jobs_by_instance([instance]).get(instance.pk)
+    becomes = follow_up(instance, job, why)
     fields: dict[str, Any] = {"why": instance.why or why, "error": text or instance.error, "holder": None}
     try:
         if job is None or becomes is JobFollowUp.NOTHING:
@@ -146,11 +244,8 @@ def _reassign_job(
         status_s=0,
         message="",
         detail={},
-        **{name: getattr(fresh, name) for name in _OFFER_FIELDS},
+        **{name: getattr(fresh, name) for name in ("backend", "is_spot", *PLACE, *SIZE)},
     )
-
-
-_OFFER_FIELDS = ("backend", "region", "instance_type", "price", "is_spot", "cpus", "memory_mib")
 
 
 def _other_offer(job: Job) -> Offer | None:
@@ -176,4 +271,4 @@ def _refused_offers(job: Job) -> set[offers.OfferKey]:
 
 def refresh_quotas(backend: Backend, region: str) -> None:
     """Request fresh quotas of a region, after a launch there or a refusal for lack of quota."""
-    sources.want_anew(backend, SourceKey(QUOTAS, region))
+    sources.want_anew(backend, SourceKey("quotas", region))

@@ -1,0 +1,128 @@
+"""What a host's own workers do on it: start, revive and stop runners, sample its GPUs, remove old files.
+
+Safe to repeat: the runner decides from its own files whether to start, to salvage or to do nothing, and the API lets
+only one runner claim a job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from django.conf import settings
+from django.utils import timezone
+
+from dstackweb.backends import registry
+from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
+from dstackweb.backends.hosts import local
+from dstackweb.backends.models import Host
+from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.samples import intake
+from dstackweb.lib.process import try_lock
+from dstackweb.runner import nvml
+from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
+from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, JobStatus, Reason
+from dstackweb.runs.tokens import job_token
+from dstackweb.scheduler.monitoring import utilization
+
+log = logging.getLogger(__name__)
+
+KILL_MARGIN_S = 15.0
+"""How long a stopping job's runner may take beyond its grace before its host kills it."""
+
+
+def check_job(job_id: str) -> None:
+    """Advance one job of this host: start or revive its runner, or stop it."""
+    job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
+    if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
+        return
+    backend, handle = registry.hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
+    overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
+    if overdue and not backend.stop(handle, grace_s=None):
+        log.warning("%s: processes still alive after kill, will retry", job)
+        return
+    presence = backend.observe(handle)
+    if presence == Presence.ALIVE:
+        if job.status == JobStatus.TERMINATING:
+            backend.stop(handle, job.stop_grace_s or 0)
+        return
+    if presence == Presence.GONE and job.claim_nonce and job.silent_s > RUNNER_GONE_S:
+        end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
+        return
+    try:
+        backend.start(_launch_spec(job), _offer(job))
+    except Exception as error:
+        expected = isinstance(error, StartFailed)
+        log.error("%s: cannot start, will retry: %s", job, error, exc_info=not expected)
+        # Shown if the start deadline passes.
+        why = str(error) if expected else f"{type(error).__name__}: {error}"
+        Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
+
+
+def check_jobs(host: str) -> None:
+    """Check every active job of a host. A healthy running job costs one flock."""
+    for job in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE):
+        if job.status == JobStatus.TERMINATING or not local.runner_alive(job.pk):
+            check_job(str(job.pk))
+
+
+def _launch_spec(job: Job) -> LaunchSpec:
+    """What a backend needs to start a job."""
+    return LaunchSpec(
+        job_id=str(job.pk),
+        run_name=job.run.name,
+        run_uid=str(job.run.uid),
+        attempt=job.attempt,
+        node=job.node,
+        nodes=Job.objects.filter(run=job.run_id, attempt=job.attempt).count(),
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        api_url=settings.DSTACKWEB_API_URL,
+        token=job_token(job.pk),
+        gpu_uuids=tuple(job.gpus),
+    )
+
+
+def _offer(job: Job) -> Offer:
+    """The job's placement as an offer."""
+    assert job.host is not None
+    return Offer(
+        backend=job.backend.name,
+        instance_type=job.host.name,
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
+        availability=Availability.IDLE,
+        host_id=job.host.pk,
+    )
+
+
+def sample_gpus(name: str) -> None:
+    """Store a sample of each GPU of this host, and apply its jobs' policies."""
+    host = Host.joined.filter(name=name).first()
+    if host is None:
+        return
+    # One worker at a time: a broken driver can hang only that one.
+    lock = try_lock(settings.DSTACKWEB_HOME / "locks" / f"gpus-{host.pk}")
+    if lock is None:
+        return
+    with lock:
+        # Dated before reading: a GPU that a job gets meanwhile was not the job's yet.
+        began = timezone.now()
+        utilization.apply_policies(intake.add_snapshot(host, nvml.read(), to_ms(began)), timezone.now())
+
+
+def remove_old_files(host: str) -> None:
+    """Remove what ended jobs left on this host: runner files, and later the runs' directories."""
+    active = {str(pk) for pk in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE).values_list("pk", flat=True)}
+    local.prune(active)
+    here = Host.objects.filter(name=host).exclude(runs_dir="").first()
+    if here is not None:
+        local.prune_runs(here.runs_dir, _ended, older_than_s=settings.DSTACKWEB_RUN_DIRS_DAYS * 86400)
+
+
+def _ended(uids: Sequence[str]) -> set[str]:
+    """The ended runs among these. An unknown one belongs to another deployment, and stays."""
+    ended = Run.objects.filter(uid__in=uids, status__in=ENDED).values_list("uid", flat=True)
+    return {str(uid) for uid in ended}

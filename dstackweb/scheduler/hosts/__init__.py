@@ -1,1 +1,0 @@
-"""Work on and about the team's own hosts: starting jobs, sampling GPUs, checks before a host starts."""
