@@ -10,12 +10,14 @@ import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from django.utils.dateparse import parse_datetime
 from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from pydantic import SecretStr, ValidationError
 
-from dstackweb.backends import wording
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.spec.fields import Keys
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from dstackweb.backends.models import Backend
 
 ENTRY_POINTS = "dstackweb.backends"
+
+K = TypeVar("K", bound=Keys)
 
 
 class HealthCheck(NamedTuple):
@@ -138,12 +142,8 @@ class Kind:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def read(self, config: Mapping[str, Any]) -> Keys:
-        """The settings without secrets, checked. Raises Invalid, each error with its place."""
-        try:
-            return self.schema.model_validate(dict(config))
-        except ValidationError as error:
-            errors = field_errors(error, self.schema, Source(dict(config)))
-            raise Invalid(errors[0]["msg"], errors) from None
+        """The settings, checked. Raises Invalid, each error with its place."""
+        return validated(self.schema, config)
 
     def settle(self, config: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
         """The config to store, and its secrets, encrypted; `stored` are those so far. Raises Invalid."""
@@ -179,12 +179,49 @@ class Kind:
     # -- words -------------------------------------------------------------------------------------------------------
 
     def source_failure(self, error: Mapping[str, Any]) -> str:
-        """Why a source or the backend could not be read, and what to do; empty for unknown codes."""
-        return wording.source_failure(error)
+        """Why a source or the backend could not be read, and what to do; empty for unknown codes.
+
+        A kind words its own codes, and leaves the shared ones of `SourceFailed` to this.
+        """
+        data = {"region": "", "api": "", "text": "", "endpoint": "", "action": "", **error}
+        match error.get("code"):
+            case "access_denied":
+                return _("Access denied in %(region)s: %(action)s is not allowed.") % data
+            case "throttled":
+                if data.get("by") == "limiter":
+                    text = _("Rate limit of %(api)s in %(region)s reached; this call is waiting.") % data
+                else:
+                    text = _("%(api)s is throttled in %(region)s.") % data
+                until = parse_datetime(str(data.get("until", "")))
+                return f"{text} " + _("Retry at %s UTC.") % f"{until:%H:%M:%S}" if until else text
+            case "unreachable":
+                what = _("%(endpoint)s is unreachable") % data
+                hint = _("Check the region name, the endpoint URL and the network.")
+                return f"{what}: {str(data['text']).rstrip('. ')}. {hint}"
+            case "service_error":
+                return _("%(api)s failed in %(region)s: %(text)s") % data
+            case "not_asked":
+                return _("Not read yet.")
+        return ""
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
         """What limits an offer, with its numbers (`Offer.detail`); empty for unknown codes."""
-        return wording.offer_detail(detail)
+        vcpus = _("%(used)d of %(limit)d vCPUs in use, %(needs)d needed.")
+        match detail.get("code"):
+            case "quota":
+                fits = int(detail["fits"])
+                return ngettext("Fits %d more", "Fits %d more", fits) % fits + ": " + vcpus % detail
+            case "no_quota":
+                return _("No quota: ") + vcpus % detail
+            case "quota_unknown":
+                why = str(detail.get("why", ""))
+                reasons = {
+                    "access_denied": _("access denied"),
+                    "not_asked": _("not read yet"),
+                    "throttled": _("throttled"),
+                }
+                return _("Quota unknown: %s.") % reasons.get(why, why)
+        return ""
 
     def quota_families(self) -> Sequence[QuotaFamily]:
         """The quotas that the quotas page shows, in its order."""
@@ -207,6 +244,15 @@ class Kind:
     def api_usage(self, now: dt.datetime) -> Sequence[ApiUsage]:
         """For /metrics and the health page: how near each API is to its rate limit. Reads rows only."""
         return ()
+
+
+def validated(schema: type[K], config: Mapping[str, Any]) -> K:
+    """Settings as their schema. Raises Invalid, each error with its place."""
+    try:
+        return schema.model_validate(dict(config))
+    except ValidationError as error:
+        errors = field_errors(error, schema, Source(dict(config)))
+        raise Invalid(errors[0]["msg"], errors) from None
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:

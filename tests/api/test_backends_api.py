@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, sources
@@ -99,7 +99,7 @@ def test_everybody_sees_the_quotas_and_how_old_they_are(api: Api, monkeypatch: p
         "us-east-1": SourceFailed("throttled", api="ListServiceQuotas", region="us-east-1"),
     }
 
-    class Stub(AwsSources):
+    class Stub(AwsBackend):
         def fetch(self, key: SourceKey) -> Any:
             found = says[key.region] if key.source == "quotas" else {}
             if isinstance(found, Exception):

@@ -101,8 +101,8 @@ def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
     assert read.regions == ("eu-west-1", "cn-north-1")
     assert (read.credentials.external_id, read.families) == ("x1", ("g5", "p5"))
     assert read.subnets_in("eu-west-1") == ("subnet-1", "subnet-2")
-    initial = admin.get(change(made)).context["adminform"].form.initial
-    shown = {name: initial[name] for name in said if name not in ("name", "enabled", "public_ip", "disk_gb")}
+    form = admin.get(change(made)).context["adminform"].form
+    shown = {name: form[name].value() for name in said if name not in ("name", "enabled", "public_ip", "disk_gb")}
     assert shown == {name: said[name] for name in shown}
 
 
@@ -112,13 +112,13 @@ def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
         ({"regions": []}, "regions", "at least one"),
         ({"other_regions": "Europe"}, "other_regions", "Europe"),
         ({"sign_in": "access_key_id"}, "access_key_id", "Required"),
-        ({"sign_in": "access_key_id", "access_key_id": ACCESS_KEY}, "secret_access_key", "secret of this access key"),
-        ({"sign_in": "access_key_id", "access_key_id": "my key"}, "access_key_id", "20 letters"),
+        ({"sign_in": "access_key_id", "access_key_id": ACCESS_KEY}, "secret_access_key", "is missing: the secret of"),
+        ({"sign_in": "access_key_id", "access_key_id": "my key"}, "access_key_id", "AKIAIOSFODNN7EXAMPLE"),
         ({"sign_in": "profile"}, "profile", "Required"),
         ({"role_arn": "dw"}, "role_arn", "arn:aws:iam"),
-        ({"external_id": "x"}, "sign_in", "requires a role"),
+        ({"external_id": "x"}, "sign_in", "requires a role_arn"),
         ({"subnets": "us-east-1: subnet-1"}, "subnets", "us-east-1"),
-        ({"ami": "ami-1 ami-2"}, "ami", "one is expected"),
+        ({"ami": "ami-1 ami-2"}, "ami", "Enter one value"),
         ({"families": "g5.xlarge"}, "families", "g5.xlarge"),
         ({"tags": "vision"}, "tags", "name=value"),
         ({"disk_gb": "1"}, "disk_gb", "8"),
@@ -322,4 +322,4 @@ def test_the_real_test_tells_of_the_account_and_of_this_server(
     assert "Signed in to account 123456789012" in page
     assert told in page
     assert SECRET_KEY not in page
-    assert "eu-west-1 · Ireland" in page
+    assert "eu-west-1 · Europe (Ireland)" in page

@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import sources
@@ -75,9 +75,9 @@ def says(key: SourceKey) -> Any:
 def build(project: Project, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """The cloud, asked where it is asked; two days of counts; machines that serve, idle, start and have gone."""
     monkeypatch.setattr(settings, "DSTACKWEB_PUBLIC_URL", "https://dstackweb.example.com")
-    monkeypatch.setattr(AwsSources, "fetch", lambda _self, key: says(key))
+    monkeypatch.setattr(AwsBackend, "fetch", lambda _self, key: says(key))
     backend = Backend.objects.create(name="aws", kind="aws", config={"regions": [*REGIONS], "allow_private_url": True})
-    for key in AwsSources(backend).wanted():
+    for key in AwsBackend(backend).wanted():
         if key.region != "eu-central-1" or key.source == "instance_types":
             sources.refresh(backend, key)
     now = timezone.now()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def fill(page: Page, cloud: Cloud, secret: str) -> None:
     page.get_by_label("Name", exact=False).first.fill("aws")
-    for region in ("us-east-1 N. Virginia", "eu-west-1 Ireland"):
+    for region in ("us-east-1 US East (N. Virginia)", "eu-west-1 Europe (Ireland)"):
         page.get_by_label(region).check()
     page.get_by_label("An access key, stored here").check()
     page.get_by_label("Access key ID:").fill(ACCESS_KEY)
@@ -98,7 +98,7 @@ def test_pictures_of_the_form(
     fill(page, cloud, SECRET_KEY)
     cloud.deny("ec2", "RunInstances", "eu-west-1")
     cloud.throttle("servicequotas", region="eu-west-1")
-    page.get_by_label("me-south-1 Bahrain").check()
+    page.get_by_label("me-south-1 Middle East (Bahrain)").check()
     cloud.region("me-south-1", enabled=False)
     page.get_by_role("button", name="Test connection").click()
     expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)

@@ -140,7 +140,7 @@ def test_a_refresh_by_hand_shows_that_it_is_under_way_and_when_it_is_done(
     SourceRow.objects.exclude(stamp="").update(generation=0)
     page.goto(f"{live_server.url}/p/main/offers/")
     Project.objects.filter(name="main").update(monthly_budget=None)
-    for key in cloud_demo.AwsSources(backend).wanted():
+    for key in cloud_demo.AwsBackend(backend).wanted():
         cloud_demo.sources.refresh(backend, key)
     button = page.get_by_role("button", name="Refresh now")
     expect(button).to_be_enabled()
@@ -148,7 +148,7 @@ def test_a_refresh_by_hand_shows_that_it_is_under_way_and_when_it_is_done(
     expect(page.get_by_text("sources started")).to_be_visible()
     expect(page.get_by_role("button", name=re.compile("Refreshing 1[0-9] sources…"))).to_be_disabled()
     backend.refresh_from_db()
-    for key in cloud_demo.AwsSources(backend).wanted():
+    for key in cloud_demo.AwsBackend(backend).wanted():
         cloud_demo.sources.refresh(backend, key)
     expect(page.get_by_role("button", name="Refresh now")).to_be_enabled()
 

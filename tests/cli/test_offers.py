@@ -18,8 +18,8 @@ from django.utils import timezone
 from rich.console import Console
 
 from dstackweb.accounts.models import Project
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.cli import offers as command
@@ -122,7 +122,7 @@ def test_without_a_cloud_there_is_nothing_to_refresh(cli: Cli) -> None:
 
 @pytest.fixture
 def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stub(AwsSources):
+    class Stub(AwsBackend):
         def fetch(self, key: SourceKey) -> Any:
             known = {"L-DB2E81BA": Quota(64, 48), "L-417A185B": Quota(0, 0)}
             return known if key.source == "quotas" else {"x": {}}

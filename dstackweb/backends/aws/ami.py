@@ -1,6 +1,6 @@
-"""Which image an instance starts from: the configured one, or the newest that AWS publishes for its processor and GPUs.
+"""The image of an instance: the configured one, or the newest that AWS publishes for its processor and GPUs.
 
-All that is needed of an image is Python, and a driver where there are GPUs.
+An image needs Python, and a driver if there are GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.aws.refusals import said
+from dstackweb.backends.aws.errors import aws_error
 from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ PARAMETERS: Mapping[tuple[str, bool], str] = {
     ("x86_64", False): _PLAIN.format("amd64"),
     ("arm64", False): _PLAIN.format("arm64"),
 }
-"""Public parameters with the ID of the newest image, by architecture and whether there are GPUs.
+"""Public parameters with the newest image's ID, by architecture and whether there are GPUs.
 
 https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html and
 https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 """
 
 WITHOUT_DRIVER = frozenset({"g2", "g3", "g3s", "p2", "p3", "p3dn"})
-"""Families with GPUs older than Turing, which the driver of AWS's current images doesn't know."""
+"""Families with GPUs older than Turing, which the driver in AWS's current images does not support."""
 
 KEPT_S = 3600.0
 """A new image is published every few weeks."""
@@ -40,7 +40,7 @@ KEPT_S = 3600.0
 
 @dataclass(frozen=True)
 class Image:
-    """An image, with its first disk's name and least size in GiB."""
+    """An image, with the name and minimum size (GiB) of its root disk."""
 
     id: str
     root_device: str
@@ -48,11 +48,11 @@ class Image:
 
 
 _ids: dict[tuple[str | None, str, str], tuple[float, str]] = {}
-"""What a parameter says, with when it was asked, by endpoint, region and parameter."""
+"""When a parameter was read, and its value, by endpoint, region and parameter."""
 _images: dict[tuple[str | None, str, str], Image] = {}
-"""They never change, so each process asks once."""
+"""Images never change, so each process asks once."""
 _types: dict[str, tuple[frozenset[str], bool]] = {}
-"""Architectures and whether there are GPUs, by instance type: the same everywhere and for ever."""
+"""Architectures and whether there are GPUs, by instance type; these never change."""
 
 
 def of(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> Image:
@@ -89,7 +89,7 @@ def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> 
         try:
             answer = aws.call("ssm", region, "GetParameter", Name=name)
         except SourceFailed as failed:
-            if said(failed).code == "ParameterNotFound":
+            if aws_error(failed).code == "ParameterNotFound":
                 raise LaunchFailed(
                     LaunchFailure.AMI, f"{region} has no public image {name}", parameter=name
                 ) from failed

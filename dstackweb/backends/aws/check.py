@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from dstackweb.backends.aws import ami, launch, prices, public_url, quotas, refusals
+from dstackweb.backends.aws import ami, instances, prices, public_url, quotas
 from dstackweb.backends.aws.config import AwsConfig, in_region
+from dstackweb.backends.aws.errors import aws_error
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class _Check:
         limits = quotas.limits(self.aws, region)
         told = {
             name: {
-                market: max(limits.get(getattr(quotas.FAMILIES[family], market), 0) for family in families)
+                market: max(limits.get(getattr(quotas.BY_FAMILY[family], market), 0) for family in families)
                 for market in ("on_demand", "spot")
             }
             for name, families in SHOWN_QUOTAS.items()
@@ -214,7 +215,7 @@ class _Check:
                 run="test of the connection",
             )
             subnet = next(iter(self.config.subnets_in(region)), None)
-            errors += self._tried(region, "RunInstances", launch.parameters(self.config, order, image, subnet))
+            errors += self._tried(region, "RunInstances", instances.parameters(self.config, order, image, subnet))
         return _failed("launch", region, errors) if errors else {"instance_type": self._instance_type()}
 
     def _instance_type(self) -> str:
@@ -234,7 +235,7 @@ class _Check:
         try:
             self.aws.call("ec2", region, operation, DryRun=True, **params)
         except SourceFailed as failed:
-            return [] if refusals.said(failed).code in MAY_BE_DONE else [failed]
+            return [] if aws_error(failed).code in MAY_BE_DONE else [failed]
         return []
 
 

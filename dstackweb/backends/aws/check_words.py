@@ -9,9 +9,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from dstackweb.backends.aws import wording
 from dstackweb.backends.aws.check import Finding, FindingState
-from dstackweb.backends.aws.regions import NAMES
+from dstackweb.backends.aws.config import region_names
+from dstackweb.backends.aws.kind import AwsKind
 from dstackweb.backends.kinds import ConnectionReport, ReportLine, ReportPart, Snippet
 
 READING = (
@@ -107,7 +107,8 @@ def _summary(state: str, findings: Sequence[Finding]) -> str:
 def _place(region: str) -> str:
     if not region:
         return _("Account and server")
-    return f"{region} · {NAMES[region]}" if region in NAMES else region
+    name = region_names().get(region)
+    return f"{region} · {name}" if name else region
 
 
 def _title(step: str) -> str:
@@ -130,7 +131,7 @@ def _title(step: str) -> str:
 def _result(finding: Finding) -> tuple[str, str]:
     """What was found, and what to do."""
     if finding.errors:
-        found = " ".join(dict.fromkeys(wording.failure(error) for error in finding.errors))
+        found = " ".join(dict.fromkeys(AwsKind().source_failure(error) for error in finding.errors))
         if finding.step == "enabled":
             return _("Unknown: AWS could not be asked."), found
         if (

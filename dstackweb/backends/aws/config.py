@@ -1,44 +1,35 @@
-"""What an admin says of an AWS backend: checked, with each error at its place, and its secret kept apart.
-
-`Backend.config` holds what was said without the secret, `Backend.secret` the secret, encrypted.
-"""
+"""The settings of an AWS backend. `Backend.config` has no secret, `Backend.secret` is encrypted."""
 
 from __future__ import annotations
 
-import copy
+import functools
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from django.utils.translation import gettext_noop as _
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from dstackweb.backends.kinds import validated
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.spec.fields import Keys, Names, Text, key
-from dstackweb.spec.source import Source
-from dstackweb.spec.wording import field_errors
 
-Said = TypeVar("Said")
+T = TypeVar("T")
 EVERY_REGION = "*"
-MOST_TAGS = 45
-"""EC2 takes 50; up to five are dstackweb's."""
+MAX_TAGS = 45
+"""EC2 allows 50; up to five are dstackweb's."""
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 _FAMILY = re.compile(r"[a-z][a-z0-9-]*")
 _INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+")
 _KEY_ID = re.compile(r"[A-Za-z0-9_]{8,128}")
 
-_IN_DSTACKS_WORDS = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
+_DSTACK_NAMES = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
 
 
 def _like(pattern: re.Pattern[str]) -> AfterValidator:
@@ -82,7 +73,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
-    """Reads what is said once for all regions, or as a mapping from regions."""
+    """Reads one value for all regions, or a mapping from regions."""
 
     def by_region(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -95,11 +86,11 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _tags(tags: dict[str, str]) -> dict[str, str]:
-    """As EC2 takes them, which would refuse each launch otherwise."""
+    """EC2's rules: it would refuse each launch otherwise."""
     if wrong := [text for text in (*tags, *tags.values()) if text.lower().startswith("aws:")]:
         raise ValueError(f"{wrong[0][:80]!r} begins with aws:, which is AWS's own")
-    if len(tags) > MOST_TAGS:
-        raise ValueError(f"at most {MOST_TAGS} are allowed")
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"at most {MAX_TAGS} are allowed")
     return tags
 
 
@@ -108,76 +99,129 @@ TextsByRegion = Annotated[dict[str, tuple[str, ...]], _by_region(_texts)]
 
 
 class CredentialsFields(Keys):
-    """As whom AWS is asked: boto3's default chain, unless something is said; then, maybe, as a role."""
+    """How to sign in: boto3's default chain unless a key or a profile is set; then, optionally, as a role."""
 
     access_key_id: Annotated[Text, _like(_KEY_ID)] | None = key(
-        "the ID of an access key, such as AKIAIOSFODNN7EXAMPLE", "an access key's ID", default=None
+        "the ID of an access key, such as AKIAIOSFODNN7EXAMPLE",
+        _("In the AWS console: IAM, Users, the user for dstackweb, Security credentials, Create access key."),
+        title=_("Access key ID"),
+        default=None,
     )
-    profile: Text | None = key("a profile's name", "a profile of boto3's configuration files", default=None)
+    profile: Text | None = key(
+        "a profile's name",
+        _("Profile name in ~/.aws/config or ~/.aws/credentials of the user who runs the server."),
+        default=None,
+    )
     role_arn: Annotated[Text, _like(_ROLE)] | None = key(
-        "a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb", "the role to assume", default=None
+        "a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb",
+        _("Only to act as a role, for example in another account."),
+        title=_("Role to assume"),
+        default=None,
     )
-    external_id: Text | None = key("text", "what the role's trust policy asks for", default=None)
+    external_id: Text | None = key(
+        "text", _("Only if the role's trust policy requires one."), title=_("External ID"), default=None
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> CredentialsFields:
         if self.access_key_id and self.profile:
             raise ValueError("an access key and a profile exclude each other")
         if self.external_id and not self.role_arn:
-            raise ValueError("external_id belongs to a role_arn")
+            raise ValueError("external_id requires a role_arn")
         return self
 
 
 class AwsConfig(Keys):
-    """An AWS account as a backend. What is said by region is for all regions, or a mapping from regions."""
+    """An AWS account as a backend; the admin form shows titles and descriptions. Values by region are one for all
+    regions, or a mapping from regions."""
 
     regions: Annotated[Names, _all_like(_REGION)] = key(
-        "a list of at least one region, such as eu-west-1", "where offers are looked for"
+        "a list of at least one region, such as eu-west-1",
+        _("Where runs may start. Prices, quotas and GPUs differ by region; start with two or three near you."),
     )
     credentials: CredentialsFields = key(
         "`default`, or a mapping with an access_key_id and its secret_access_key, or a profile; and maybe a role_arn",
-        "as whom AWS is asked",
+        _("Sign in with"),
         default=CredentialsFields(),
     )
-    endpoint_url: Annotated[str, AfterValidator(_url)] | None = key(
-        "an http(s) URL", "what stands in for AWS, for all its services", default=None
-    )
     families: Annotated[Names, _all_like(_FAMILY)] | None = key(
-        "a list of families, such as g5 and p4d", "the only families of instance types to offer", default=None
+        "a list of families, such as g5 and p4d", _("Offer only these, such as g5, g6, p5. Empty: all."), default=None
     )
     instance_types: Annotated[Names, _all_like(_INSTANCE_TYPE)] | None = key(
-        "a list of instance types, such as g5.xlarge", "the only instance types to offer", default=None
+        "a list of instance types, such as g5.xlarge",
+        _("Offer these in addition to the families, such as g5.xlarge. Empty: all."),
+        default=None,
     )
     architectures: Annotated[tuple[Literal["x86_64", "arm64"], ...], Field(min_length=1)] = key(
         "a list of x86_64, arm64 or both",
-        "processors to offer; a run file can't ask for one, and few programs run on both",
+        _(
+            "x86_64 is Intel and AMD, arm64 is Graviton. Run files cannot choose a processor, and few programs run on "
+            "both. Choose one."
+        ),
+        title=_("Processors"),
         default=("x86_64",),
     )
     subnets: TextsByRegion = key(
-        "a subnet's ID, a list of them, or a mapping from regions to these", "where instances start", default={}
+        "a subnet's ID, a list of them, or a mapping from regions to these",
+        _("Subnet IDs. Empty: the default VPC's subnets."),
+        default={},
     )
     security_groups: TextsByRegion = key(
-        "a security group's ID, a list of them, or a mapping from regions to these", "what guards them", default={}
+        "a security group's ID, a list of them, or a mapping from regions to these",
+        _(
+            "Group IDs. Empty: the VPC's default group. Instances need only outgoing HTTPS to this server. For runs "
+            "with several nodes, members of the group must reach each other."
+        ),
+        default={},
     )
     instance_profile: TextByRegion = key(
-        "an instance profile's name or ARN, or a mapping from regions to these", "what instances may do", default={}
+        "an instance profile's name or ARN, or a mapping from regions to these",
+        _("Name or ARN of the instance profile for runs, for example to read a bucket. Empty: none."),
+        default={},
     )
-    ami: TextByRegion = key("an AMI's ID, or a mapping from regions to these", "what instances start from", default={})
+    ami: TextByRegion = key(
+        "an AMI's ID, or a mapping from regions to these",
+        _("Image ID. It needs Python 3.9 or later, and the NVIDIA driver for GPUs. Empty: an AWS image."),
+        title=_("AMI"),
+        default={},
+    )
     ssh_key: TextByRegion = key(
-        "a key pair's name, or a mapping from regions to these", "who may log in to instances", default={}
+        "a key pair's name, or a mapping from regions to these",
+        _("Name of the key pair for SSH login. Empty: no login."),
+        title=_("SSH key pair"),
+        default={},
     )
-    public_ip: bool = key("true or false", "whether instances get a public address", default=True)
+    public_ip: bool = key(
+        "true or false",
+        _("Without one, subnets need a NAT gateway so that instances can reach this server."),
+        title=_("Instances get a public IP address"),
+        default=True,
+    )
     disk_gb: Annotated[int, Field(strict=True, ge=8, le=16384)] = key(
-        "a whole number from 8 to 16384", "size of an instance's disk", default=100
+        "a whole number from 8 to 16384",
+        _("Per instance. Deleted with the instance."),
+        title=_("Disk in GB"),
+        default=100,
     )
     tags: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=256)]],
         AfterValidator(_tags),
-    ] = key("a mapping from names to texts", "tags of all that is started", default={})
+    ] = key(
+        "a mapping from names to texts",
+        _("One name=value per line, for every instance and disk, for example for cost reports."),
+        default={},
+    )
     allow_private_url: bool = key(
         "true or false",
-        "whether instances reach a DSTACKWEB_PUBLIC_URL that is private, or this machine's own",
+        _("Only if a VPN or peering connects the subnets to this server."),
+        title=_("Instances can reach a private DSTACKWEB_PUBLIC_URL"),
         default=False,
+    )
+    endpoint_url: Annotated[str, AfterValidator(_url)] | None = key(
+        "an http(s) URL",
+        _("An AWS-compatible endpoint for tests. Empty: AWS."),
+        title=_("Endpoint URL"),
+        default=None,
     )
 
     @model_validator(mode="before")
@@ -194,60 +238,71 @@ class AwsConfig(Keys):
         return found
 
     def subnets_in(self, region: str) -> tuple[str, ...]:
-        """The subnets to start in; none: those of the default VPC."""
+        """The subnets to launch in; none: those of the default VPC."""
         return in_region(self.subnets, region) or ()
 
     def allows(self, instance_type: str) -> bool:
-        """Whether an instance type may be offered. Without a word about it, any may."""
+        """Whether an instance type may be offered: any, unless families or types are set."""
         if self.families is None and self.instance_types is None:
             return True
         family = instance_type.partition(".")[0]
         return family in (self.families or ()) or instance_type in (self.instance_types or ())
 
 
-def in_region(said: Mapping[str, Said], region: str) -> Said | None:
-    """What is said for a region, or for all of them."""
-    return said.get(region, said.get(EVERY_REGION))
+def in_region(values: Mapping[str, T], region: str) -> T | None:
+    """The value for a region, or for all of them."""
+    return values.get(region, values.get(EVERY_REGION))
+
+
+@functools.cache
+def region_names() -> Mapping[str, str]:
+    """AWS's regions by code, with names such as Europe (Ireland); those of China and GovCloud are missing.
+
+    From botocore's data, without importing botocore: the web server saves its memory.
+    """
+    botocore = importlib.util.find_spec("botocore")
+    assert botocore is not None
+    assert botocore.origin is not None
+    partitions = json.loads((Path(botocore.origin).parent / "data/partitions.json").read_text())["partitions"]
+    found = partitions[0]["regions"].items()
+    return {code: about["description"] for code, about in sorted(found) if _REGION.fullmatch(code)}
 
 
 def read(config: Mapping[str, Any]) -> AwsConfig:
-    """A backend's config, which has no secret. Raises Invalid."""
-    try:
-        return AwsConfig.model_validate(dict(config))
-    except ValidationError as error:
-        errors = field_errors(error, AwsConfig, Source(dict(config)))
-        raise Invalid(errors[0]["msg"], errors) from None
+    """A stored config, which has no secret. Raises Invalid."""
+    return validated(AwsConfig, config)
 
 
-def settle(said: Mapping[str, Any], kept: str = "") -> tuple[dict[str, Any], str]:
-    """What to keep of what an admin said: the config, and its secret, encrypted. Raises Invalid.
+def settle(given: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
+    """The config to store, and its encrypted secret. Raises Invalid.
 
-    An access key whose secret isn't said keeps the one that was `kept` for that same key.
+    An access key without its secret keeps the one `stored` for the same key.
     """
-    config = copy.deepcopy(dict(said))
-    credentials = config.get("credentials")
-    secret = None
-    if isinstance(credentials, dict):
-        credentials = {_IN_DSTACKS_WORDS.get(name, name): value for name, value in credentials.items()}
+    config, secret = dict(given), None
+    if isinstance(config.get("credentials"), dict):
+        credentials = {_DSTACK_NAMES.get(name, name): value for name, value in config["credentials"].items()}
         if credentials.get("type") in ("default", "access_key"):
             del credentials["type"]
         secret = credentials.pop("secret_access_key", None)
         config["credentials"] = credentials
     key_id = read(config).credentials.access_key_id
-    place = ("credentials", "secret_access_key")
+
+    def wrong(text: str) -> Invalid:
+        return Invalid.at("credentials", "secret_access_key", msg=f"`credentials.secret_access_key` {text}")
+
     if secret is not None and (not isinstance(secret, str) or not secret.strip()):
-        raise Invalid.at(*place, msg="`credentials.secret_access_key` should be text")
+        raise wrong("should be text")
     if key_id is None:
         if secret is not None:
-            raise Invalid.at(*place, msg="`credentials.secret_access_key` belongs to an `access_key_id`")
+            raise wrong("belongs to an `access_key_id`")
         return config, ""
     if secret is not None:
         return config, encrypt(json.dumps({key_id: secret.strip()}))
-    if kept and key_id in json.loads(decrypt(kept)):
-        return config, kept
-    raise Invalid.at(*place, msg=f"`credentials.secret_access_key` is missing: the secret of {key_id}")
+    if not secret_of(key_id, stored):
+        raise wrong(f"is missing: the secret of {key_id}, which AWS shows once, when the key is created")
+    return config, stored
 
 
-def secret_of(key_id: str, kept: str) -> str:
-    """The secret of an access key; empty when there is none of it."""
-    return str(json.loads(decrypt(kept)).get(key_id, "")) if kept else ""
+def secret_of(key_id: str, stored: str) -> str:
+    """The secret of an access key; empty if it is not stored. Raises DomainError if it can't be decrypted."""
+    return str(json.loads(decrypt(stored)).get(key_id, "")) if stored else ""

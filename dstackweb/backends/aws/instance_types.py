@@ -1,4 +1,4 @@
-"""What a region has: instance types with their CPUs, memory and GPUs, and the zones that offer them."""
+"""The instance types of a region with their zones, and the zones of its configured subnets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NAMES = {
     "RTX PRO Server 6000": "RTX PRO 6000",
     "T4g": "T4G",
 }
-"""GPUs that AWS calls otherwise than run files and NVIDIA's driver do."""
+"""GPUs whose names at AWS differ from those in run files and in NVIDIA's driver."""
 
-MOST_VALUES = 200
-"""EC2 takes no more in one filter."""
+MAX_VALUES = 200
+"""In one filter of EC2."""
 
 OTHER_DEVICES = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
-    """One that jobs can run on. `gpu_memory_mib` is that of one GPU."""
+    """An instance type that jobs can use. `gpu_memory_mib` is per GPU."""
 
     name: str
     architecture: str
@@ -55,7 +55,7 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
             zones[offering["InstanceType"]].append(offering["Location"])
     found = {}
     wanted = [*(config.instance_types or ()), *(f"{family}.*" for family in config.families or ())]
-    filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MOST_VALUES else []
+    filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MAX_VALUES else []
     for page in aws.pages("ec2", region, "DescribeInstanceTypes", MaxResults=100, Filters=filters):
         for described in page.get("InstanceTypes", ()):
             name = described["InstanceType"]
@@ -67,11 +67,10 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
 def read(
     described: Mapping[str, Any], architectures: tuple[str, ...], zones: list[str] | tuple[str, ...]
 ) -> InstanceType | None:
-    """What EC2 says of an instance type; None of one that is of no use here.
+    """An instance type from EC2's description; None if no run could use it.
 
-    That is one that no zone has, that runs on no other processor than those asked for, or that has devices other than
-    NVIDIA's GPUs, which nobody could ask for. A part of a GPU is not the GPU of that name that a run asks for, and it
-    needs a driver of its own.
+    That is one without a zone or a wanted architecture, or with devices other than NVIDIA's GPUs, which run files
+    cannot name. A part of a GPU is not the GPU that a run requires, and needs a driver of its own.
     """
     supported = described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
     architecture = next((one for one in architectures if one in supported), None)
@@ -97,3 +96,12 @@ def read(
         spot="spot" in usage,
         zones=tuple(sorted(zones)),
     )
+
+
+def fetch_subnets(aws: Aws, config: AwsConfig, region: str) -> dict[str, str]:
+    """The zone of each configured subnet, by its ID. Raises SourceFailed, also if one does not exist."""
+    found = {}
+    for page in aws.pages("ec2", region, "DescribeSubnets", SubnetIds=list(config.subnets_in(region))):
+        for subnet in page.get("Subnets", ()):
+            found[subnet["SubnetId"]] = subnet["AvailabilityZone"]
+    return found

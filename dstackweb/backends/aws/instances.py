@@ -1,4 +1,4 @@
-"""EC2's instances as machines: those of a deployment, one that an order made, and their ends."""
+"""The EC2 instances of a deployment: launched once, whatever is lost on the way, listed and terminated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dstackweb.backends.aws.refusals import said
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, SourceFailed
+from dstackweb.backends.aws import ami, instance_types
+from dstackweb.backends.aws.config import AwsConfig, in_region
+from dstackweb.backends.aws.errors import ALREADY_LAUNCHED, OTHER_SUBNET, aws_error, is_zonal, launch_failure, refusal
+from dstackweb.backends.contract import (
+    CloudInstance,
+    InstanceEnd,
+    InstanceOrder,
+    InstanceState,
+    LaunchFailed,
+    LaunchFailure,
+    SourceFailed,
+)
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
 DEPLOYMENT_TAG = "dstackweb:deployment"
 INSTANCE_TAG = "dstackweb:instance"
+MAX_TAG = 256
+"""Characters in a tag's value."""
 
 STATES: Mapping[str, InstanceState] = {
     "pending": InstanceState.STARTING,
@@ -24,39 +36,89 @@ STATES: Mapping[str, InstanceState] = {
     "terminated": InstanceState.GONE,
 }
 INTERRUPTED = {"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
-"""State reasons of a spot instance that AWS took back."""
+"""State reasons of a reclaimed spot instance."""
 
 PAGE = 1000
-MOST_IDS = 100
+MAX_IDS = 100
 _ID = re.compile(r"\bi-[0-9a-f]+\b")
 _UNKNOWN_IDS = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"}
 _PROTECTED = "OperationNotPermitted"
-"""Somebody forbade the end of one of them, and EC2 then ends none in its zone."""
+"""One of them has termination protection, and EC2 terminates none in its zone."""
 
 
 def find_by_deployment(aws: Aws, region: str, deployment: str) -> list[CloudInstance]:
-    """Those that carry the deployment's tag, for about an hour also those that were terminated. Raises SourceFailed."""
+    """Instances with the deployment's tag, including those terminated in the last hour. Raises SourceFailed."""
     return list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment}))
 
 
-def find_by_order(aws: Aws, region: str, deployment: str, instance: str) -> CloudInstance | None:
-    """The machine that an order made: of several, one that lives. Raises SourceFailed."""
-    found = list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment, INSTANCE_TAG: instance}))
-    order = list(InstanceState)
-    return min(
-        found, key=lambda machine: (machine.state == InstanceState.GONE, order.index(machine.state)), default=None
-    )
-
-
 def terminate(aws: Aws, region: str, cloud_ids: Sequence[str]) -> None:
-    """Those that aren't there are no error. Raises SourceFailed."""
+    """Unknown IDs are no error. Raises SourceFailed."""
     wanted = list(dict.fromkeys(cloud_ids))
-    for start in range(0, len(wanted), MOST_IDS):
-        _terminate(aws, region, wanted[start : start + MOST_IDS])
+    for start in range(0, len(wanted), MAX_IDS):
+        _terminate(aws, region, wanted[start : start + MAX_IDS])
+
+
+def launch(aws: Aws, config: AwsConfig, order: InstanceOrder) -> CloudInstance:
+    """The order's instance, which an earlier try may have launched. Raises LaunchFailed, SourceFailed.
+
+    EC2 recognizes a repeated order by its token, but only within a zone and with the same parameters. So an instance
+    with its tag is looked for first: an earlier answer may have been lost, and the configuration changed since.
+    """
+    try:
+        launched = _find_by_order(aws, order)
+        return launched or _run(aws, config, order, ami.of(aws, config, order.region, order.instance_type))
+    except SourceFailed as failed:
+        refused = refusal(failed)
+        if refused is None:
+            raise
+        if refused.code is LaunchFailure.AMI:
+            ami.forget()  # a published image may be withdrawn
+        raise refused from failed
+
+
+def parameters(
+    config: AwsConfig, order: InstanceOrder, image: ami.Image, subnet: str | None, zone: str = ""
+) -> dict[str, Any]:
+    """The parameters of RunInstances for an order, in a subnet or in a zone of the default VPC."""
+    tags = [{"Key": name, "Value": value} for name, value in _tags(config, order).items()]
+    params: dict[str, Any] = {
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": order.instance,
+        "ImageId": image.id,
+        "InstanceType": order.instance_type,
+        "UserData": order.user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # One hop: to processes on the instance, and not to containers in a network of their own.
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+        "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
+    }
+    if image.root_device:
+        disk = {"VolumeSize": max(config.disk_gb, image.least_gb), "VolumeType": "gp3", "DeleteOnTermination": True}
+        params["BlockDeviceMappings"] = [{"DeviceName": image.root_device, "Ebs": disk}]
+    if zone and not subnet:
+        params["Placement"] = {"AvailabilityZone": zone}
+    if order.spot:
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        params["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+    if profile := in_region(config.instance_profile, order.region):
+        params["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    if ssh_key := in_region(config.ssh_key, order.region):
+        params["KeyName"] = ssh_key
+    groups = list(in_region(config.security_groups, order.region) or ())
+    if subnet or not config.public_ip:
+        # A public address is a property of an interface, which then has the subnet and the groups too.
+        interface: dict[str, Any] = {"DeviceIndex": 0, "AssociatePublicIpAddress": config.public_ip}
+        params["NetworkInterfaces"] = [
+            {**interface, **({"SubnetId": subnet} if subnet else {}), **({"Groups": groups} if groups else {})}
+        ]
+    elif groups:
+        params["SecurityGroupIds"] = groups
+    return params
 
 
 def read(described: Mapping[str, Any], region: str) -> CloudInstance:
-    """What EC2 says of an instance."""
+    """An instance from EC2's description."""
     tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
     state = STATES.get(described["State"]["Name"], InstanceState.RUNNING)
     why, text = "", ""
@@ -77,6 +139,66 @@ def read(described: Mapping[str, Any], region: str) -> CloudInstance:
     )
 
 
+def _run(aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image) -> CloudInstance:
+    """Try one place after the other, as long as the zone or the subnet is the reason for the failure."""
+    zones: Mapping[str, str] = {}
+    if order.zones and config.subnets_in(order.region):
+        zones = instance_types.fetch_subnets(aws, config, order.region)
+    wanted = _places(config, order, zones)
+    if not wanted:
+        raise LaunchFailed(LaunchFailure.NETWORK, f"no subnet is in {', '.join(order.zones)}")
+    failures: list[SourceFailed] = []
+    while wanted:
+        subnet, zone = wanted.pop(0)
+        try:
+            return _run_in(aws, order, parameters(config, order, image, subnet, zone))
+        except SourceFailed as failed:
+            code = aws_error(failed).code
+            if not is_zonal(code) and code not in OTHER_SUBNET:
+                raise
+            failures.append(failed)
+            if subnet and wanted and is_zonal(code):
+                zones = zones or instance_types.fetch_subnets(aws, config, order.region)
+                wanted = [other for other in wanted if other[0] and zones.get(other[0]) != zones.get(subnet)]
+    # A zone without capacity matters more than one without the instance type.
+    raise max(failures, key=lambda failed: launch_failure(aws_error(failed).code) is not None)
+
+
+def _places(config: AwsConfig, order: InstanceOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
+    """Subnets and zones to try, in order; None and empty for any. `zones`: those of the subnets."""
+    own = config.subnets_in(order.region)
+    if not order.zones:
+        return [(subnet, "") for subnet in own] or [(None, "")]
+    if not own:
+        return [(None, zone) for zone in order.zones]
+    return [(subnet, zone) for zone in order.zones for subnet in own if zones.get(subnet) == zone]
+
+
+def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudInstance:
+    from dstackweb.backends.aws.client import ONCE
+
+    try:
+        answer = aws.call("ec2", order.region, "RunInstances", patience=ONCE, **params)
+    except SourceFailed as failed:
+        code = aws_error(failed).code
+        if code not in ALREADY_LAUNCHED:
+            raise
+        if (launched := _find_by_order(aws, order)) is not None:
+            return launched
+        if code == "IdempotentInstanceTerminated":
+            raise LaunchFailed(LaunchFailure.REFUSED, "its machine was started before, and has ended") from failed
+        # It exists, but is not listed yet: the next try finds it.
+        raise SourceFailed("service_error", api="ec2:RunInstances", region=order.region, text=code) from None
+    return read(answer["Instances"][0], order.region)
+
+
+def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
+    """The instance of an order; of several, one that is alive."""
+    tags = {DEPLOYMENT_TAG: order.deployment, INSTANCE_TAG: order.instance}
+    preferred = list(InstanceState)  # GONE is last
+    return min(_tagged(aws, order.region, tags), key=lambda one: preferred.index(one.state), default=None)
+
+
 def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
     filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
     for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=PAGE):
@@ -85,37 +207,43 @@ def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudIns
                 yield read(described, region)
 
 
+def _tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:
+    """The configured tags, those that identify the instance, and those for people at the AWS console."""
+    for_people = {"dstackweb:project": order.project, "dstackweb:run": order.run}
+    return {
+        "Name": f"dstackweb {order.run}".strip()[:MAX_TAG],
+        **config.tags,
+        **{name: value[:MAX_TAG] for name, value in for_people.items() if value},
+        DEPLOYMENT_TAG: order.deployment,
+        INSTANCE_TAG: order.instance,
+    }
+
+
 def _terminate(aws: Aws, region: str, cloud_ids: list[str]) -> None:
-    """One unknown ID makes EC2 refuse all of them, so that they are asked again without it. One that may not be ended
-    keeps no other alive."""
+    """Because of one unknown ID EC2 refuses all, so the call is repeated without it. A protected instance must not keep
+    the others alive."""
     while cloud_ids:
         try:
             aws.call("ec2", region, "TerminateInstances", InstanceIds=cloud_ids)
-        except SourceFailed as failed:
-            answer = said(failed)
-            if answer.code == _PROTECTED and len(cloud_ids) > 1:
-                _each(aws, region, cloud_ids)
-                return
-            if answer.code not in _UNKNOWN_IDS:
-                raise
-            unknown = set(_ID.findall(answer.text)) & set(cloud_ids)
-            if not unknown:
-                if len(cloud_ids) > 1:
-                    _each(aws, region, cloud_ids)
-                return
-            cloud_ids = [cloud_id for cloud_id in cloud_ids if cloud_id not in unknown]
-        else:
             return
+        except SourceFailed as failed:
+            answer = aws_error(failed)
+            if answer.code not in {*_UNKNOWN_IDS, _PROTECTED} or (answer.code == _PROTECTED and len(cloud_ids) == 1):
+                raise
+            unknown = set(_ID.findall(answer.text)) & set(cloud_ids) if answer.code in _UNKNOWN_IDS else set()
+            if not unknown:
+                return _terminate_each(aws, region, cloud_ids)
+            cloud_ids = [cloud_id for cloud_id in cloud_ids if cloud_id not in unknown]
 
 
-def _each(aws: Aws, region: str, cloud_ids: list[str]) -> None:
-    """One after the other; what failed is told after the last."""
+def _terminate_each(aws: Aws, region: str, cloud_ids: list[str]) -> None:
+    """One at a time; a failure is raised after the last. A single unknown ID needs no call."""
     failures: list[SourceFailed] = []
-    for cloud_id in cloud_ids:
+    for cloud_id in cloud_ids if len(cloud_ids) > 1 else ():
         try:
             _terminate(aws, region, [cloud_id])
         except SourceFailed as failed:
-            if said(failed).code != _PROTECTED:
+            if aws_error(failed).code != _PROTECTED:
                 raise
             failures.append(failed)
     if failures:

@@ -1,27 +1,135 @@
-"""AWS EC2 as a kind of backend: what the rest of the server may know of it."""
+"""AWS EC2 as a kind of backend: its driver, words, quotas, health and connection test.
+
+boto3 is imported by code that calls AWS, not here: whatever only reads offers saves its memory.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.backends.aws import config as aws_config
-from dstackweb.backends.aws import public_url, rate_limits, wording
-from dstackweb.backends.aws.backend import AwsBackend
+from dstackweb.backends.aws import instance_types, instances, offers, prices, public_url, quotas, rate_limits
+from dstackweb.backends.contract import (
+    Cloud,
+    CloudInstance,
+    InstanceOrder,
+    Offer,
+    SourceFailed,
+    SourceKey,
+    SourceReading,
+)
 from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthCheck, Kind, QuotaFamily
+from dstackweb.lib.errors import DomainError
+from dstackweb.spec.requirements import Requirements
 
 if TYPE_CHECKING:
     from dstackweb.backends.admin.forms import BackendForm
+    from dstackweb.backends.aws.client import Aws
     from dstackweb.backends.models import Backend
+
+HOUR_S = 3600.0
+
+
+class AwsBackend(Cloud):
+    """One account. All calls wait for their turn in the rate limits that all processes share (docs/aws.md)."""
+
+    sources: Mapping[str, float] = {
+        "instance_types": 12 * HOUR_S,
+        "prices": 12 * HOUR_S,
+        "spot_prices": 300.0,
+        "quotas": 600.0,
+        "subnets": 12 * HOUR_S,
+    }
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @cached_property
+    def config(self) -> aws_config.AwsConfig:
+        """The settings. Raises Invalid."""
+        return aws_config.read(self.backend.config)
+
+    def wanted(self) -> list[SourceKey]:
+        """All sources of the configured regions."""
+        return [
+            SourceKey(source, region)
+            for region in self.config.regions
+            for source in self.sources
+            if source != "subnets" or self.config.subnets_in(region)
+        ]
+
+    def fetch(self, key: SourceKey) -> Any:
+        """Read a source from AWS: a mapping. Raises SourceFailed."""
+        with self._connect(key.region) as aws:
+            match key.source:
+                case "instance_types":
+                    return instance_types.fetch(aws, self.config, key.region)
+                case "prices":
+                    return prices.fetch(aws, self.config, key.region)
+                case "spot_prices":
+                    return prices.fetch_spot(aws, self.config, key.region, timezone.now())
+                case "quotas":
+                    return quotas.fetch(aws, key.region)
+                case "subnets":
+                    return instance_types.fetch_subnets(aws, self.config, key.region)
+        raise LookupError(f"AWS has no source {key.source!r}")
+
+    def join(
+        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
+    ) -> list[Offer]:
+        """The offers, cheapest first. Raises SourceFailed if nothing is known."""
+        allowed = self.config.allow_private_url
+        problem = public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
+        name = self.backend.name
+        return offers.join(self.config, readings, requirements, backend=name, image=image, url_problem=problem)
+
+    def launch(self, order: InstanceOrder) -> CloudInstance:
+        """As `contract.Cloud.launch`. Raises LaunchFailed, SourceFailed."""
+        with self._connect(order.region) as aws:
+            return instances.launch(aws, self.config, order)
+
+    def instances(self, region: str, deployment: str) -> list[CloudInstance]:
+        """As `contract.Cloud.instances`. Raises SourceFailed."""
+        with self._connect(region) as aws:
+            return instances.find_by_deployment(aws, region, deployment)
+
+    def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
+        """As `contract.Cloud.terminate`. Raises SourceFailed."""
+        with self._connect(region) as aws:
+            instances.terminate(aws, region, cloud_ids)
+
+    def regions(self) -> tuple[str, ...]:
+        """The configured regions. Raises Invalid."""
+        return self.config.regions
+
+    @contextmanager
+    def _connect(self, region: str) -> Iterator[Aws]:
+        """The client for this backend; it signs in again after bad credentials. Raises SourceFailed."""
+        from dstackweb.backends.aws import client
+
+        try:
+            aws = client.aws_of(self.backend)
+        except DomainError as error:
+            raise SourceFailed("bad_credentials", why="config", region=region, text=error.detail) from error
+        try:
+            yield aws
+        except SourceFailed as failed:
+            if failed.code in ("bad_credentials", "no_credentials"):
+                client.forget(self.backend)
+            raise
 
 
 class AwsKind(Kind):
-    """One account. boto3 is imported by what asks AWS, not here."""
+    """One AWS account per backend."""
 
     name = "aws"
     label = "AWS EC2"
@@ -36,25 +144,73 @@ class AwsKind(Kind):
         return aws_config.settle(config, stored)
 
     def form(self) -> type[BackendForm]:
+        from dstackweb.backends.admin.forms import schema_form
         from dstackweb.backends.aws.admin_form import AwsForm
 
-        return AwsForm
+        return schema_form(self, AwsForm)
 
     def location(self, config: Mapping[str, Any]) -> str:
-        regions = config.get("regions") or "–"
-        return regions if isinstance(regions, str) else ", ".join(regions)
+        return ", ".join(config["regions"])
 
     def source_failure(self, error: Mapping[str, Any]) -> str:
-        return wording.failure(error)
+        data = {"region": "", "text": "", "action": "", "who": "", **error}
+        match error.get("code"):
+            case "access_denied":
+                text = _("Access denied in %(region)s: the policy lacks %(action)s.")
+                if data["who"]:
+                    text = _("Access denied in %(region)s: the policy of %(who)s lacks %(action)s.")
+                return text % data + " " + _("Allow it in IAM.")
+            case "no_credentials":
+                return _(
+                    "No AWS credentials found. Set them for the backend, or give the server boto3's variables, a "
+                    "profile or an instance role."
+                )
+            case "region_disabled":
+                if error.get("sure", True):
+                    text = _("Region %(region)s is not enabled in this account.")
+                else:  # AWS answers the same to wrong keys
+                    text = _("Region %(region)s seems not enabled: AWS rejects the credentials there.")
+                return text % data + " " + _("Enable it, or remove it from the backend.")
+            case "bad_credentials":
+                known = {
+                    "expired": _("The AWS credentials have expired. Sign in again, or set new ones."),
+                    "clock": _("AWS rejects requests because this server's clock is wrong. Set the clock."),
+                    "config": _("The AWS credentials cannot be read: %(text)s"),
+                }
+                rejected = _("AWS rejected the credentials: %(text)s Set an active access key and its secret.")
+                return known.get(str(error.get("why")), rejected) % data
+        return super().source_failure(error)
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
-        return wording.availability(detail)
+        match detail:
+            case {"code": "quota_unknown", "why": "not_documented"}:
+                return _("Quota unknown: AWS does not document the quota of this family.")
+            case {"code": "quota_unknown", "why": "not_listed"}:
+                return _("Quota unknown: not listed by Service Quotas.")
+            case {"code": "subnets_unknown"}:
+                return _("Zones of the configured subnets unknown.")
+            case {"code": "not_in_zone", "offered_in": offered, "zones": zones}:
+                shown = {"offered": ", ".join(offered), "zones": ", ".join(zones) or "–"}
+                return _("Available in %(offered)s, but the configured subnets are in %(zones)s.") % shown
+            case {"code": "image_not_supported"}:
+                return _("Cloud instances do not run container images yet.")
+            case {"code": "no_driver"}:
+                text = _("No public AWS image has a driver for the GPUs of %(family)s. Set `ami` to one that has.")
+                return text % detail
+            case {"code": "public_url", "why": "missing"}:
+                return _("Set DSTACKWEB_PUBLIC_URL so that instances can reach this server.")
+            case {"code": "public_url", "why": "not_https"}:
+                return _("DSTACKWEB_PUBLIC_URL must be an https:// URL.")
+            case {"code": "public_url", "why": "private"}:
+                return _("DSTACKWEB_PUBLIC_URL is private. Set a public one, so that instances can reach this server.")
+        return super().offer_detail(detail)
 
     def quota_families(self) -> Sequence[QuotaFamily]:
-        return wording.quota_families()
+        shown = (group for group in quotas.GROUPS if group.label)
+        return [QuotaFamily(_(group.label), group.on_demand or "", group.spot or "") for group in shown]
 
     def quota_name(self, code: str) -> str:
-        return wording.QUOTA_NAMES.get(code, code)
+        return quotas.NAMES.get(code, code)
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         # boto3 and its memory come with the first test.
@@ -69,7 +225,7 @@ class AwsKind(Kind):
         for backend in backends:
             allowed = bool(backend.config.get("allow_private_url"))
             if why := public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed):
-                hint = wording.availability({"code": "public_url", "why": why})
+                hint = self.offer_detail({"code": "public_url", "why": why})
                 yield HealthCheck(_("Backend %s") % backend.name, "bad", _("starts no instances"), hint)
 
     def api_usage(self, now: dt.datetime) -> list[ApiUsage]:

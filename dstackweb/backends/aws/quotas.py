@@ -1,4 +1,4 @@
-"""How many vCPUs of which families an account may run in a region, on demand and as spot, and how many it does."""
+"""An account's vCPU quotas in a region by instance family, on demand and spot, and their usage."""
 
 from __future__ import annotations
 
@@ -7,63 +7,75 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from django.utils.translation import gettext_noop as _
+
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
 
-class Codes(NamedTuple):
-    """The quotas that a family counts against; None where AWS documents none."""
+class QuotaGroup(NamedTuple):
+    """Instance families that share quotas; the quotas' codes are None if AWS documents none.
 
+    `families` are their first letters, with the generation where that matters. `name` is in the quotas' names in the
+    AWS console, `spot_name` where it differs for spot. `label` is shown on the quotas page.
+    """
+
+    families: str
     on_demand: str | None
     spot: str | None
+    name: str
+    label: str
+    spot_name: str = ""
 
 
 _P = "L-417A185B"
-_STANDARD = Codes("L-1216C47A", "L-34B43A08")
-_G_AND_VT = Codes("L-DB2E81BA", "L-3819A6DF")
-_OLDER_P, _P5, _NEWER_P = Codes(_P, "L-7212CCBC"), Codes(_P, "L-C4BD4855"), Codes(_P, None)
+GROUPS = (
+    QuotaGroup("p2 p3 p4", _P, "L-7212CCBC", "P", _("P: large GPUs (P4, P5, P6)"), "P4, P3 and P2"),
+    QuotaGroup("p5", _P, "L-C4BD4855", "P", _("P5 and P5e as spot"), "P5"),
+    QuotaGroup("p", _P, None, "P", ""),
+    QuotaGroup("g gr vt", "L-DB2E81BA", "L-3819A6DF", "G and VT", _("G and VT: GPUs for graphics and inference")),
+    QuotaGroup(
+        "a c d h i im is m r t z", "L-1216C47A", "L-34B43A08", "Standard (A, C, D, H, I, M, R, T, Z)",
+        _("Standard: A, C, D, H, I, M, R, T, Z"),
+    ),
+    QuotaGroup("x", "L-7295265B", "L-E3A00192", "X", _("X: high memory")),
+    QuotaGroup("trn", "L-2C3B7624", "L-6B0D517C", "Trn", "Trn"),
+    QuotaGroup("inf", "L-1945791B", "L-B5D1601B", "Inf", "Inf"),
+    QuotaGroup("dl", "L-6E869C2A", "L-85EED4F7", "DL", "DL"),
+    QuotaGroup("f", "L-74FC7D96", "L-88CF9481", "F", "F"),
+    QuotaGroup("u", "L-43DA4232", None, "High Memory", _("High memory (U)")),
+    QuotaGroup("hpc", "L-F7808C92", None, "HPC", "HPC"),
+)  # fmt: skip
+"""https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html and the names in Service Quotas. AWS
+does not document which spot quota P families after P5 count against."""
 
-FAMILIES: Mapping[str, Codes] = {
-    **dict.fromkeys(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), _STANDARD),
-    **dict.fromkeys(("g", "gr", "vt"), _G_AND_VT),
-    **dict.fromkeys(("p2", "p3", "p4"), _OLDER_P),
-    "p5": _P5,
-    "p": _NEWER_P,
-    "inf": Codes("L-1945791B", "L-B5D1601B"),
-    "trn": Codes("L-2C3B7624", "L-6B0D517C"),
-    "dl": Codes("L-6E869C2A", "L-85EED4F7"),
-    "f": Codes("L-74FC7D96", "L-88CF9481"),
-    "x": Codes("L-7295265B", "L-E3A00192"),
-    "u": Codes("L-43DA4232", None),
-    "hpc": Codes("L-F7808C92", None),
+BY_FAMILY = {family: group for group in GROUPS for family in group.families.split()}
+NAMES: Mapping[str, str] = {
+    **{group.on_demand: f"Running On-Demand {group.name} instances" for group in GROUPS if group.on_demand},
+    **{group.spot: f"All {group.spot_name or group.name} Spot Instance Requests" for group in GROUPS if group.spot},
 }
-"""By the letters that a family starts with, and its generation where that makes a difference.
+"""Quotas by code, as the AWS console calls them."""
 
-https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html and Service Quotas' own names. Which spot
-quota P families after P5 count against is documented nowhere, so that it is unknown.
-"""
-
-KNOWN = {code for codes in FAMILIES.values() for code in codes if code}
 _LETTERS = re.compile(r"([a-z]+)(\d*)")
 _NOT_COUNTED = ("capacity-block", "scheduled", "interruptible-capacity-reservation")
 
 
 class Quota(NamedTuple):
-    """vCPUs: how many may run, and how many do."""
+    """vCPUs: the limit, and how many are in use."""
 
     limit: int
     used: int
 
 
 def code_of(instance_type: str, *, spot: bool) -> str | None:
-    """The quota that an instance type counts against; None where that is unknown."""
+    """The quota that an instance type counts against; None if unknown."""
     found = _LETTERS.match(instance_type.partition(".")[0])
-    codes = found and (FAMILIES.get(found[0]) or FAMILIES.get(found[1]))
-    return (codes.spot if spot else codes.on_demand) if codes else None
+    group = found and (BY_FAMILY.get(found[0]) or BY_FAMILY.get(found[1]))
+    return (group.spot if spot else group.on_demand) if group else None
 
 
 def fetch(aws: Aws, region: str) -> dict[str, Quota]:
-    """The account's quotas, by code, as far as Service Quotas lists them. Raises SourceFailed."""
+    """The account's quotas by code, if Service Quotas lists them. Raises SourceFailed."""
     listed = limits(aws, region)
     if not listed:
         return {}
@@ -72,17 +84,17 @@ def fetch(aws: Aws, region: str) -> dict[str, Quota]:
 
 
 def limits(aws: Aws, region: str) -> dict[str, int]:
-    """How many vCPUs may run, by quota. Raises SourceFailed."""
+    """The vCPU limits by quota. Raises SourceFailed."""
     found: dict[str, int] = {}
     for page in aws.pages("service-quotas", region, "ListServiceQuotas", ServiceCode="ec2", MaxResults=100):
         for quota in page.get("Quotas", ()):
-            if quota.get("QuotaCode") in KNOWN and "Value" in quota:
+            if quota.get("QuotaCode") in NAMES and "Value" in quota:
                 found[quota["QuotaCode"]] = int(quota["Value"])
     return found
 
 
 def _used(aws: Aws, region: str) -> Counter[str]:
-    """The vCPUs that count, by quota: of instances that run or start, and of open requests for spot instances."""
+    """vCPUs in use by quota: of running and starting instances, and of open spot requests."""
     running = Counter(_running(aws, region))
     running.update((name, True) for name in _requested(aws, region))
     cpus = _default_cpus(aws, region, {name for name, _ in running})
@@ -94,7 +106,7 @@ def _used(aws: Aws, region: str) -> Counter[str]:
 
 
 def _running(aws: Aws, region: str) -> Iterable[tuple[str, bool]]:
-    """Instance type, and whether it is spot. Dedicated hosts and blocks bought ahead have quotas of their own."""
+    """Instance type, and whether it is spot. Dedicated hosts and capacity blocks have quotas of their own."""
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     for page in aws.pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000):
         for reservation in page.get("Reservations", ()):
@@ -106,7 +118,7 @@ def _running(aws: Aws, region: str) -> Iterable[tuple[str, bool]]:
 
 
 def _requested(aws: Aws, region: str) -> Iterable[str]:
-    """Instance types of spot requests that wait. Those that were met are instances."""
+    """Instance types of open spot requests. Fulfilled requests are instances."""
     states = [{"Name": "state", "Values": ["open"]}]
     for page in aws.pages("ec2", region, "DescribeSpotInstanceRequests", Filters=states, MaxResults=1000):
         for request in page.get("SpotInstanceRequests", ()):
@@ -115,11 +127,11 @@ def _requested(aws: Aws, region: str) -> Iterable[str]:
 
 
 _cpus: dict[str, int] = {}
-"""The same everywhere and for ever, so each process asks once."""
+"""These never change, so each process asks once."""
 
 
 def _default_cpus(aws: Aws, region: str, names: set[str]) -> Mapping[str, int]:
-    """vCPUs by instance type. An instance with fewer threads counts as if it had them all."""
+    """Default vCPUs by instance type: they count even if an instance has fewer threads."""
     unknown = sorted(names - set(_cpus))
     for start in range(0, len(unknown), 100):
         asked = unknown[start : start + 100]

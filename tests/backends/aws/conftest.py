@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dstackweb.backends.aws import client, config, quotas
-from dstackweb.backends.aws.sources import AwsSources
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
 from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
@@ -39,5 +39,5 @@ def backend(cloud: Cloud, db: None) -> Backend:
 
 
 @pytest.fixture
-def aws(backend: Backend) -> AwsSources:
-    return AwsSources(backend)
+def aws(backend: Backend) -> AwsBackend:
+    return AwsBackend(backend)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dstackweb.backends.admin.forms import schema_form
 from dstackweb.backends.aws import admin_form, config
+from dstackweb.backends.aws.kind import AwsKind
 
 REGIONS = ["eu-west-1", "us-east-1", "cn-north-1"]
 ids = st.from_regex(r"(subnet|sg|ami)-[0-9a-f]{8}", fullmatch=True)
@@ -47,40 +50,55 @@ configs = st.fixed_dictionaries(
 )
 
 
-def typed(fields: dict[str, Any]) -> dict[str, Any]:
-    """As the form cleans what it shows."""
-    read = {name: admin_form.parse_by_region(fields[name], several=True) for name in admin_form.LISTS_BY_REGION}
-    read |= {name: admin_form.parse_by_region(fields[name], several=False) for name in admin_form.TEXTS_BY_REGION}
-    return {**fields, **read, "tags": admin_form.parse_tags(fields["tags"]), "secret_access_key": ""}
+class Form(schema_form(AwsKind(), admin_form.AwsForm)):  # type: ignore[misc]
+    """Without the name and switch of a backend, which need rows."""
+
+    def clean_name(self) -> str:
+        return "aws"
+
+
+def sent_back(stored: dict[str, Any]) -> Form:
+    """The form as it shows a stored config, sent back as it is."""
+    shown = Form(initial=Form().initial_values(stored))
+    data = {name: shown[name].value() for name in shown.fields}
+    return Form({**data, "name": "aws"})
+
+
+def field(name: str) -> Any:
+    return Form().fields[name]
 
 
 @given(configs)
 def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str, Any]) -> None:
     kept, _ = config.settle(said)
-    again, _ = config.settle(admin_form.parse_config(typed(admin_form.form_values(kept))))
-    before, after = config.read(kept), config.read(again)
+    form = sent_back(kept)
+    assert form.is_valid(), form.errors
+    before, after = config.read(kept), config.read(form.config)
     assert set(after.regions) == set(before.regions)
     assert after == before.model_copy(update={"regions": after.regions})
 
 
 def test_what_differs_by_region_has_a_line_for_each() -> None:
     text = "eu-west-1: subnet-1, subnet-2\nus-east-1:subnet-3\n"
-    assert admin_form.parse_by_region(text, several=True) == {
-        "eu-west-1": ["subnet-1", "subnet-2"],
-        "us-east-1": ["subnet-3"],
-    }
-    assert admin_form.parse_by_region("subnet-1 subnet-2", several=True) == ["subnet-1", "subnet-2"]
-    assert admin_form.parse_by_region("ami-1\neu-west-1: ami-2", several=False) == {"*": "ami-1", "eu-west-1": "ami-2"}
-    assert admin_form.parse_by_region(" \n", several=False) == ""
+    assert field("subnets").clean(text) == {"eu-west-1": ["subnet-1", "subnet-2"], "us-east-1": ["subnet-3"]}
+    assert field("subnets").clean("subnet-1 subnet-2") == ["subnet-1", "subnet-2"]
+    assert field("ami").clean("ami-1\neu-west-1: ami-2") == {"*": "ami-1", "eu-west-1": "ami-2"}
+    assert field("ami").clean(" \n") == ""
 
 
 @pytest.mark.parametrize("text", ["eu-west-1:", "eu-west-1: ami-1 ami-2", "ami-1 ami-2", "ami-1\nami-2"])
 def test_what_can_mean_two_things_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|nothing is said"):
-        admin_form.parse_by_region(text, several=False)
+    with pytest.raises(ValidationError, match="Enter"):
+        field("ami").clean(text)
 
 
 @pytest.mark.parametrize("text", ["team", "=x"])
 def test_a_tag_has_a_name_and_a_value(text: str) -> None:
-    with pytest.raises(ValueError, match="name=value"):
-        admin_form.parse_tags(text)
+    with pytest.raises(ValidationError, match="name=value"):
+        field("tags").clean(text)
+
+
+def test_regions_have_names_and_areas() -> None:
+    areas = dict(field("regions").choices)
+    assert ("eu-west-1", "eu-west-1 Europe (Ireland)") in areas["Europe"]
+    assert sum(map(len, areas.values())) == len(config.region_names()) > 30

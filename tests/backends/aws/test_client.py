@@ -12,8 +12,8 @@ import pytest
 
 from dstackweb.backends.aws import client, config, rate_limits
 from dstackweb.backends.aws.client import BACKGROUND, WAITED_FOR, Aws
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.rate_limits import RateLimit
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
@@ -244,7 +244,7 @@ def test_credentials_that_were_refused_are_read_anew_next_time(
     path = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
     backend.config["credentials"] = "default"
-    ours, key = AwsSources(backend), SourceKey("spot_prices", REGION)
+    ours, key = AwsBackend(backend), SourceKey("spot_prices", REGION)
     said = f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = "
     path.write_text(f"{said} wrong\n")
     with pytest.raises(SourceFailed, match="bad_credentials"):
@@ -257,14 +257,14 @@ def test_credentials_that_were_refused_are_read_anew_next_time(
 def test_a_profile_that_is_not_there_is_told_by_whatever_is_asked_first(backend: Backend, source: str) -> None:
     backend.config["credentials"] = {"profile": "gpus"}
     with pytest.raises(SourceFailed) as failed:
-        AwsSources(backend).fetch(SourceKey(source, REGION))
+        AwsBackend(backend).fetch(SourceKey(source, REGION))
     assert (failed.value.code, failed.value.data["why"]) == ("bad_credentials", "config")
 
 
 def test_a_region_of_no_partition_is_told(backend: Backend) -> None:
     backend.config["regions"] = ["aa-nowhere-1"]
     with pytest.raises(SourceFailed) as failed:
-        AwsSources(backend).fetch(SourceKey("prices", "aa-nowhere-1"))
+        AwsBackend(backend).fetch(SourceKey("prices", "aa-nowhere-1"))
     assert failed.value.code == "service_error"
     assert "aa-nowhere-1" in failed.value.data["text"]
 
@@ -272,13 +272,13 @@ def test_a_region_of_no_partition_is_told(backend: Backend) -> None:
 def test_an_access_key_whose_secret_is_not_there_is_told(backend: Backend) -> None:
     backend.secret = ""
     with pytest.raises(SourceFailed, match="missing: secret_access_key"):
-        AwsSources(backend).fetch(SourceKey("spot_prices", REGION))
+        AwsBackend(backend).fetch(SourceKey("spot_prices", REGION))
 
 
 def test_a_secret_kept_under_another_key_can_not_be_used(backend: Backend, settings: Any) -> None:
     settings.SECRET_KEY = "another"
     with pytest.raises(SourceFailed) as failed:
-        AwsSources(backend).fetch(SourceKey("spot_prices", REGION))
+        AwsBackend(backend).fetch(SourceKey("spot_prices", REGION))
     assert (failed.value.code, failed.value.data["why"]) == ("bad_credentials", "config")
     assert "another secret key" in failed.value.data["text"]
 

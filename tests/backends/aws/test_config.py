@@ -43,7 +43,7 @@ def test_regions_are_enough() -> None:
             "credentials",
             "an access key and a profile exclude each other",
         ),
-        ({"regions": ["eu-west-1"], "credentials": {"external_id": "x"}}, "credentials", "belongs to a role_arn"),
+        ({"regions": ["eu-west-1"], "credentials": {"external_id": "x"}}, "credentials", "requires a role_arn"),
         ({"regions": ["eu-west-1"], "credentials": {"role_arn": "gpus"}}, "credentials.role_arn", "a role's ARN"),
         ({"regions": ["eu-west-1"], "endpoint_url": "localhost:5000"}, "endpoint_url", "should be an http(s) URL"),
         ({"regions": ["eu-west-1"], "families": ["G5!"]}, "families", "'G5!' is none"),

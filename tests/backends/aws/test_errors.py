@@ -8,7 +8,8 @@ import pytest
 from botocore import exceptions as boto
 from django.utils import translation
 
-from dstackweb.backends.aws import errors, wording
+from dstackweb.backends.aws import errors
+from dstackweb.backends.aws.kind import AwsKind
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
@@ -44,7 +45,7 @@ def test_a_denial_names_who_lacks_which_permission() -> None:
         "servicequotas:ListServiceQuotas",
         USER,
     )
-    assert wording.failure(told) == (
+    assert AwsKind().source_failure(told) == (
         f"Access denied in eu-west-1: the policy of {USER} lacks servicequotas:ListServiceQuotas. Allow it in IAM."
     )
 
@@ -84,7 +85,7 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
     denied = said("UnauthorizedOperation", "You are not authorized to perform this operation.", operation)
     told = explained(denied, service=service)
     assert told["action"] == action
-    assert wording.failure(told) == f"Access denied in eu-west-1: the policy lacks {action}. Allow it in IAM."
+    assert AwsKind().source_failure(told) == f"Access denied in eu-west-1: the policy lacks {action}. Allow it in IAM."
 
 
 @pytest.mark.parametrize(
@@ -123,17 +124,17 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
 def test_other_failures_say_what_happened_and_what_to_do(error: Exception, region: str, code: str, words: str) -> None:
     told = explained(error, region)
     assert told["code"] == code
-    assert words in wording.failure(told)
+    assert words in AwsKind().source_failure(told)
 
 
 def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
-    assert wording.failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
+    assert AwsKind().source_failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
 
 
 def test_a_turn_that_has_not_come_is_not_blamed_on_aws() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:X", "region": "x-1", "by": "limiter"}
-    assert wording.failure(told).startswith("Rate limit of ec2:X in x-1 reached")
+    assert AwsKind().source_failure(told).startswith("Rate limit of ec2:X in x-1 reached")
 
 
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
@@ -175,4 +176,4 @@ def test_a_disabled_region_is_not_blamed_on_the_credentials() -> None:
 )
 def test_an_offers_availability_is_told_with_its_numbers(detail: dict[str, Any], words: str) -> None:
     with translation.override("en"):
-        assert wording.availability(detail) == words
+        assert AwsKind().offer_detail(detail) == words

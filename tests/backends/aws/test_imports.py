@@ -10,7 +10,7 @@ def test_the_web_server_and_whatever_reads_offers_do_without_boto3() -> None:
     code = """
 import sys, django
 django.setup()
-import dstackweb.urls, dstackweb.backends.registry, dstackweb.backends.aws.sources, dstackweb.backends.aws.wording
+import dstackweb.urls, dstackweb.backends.registry, dstackweb.backends.aws.kind, dstackweb.backends.aws.errors
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("boto3", "botocore")))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.backends.aws import client
-from dstackweb.backends.aws.sources import AwsSources
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import Availability, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
@@ -28,7 +28,7 @@ def backend(cloud: Cloud, transactional_db: None, monkeypatch: pytest.MonkeyPatc
     settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"
     for name, value in cloud.env.items():
         monkeypatch.setenv(name, value)
-    use_driver(monkeypatch, "aws", AwsSources)
+    use_driver(monkeypatch, "aws", AwsBackend)
     monkeypatch.setattr(sources, "TICK_S", 60.0)
     # botocore's own repeats, which wait for seconds, are not what these tests are of.
     monkeypatch.setattr(client, "Aws", partial(client.Aws, patience=client.PROBE))
@@ -37,7 +37,7 @@ def backend(cloud: Cloud, transactional_db: None, monkeypatch: pytest.MonkeyPatc
 
 
 def states(backend: Backend) -> Counter[str]:
-    return Counter(str(sources.read(backend, key).state) for key in AwsSources(backend).wanted())
+    return Counter(str(sources.read(backend, key).state) for key in AwsBackend(backend).wanted())
 
 
 def test_twenty_questions_cost_one_look_at_each_source_of_each_region(backend: Backend, cloud: Cloud) -> None:

@@ -12,7 +12,7 @@ from django.db import connection
 
 from dstackweb.backends import registry
 from dstackweb.backends.aws import ami, client, config, instances
-from dstackweb.backends.aws.backend import AwsBackend
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import CloudInstance, InstanceOrder, InstanceState, LaunchFailed, SourceFailed
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
@@ -143,7 +143,7 @@ class TestOrder:
         wanted = order()
         first = AwsBackend(backend).launch(wanted)
         looks = iter([None, first if found else None])
-        monkeypatch.setattr(instances, "find_by_order", lambda *_: next(looks))
+        monkeypatch.setattr(instances, "_find_by_order", lambda *_: next(looks))
         code = configured(backend, disk_gb=200)
         if found:
             assert code.launch(wanted).cloud_id == first.cloud_id
@@ -376,7 +376,7 @@ class TestEnding:
         code.terminate(REGION, [one, two])
 
     def test_many_end_in_few_calls(self, code: AwsBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(instances, "MOST_IDS", 2)
+        monkeypatch.setattr(instances, "MAX_IDS", 2)
         monkeypatch.setattr(instances, "PAGE", 5)
         tags = [{"Key": instances.DEPLOYMENT_TAG, "Value": DEPLOYMENT}]
         for _ in range(7):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.aws import config
 from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.kind import AwsKind
 from dstackweb.backends.aws.offers import join
 from dstackweb.backends.aws.quotas import Quota, code_of
-from dstackweb.backends.aws.wording import availability
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
@@ -109,7 +109,7 @@ def test_gpus_that_no_public_image_has_a_driver_for_need_one_of_ones_own() -> No
     readings = known(instance_types=fresh({p3.name: p3}), prices=fresh({p3.name: Decimal("3.06")}))
     (offer,) = offers(readings, {"gpu": "V100"})
     assert (offer.availability, offer.detail) == (Availability.NOT_AVAILABLE, {"code": "no_driver", "family": "p3"})
-    assert "p3" in availability(offer.detail)
+    assert "p3" in AwsKind().offer_detail(offer.detail)
     (offer,) = offers(readings, {"gpu": "V100"}, said={"ami": "ami-0000000000000000f"})
     assert offer.availability == Availability.AVAILABLE
 

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from dstackweb.backends.aws import errors
-from dstackweb.backends.aws.refusals import CODES, refusal
+from dstackweb.backends.aws.errors import refusal
 from dstackweb.backends.contract import LaunchFailed, SourceFailed
 
 REGION = "eu-west-1"
@@ -96,7 +96,3 @@ def test_an_image_of_the_marketplace_is_told_from_a_region_that_is_not_enabled()
     assert failed is not None
     assert failed.code == "ami"
     assert answered("OptInRequired", "You are not subscribed to this service", 401) is None
-
-
-def test_the_codes_are_those_of_the_contract() -> None:
-    assert set(CODES.values()) <= {"no_capacity", "quota", "spot_price", "ami", "network"}

@@ -17,8 +17,8 @@ import botocore.session
 import pytest
 
 from dstackweb.backends.aws import ami, check, check_words, config, public_url
-from dstackweb.backends.aws.backend import AwsBackend
 from dstackweb.backends.aws.client import Aws
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import Cloud
@@ -22,20 +22,20 @@ G, SPOT_G = "L-DB2E81BA", "L-3819A6DF"
 pytestmark = pytest.mark.django_db
 
 
-def fetch(aws: AwsSources, source: str, region: str = REGION) -> Any:
+def fetch(aws: AwsBackend, source: str, region: str = REGION) -> Any:
     value = aws.fetch(SourceKey(source, region))
     assert pickle.loads(pickle.dumps(value)) == value
     return value
 
 
-def change(backend: Backend, **said: Any) -> AwsSources:
+def change(backend: Backend, **said: Any) -> AwsBackend:
     backend.config = {**backend.config, **said}
     backend.version += 1
     backend.save()
-    return AwsSources(backend)
+    return AwsBackend(backend)
 
 
-def readings(aws: AwsSources) -> dict[SourceKey, SourceReading]:
+def readings(aws: AwsBackend) -> dict[SourceKey, SourceReading]:
     found = {}
     for key in aws.wanted():
         try:
@@ -45,7 +45,7 @@ def readings(aws: AwsSources) -> dict[SourceKey, SourceReading]:
     return found
 
 
-def test_instance_types_have_cpus_memory_gpus_and_zones(aws: AwsSources) -> None:
+def test_instance_types_have_cpus_memory_gpus_and_zones(aws: AwsBackend) -> None:
     types = fetch(aws, "instance_types")
     p5 = types["p5.48xlarge"]
     assert (p5.cpus, p5.memory_mib, p5.gpu_name, p5.gpu_count, p5.gpu_memory_mib) == (192, 2097152, "H100", 8, 81920)
@@ -56,7 +56,7 @@ def test_instance_types_have_cpus_memory_gpus_and_zones(aws: AwsSources) -> None
 
 def test_what_jobs_can_not_run_on_or_nobody_can_ask_for_is_left_out(cloud: Cloud, backend: Backend) -> None:
     cloud.catalog(everything=True)
-    types = fetch(AwsSources(backend), "instance_types")
+    types = fetch(AwsBackend(backend), "instance_types")
     assert len(types) > 600
     for family in ("mac2", "inf2", "trn1", "g6f", "dl1", "f2", "vt1", "g4ad", "m7g", "g5g"):
         assert not [name for name in types if name.partition(".")[0] == family], family
@@ -73,7 +73,7 @@ def test_only_what_the_config_allows_is_kept_of_any_source(backend: Backend) -> 
         assert {name.partition(".")[0] for name in names} == {"g5", "p5"}, source
 
 
-def test_prices_are_those_of_linux_on_shared_hardware(aws: AwsSources, cloud: Cloud) -> None:
+def test_prices_are_those_of_linux_on_shared_hardware(aws: AwsBackend, cloud: Cloud) -> None:
     prices = fetch(aws, "prices")
     types = fetch(aws, "instance_types")
     assert {name for name, kind in types.items() if kind.on_demand} <= set(prices)
@@ -88,7 +88,7 @@ def test_prices_of_a_region_without_that_api_are_asked_elsewhere(backend: Backen
     assert {call["region"] for call in cloud.calls("pricing")} == {"us-east-1", "eu-central-1"}
 
 
-def test_spot_prices_are_those_of_now_by_zone(aws: AwsSources, cloud: Cloud) -> None:
+def test_spot_prices_are_those_of_now_by_zone(aws: AwsBackend, cloud: Cloud) -> None:
     cloud.spot_price("g5.xlarge", 0.123, zone="us-east-1b")
     prices = fetch(aws, "spot_prices")
     assert prices["g5.xlarge"]["us-east-1b"] == Decimal("0.123")
@@ -96,7 +96,7 @@ def test_spot_prices_are_those_of_now_by_zone(aws: AwsSources, cloud: Cloud) -> 
     assert fetch(aws, "prices")["g5.xlarge"] > prices["g5.xlarge"]["us-east-1a"] > 0
 
 
-def test_quotas_are_vcpus_with_what_is_in_use_spot_apart(aws: AwsSources, cloud: Cloud) -> None:
+def test_quotas_are_vcpus_with_what_is_in_use_spot_apart(aws: AwsBackend, cloud: Cloud) -> None:
     cloud.quota(G, 64)
     before = fetch(aws, "quotas")
     assert before[G] == Quota(64, 0)
@@ -114,7 +114,7 @@ def test_quotas_are_vcpus_with_what_is_in_use_spot_apart(aws: AwsSources, cloud:
 
 
 def test_subnets_are_asked_for_where_they_are_configured(backend: Backend, cloud: Cloud) -> None:
-    assert SourceKey("subnets", REGION) not in AwsSources(backend).wanted()
+    assert SourceKey("subnets", REGION) not in AwsBackend(backend).wanted()
     subnet = cloud.client("ec2").describe_subnets()["Subnets"][0]
     aws = change(backend, subnets=subnet["SubnetId"])
     assert SourceKey("subnets", REGION) in aws.wanted()

@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.aws.instance_types import InstanceType
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
-from dstackweb.backends.aws.sources import AwsSources
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import sources
@@ -47,7 +47,7 @@ class Aws:
             "spot_prices": {"g6.xlarge": {"us-east-1a": Decimal("0.2978")}},
             "quotas": {"L-DB2E81BA": Quota(64, 64), "L-3819A6DF": Quota(64, 12), "L-417A185B": Quota(0, 0)},
         }
-        monkeypatch.setattr(AwsSources, "fetch", lambda _self, key: self.fetch(key))
+        monkeypatch.setattr(AwsBackend, "fetch", lambda _self, key: self.fetch(key))
         self.backend = Backend.objects.create(
             name="aws", kind="aws", config={"regions": ["us-east-1"], "allow_private_url": True}
         )
@@ -59,7 +59,7 @@ class Aws:
         return said
 
     def ask(self) -> None:
-        for key in AwsSources(self.backend).wanted():
+        for key in AwsBackend(self.backend).wanted():
             sources.refresh(self.backend, key)
 
 
