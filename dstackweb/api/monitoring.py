@@ -21,7 +21,7 @@ from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus.clock import to_ms
 from dstackweb.gpus.models import HostSampling, PolicyStop
 from dstackweb.gpus.samples.latest import is_fresh, newest
-from dstackweb.offers import figures, freshness, sources
+from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import spend
@@ -118,7 +118,7 @@ class Clouds(Collector):
 
     def _cache(self) -> Iterator[Metric]:
         midnight = self._now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        totals = figures.totals(midnight)
+        totals = counts.totals(midnight)
         for name, help_text in COUNTED.items():
             counter = CounterMetricFamily(f"dstackweb_offers_{name}", help_text, labels=["backend"])
             for backend, found in totals.items():

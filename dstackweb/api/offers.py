@@ -20,7 +20,7 @@ from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import figures, filters, listing, refreshing
+from dstackweb.offers import counts, filters, listing
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.listing import RegionQuotas
 from dstackweb.scheduler.cloud.backend_offers import idle_offers
@@ -225,7 +225,7 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
     for place, name in enumerate(named):
         if name not in clouds:
             raise Invalid.at("backends", place, msg=f"there is no enabled cloud backend {name[:80]!r}")
-    refreshed = refreshing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
+    refreshed = listing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
     return {"items": [found.name for found in refreshed]}
 
 
@@ -276,8 +276,8 @@ def quotas(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=2160)] = 24) -> dict[str, Any]:
     """Cache hits, calls made and calls saved, by hour."""
     this_hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    found = figures.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
+    found = counts.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
     return {
-        "total": sum((one for _, one in found), figures.Figures()),
+        "total": sum((one for _, one in found), counts.Figures()),
         "items": [{"hour": hour, **FiguresOut.from_orm(one).dict()} for hour, one in found],
     }

@@ -1,6 +1,6 @@
-"""What the cache has done, added up in memory and written every few seconds: a hit writes nothing itself.
+"""Statistics of the cache of offers (docs/offers.md). A hit writes nothing: processes write sums every few seconds.
 
-A process that is killed loses the last seconds of its counts, and nothing else depends on them.
+A killed process loses the last seconds of its counts, and nothing else depends on them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
 from typing import Any
 
 from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import F
+from django.db.models import F, Sum
 from django.utils import timezone
 
 from dstackweb.backends.models import Backend
@@ -24,6 +25,36 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
 KEPT = dt.timedelta(days=90)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Sums of CacheCount's columns."""
+
+    hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    calls: int = 0
+    failures: int = 0
+    throttles: int = 0
+    stale_served: int = 0
+    uncached: int = 0
+
+    @property
+    def saved(self) -> int:
+        """Calls that the cache saved; below zero where sources were kept fresh for few readers."""
+        return self.uncached - self.calls
+
+    @property
+    def saved_percent(self) -> float | None:
+        """Calls saved, in percent of `uncached`; None if nothing was looked up or more calls were made than saved."""
+        return 100 * self.saved / self.uncached if self.uncached and self.saved >= 0 else None
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(**{name: getattr(self, name) + getattr(other, name) for name in NAMES})
+
+
+NAMES = tuple(field.name for field in fields(Figures))
 
 _lock = threading.Lock()
 _numbers: defaultdict[tuple[int, dt.datetime], Counter[str]] = defaultdict(Counter)
@@ -51,7 +82,7 @@ def used(backend_id: int, digest: str, at: dt.datetime) -> None:
 
 
 def flush() -> None:
-    """Write what has added up. What the database does not take now is tried again next time."""
+    """Write the sums. What the database rejects is tried again next time."""
     global _since
     with _lock:
         numbers, results = dict(_numbers), dict(_used)
@@ -77,23 +108,41 @@ def flush() -> None:
 
 
 def flush_if_due(**_signal: Any) -> None:
-    """After a request: write, unless that was done just now."""
+    """After a request: write if the last time was long enough ago."""
     if _since and time.monotonic() - _since > FLUSH_S:
         flush()
 
 
 def flush_after_task(**_signal: Any) -> None:
-    """After a task, whose worker may be gone before the next one."""
+    """After a task: its worker may end before the next one."""
     flush()
 
 
+def by_hour(backend: Backend, since: dt.datetime) -> list[tuple[dt.datetime, Figures]]:
+    """Each hour with any counts, newest first."""
+    rows = CacheCount.objects.filter(backend=backend, hour__gte=since).order_by("-hour")
+    return [(row.hour, Figures(**{name: getattr(row, name) for name in NAMES})) for row in rows]
+
+
+def totals(since: dt.datetime) -> dict[str, Figures]:
+    """By backend name; backends without counts are left out."""
+    hours = CacheCount.objects.filter(hour__gte=since, backend__deleted_at=None).order_by()
+    sums = hours.values_list("backend__name").annotate(*(Sum(name) for name in NAMES))
+    return {backend: Figures(*numbers) for backend, *numbers in sums}
+
+
+def last_day(now: dt.datetime) -> dict[str, Figures]:
+    """By backend name, over the last 24 hours."""
+    return totals(now - dt.timedelta(hours=24))
+
+
 def prune(now: dt.datetime) -> None:
-    """Drop the hours that nobody looks at any more."""
+    """Delete old hours."""
     CacheCount.objects.filter(hour__lt=now - KEPT).delete()
 
 
 def forget() -> None:
-    """Drop what is not written: it is another process's, or of rows that are gone."""
+    """Drop unwritten counts: they are another process's, or of deleted rows."""
     global _lock, _since
     _lock = threading.Lock()
     _numbers.clear()

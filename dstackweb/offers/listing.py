@@ -1,10 +1,10 @@
-"""All offers that somebody asks for, of clouds and own hosts alike, with how old what is known of them is."""
+"""The offers of all backends, with the age of their sources; and the refresh by hand."""
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from dstackweb.backends.contract import Offer, Sourced, SourceFailed, SourceKey,
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
+from dstackweb.lib.errors import TooMany
+from dstackweb.lib.models import Bucket, Busy
 from dstackweb.offers import catalog, freshness, sources
 from dstackweb.offers.filters import Filter
 from dstackweb.offers.freshness import Freshness
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 WHOLE = "offers"
 """The source of a backend that has none, or that is set up wrongly: all that it offers."""
 QUOTAS = "quotas"
+REFRESH_EVERY_S = 10.0
+"""The least time between two refreshes by hand of a backend."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,26 @@ def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
         )
         for key, reading in sorted(readings.items())
     ]
+
+
+def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
+    """Refresh the sources of these backends in the background, except those refreshed just now; returns the others.
+
+    Raises TooMany if all were refreshed just now.
+    """
+    refreshed: list[Backend] = []
+    waits: list[float] = []
+    for backend in backends:
+        try:
+            Bucket.reserve(f"refresh:{backend.pk}", 1 / REFRESH_EVERY_S, 1, 0.0, round(now.timestamp() * 1e6))
+        except Busy as busy:
+            waits.append(busy.wait_s)
+        else:
+            sources.refresh_now(backend)
+            refreshed.append(backend)
+    if waits and not refreshed:
+        raise TooMany("they were refreshed just now", retry_after=min(waits))
+    return refreshed
 
 
 def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:

@@ -85,8 +85,3 @@ class CacheCount(models.Model):
 
     def __str__(self) -> str:
         return f"{self.backend_id}: {self.hour:%Y-%m-%d %H}"
-
-    @property
-    def saved(self) -> int:
-        """The calls that the cache has saved; below zero where sources were kept fresh for hardly anybody."""
-        return self.uncached - self.calls

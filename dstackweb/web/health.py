@@ -25,7 +25,7 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
-from dstackweb.offers import figures, freshness, sources, store
+from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, PeriodicJob
@@ -48,7 +48,7 @@ TONES = ("go", "info", "wait", "bad")
 @project_page()
 def health_page(request: PageRequest) -> HttpResponse:
     """The checks, for the page and its polls."""
-    found, calls = checks(), sorted(figures.last_day(timezone.now()).items())
+    found, calls = checks(), sorted(counts.last_day(timezone.now()).items())
     worst = max((check.tone for check in found), key=TONES.index)
     context = {"checks": found, "calls": calls, "worst": worst}
     return polled(request, "health/health.html", "health/health_list.html", fingerprint(found, calls), lambda: context)

@@ -9,7 +9,7 @@ import pytest
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid, TooMany
-from dstackweb.offers import freshness, listing, refreshing, sources
+from dstackweb.offers import freshness, listing, sources
 from dstackweb.offers.filters import Filter
 from tests.offers.cloud_stub import TYPES, Clock
 
@@ -17,21 +17,21 @@ pytestmark = pytest.mark.django_db
 
 
 def test_who_asks_again_too_soon_is_told_when_it_may(backend: Backend, plain: Backend, clock: Clock) -> None:
-    assert refreshing.refresh([backend], clock.now) == [backend]
+    assert listing.refresh([backend], clock.now) == [backend]
     clock.pass_s(3)
-    assert refreshing.refresh([backend, plain], clock.now) == [plain]
+    assert listing.refresh([backend, plain], clock.now) == [plain]
     with pytest.raises(TooMany) as refused:
-        refreshing.refresh([backend, plain], clock.now)
+        listing.refresh([backend, plain], clock.now)
     assert refused.value.retry_after == pytest.approx(7)
     clock.pass_s(7)
-    assert refreshing.refresh([backend], clock.now) == [backend]
-    assert refreshing.refresh([], clock.now) == []
+    assert listing.refresh([backend], clock.now) == [backend]
+    assert listing.refresh([], clock.now) == []
 
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_to_be_asked_anew_is_due_however_young_it_is(backend: Backend, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
-    refreshing.refresh([backend], clock.now)
+    listing.refresh([backend], clock.now)
     ages = freshness.of_backends(sources.sourced_backends(), clock.now)
     (age,) = [age for age in ages if (age.source, age.region) == TYPES]
     assert (age.state, age.due_at, age.fetched_at) == ("stale", None, clock.now)

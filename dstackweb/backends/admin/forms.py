@@ -170,7 +170,7 @@ class PairsField(forms.CharField):
 
 def schema_form(kind: Kind, base: type[BackendForm] = BackendForm) -> type[BackendForm]:
     """A form with a field for each of the schema's that `base` does not declare."""
-    declared = base.declared_fields  # type: ignore[attr-defined]
+    declared = base.declared_fields
     paths = {path[-1]: info for path, info in _paths(kind.schema).items() if path[-1] not in declared}
     fields = {name: base.field_for(name, info) for name, info in paths.items()}
     shown: list[tuple[Any, dict[str, Any]]] = [*base.fieldsets]

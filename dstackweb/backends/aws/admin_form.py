@@ -67,10 +67,11 @@ class AwsForm(BackendForm):
     """The settings of `AwsConfig` in groups, most of them collapsed."""
 
     regions = forms.MultipleChoiceField(
+        label=_("Regions"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
         choices=_regions,
-        help_text=_(AwsConfig.model_fields["regions"].description),
+        help_text=_(AwsConfig.model_fields["regions"].description or ""),
     )
     other_regions = NamesField(
         required=False,

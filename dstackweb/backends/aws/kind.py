@@ -29,7 +29,7 @@ from dstackweb.backends.contract import (
 )
 from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthCheck, Kind, QuotaFamily
 from dstackweb.lib.errors import DomainError
-from dstackweb.spec.requirements import Requirements
+from dstackweb.spec.effective import Requirements
 
 if TYPE_CHECKING:
     from dstackweb.backends.admin.forms import BackendForm

@@ -21,7 +21,7 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import figures, filters, freshness, listing, refreshing, sources
+from dstackweb.offers import counts, filters, freshness, listing, sources
 from dstackweb.offers.filters import Filter, Order
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import Requirements
@@ -165,7 +165,7 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
         "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
         "next_stale": min((line.until for line in lines if line.until), default=None),
         "has_clouds": has_clouds,
-        "today": sum(figures.last_day(now).values(), figures.Figures()),
+        "today": sum(counts.last_day(now).values(), counts.Figures()),
         "regions_known": sorted({offer.region for offer in everything.offers if offer.region}),
         "backends_known": sorted({offer.backend for offer in everything.offers}),
         "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),
@@ -203,7 +203,7 @@ def refresh(request: PageRequest) -> HttpResponse:
     """Refresh all sources of all backends in the background."""
     sourced = sources.sourced_backends()
     now = timezone.now()
-    begun = {backend.pk for backend in refreshing.refresh([backend for backend, _driver in sourced], now)}
+    begun = {backend.pk for backend in listing.refresh([backend for backend, _driver in sourced], now)}
     found = [(backend, driver) for backend, driver in sourced if backend.pk in begun]
     asked = sum(len(driver.wanted()) for _backend, driver in found)
     text = ngettext("Refresh of %d source started", "Refresh of %d sources started", asked) % asked
