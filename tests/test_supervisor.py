@@ -173,7 +173,8 @@ def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(new_deploy
     assert re.fullmatch(r"dstackweb: no database in \S+ yet\. Start the server with `make run`\n", asked.stderr)
 
 
-def test_the_server_tells_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
+@pytest.mark.slow
+def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
     deployment: dict[str, str], tmp_path: Path
 ) -> None:
     console = up(deployment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -64,50 +64,41 @@ class Look(NamedTuple):
     width: int
 
 
-LOOKS = (Look("light", 1360), Look("dark", 390), Look("dark", 1360), Look("light", 390))
-
-
 def _open(page: Page, look: Look, address: str) -> None:
     page.emulate_media(color_scheme=look.theme)
     page.set_viewport_size({"width": look.width, "height": 844})
     page.goto(address)
     if "wall" not in address:  # which is always dark
         expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
-    _fits(page, address)
 
 
-def _fits(page: Page, address: str) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{address} is too wide"
-
-
-def check_pages(page: Page, addresses: Iterable[str]) -> None:
-    """Each page fits a desktop and a phone, and axe-core finds nothing in one look: loaded once, the looks in turn.
-
-    For the quick suite; `check_all_looks` is for the slow one.
-    """
-    faults = {}
-    for number, address in enumerate(addresses):
-        look, other = LOOKS[number % 2], LOOKS[(number + 1) % 2]
-        _open(page, look, address)
-        faults[address] = accessibility_faults(page)
-        page.set_viewport_size({"width": other.width, "height": 844})
-        settle(page)
-        _fits(page, address)
-    assert {address: found for address, found in faults.items() if found} == {}
-
-
-def check_all_looks(page: Page, addresses: Mapping[str, str], folder: Path) -> None:
-    """Each page, loaded in each look, fits, and axe-core finds nothing.
-
-    Takes pictures by the pages' names, into the folder in SCREENSHOTS or `folder`.
-    """
+def take_picture(page: Page, name: str, folder: Path) -> None:
+    """Write what the page shows, which is not too wide, into the folder in SCREENSHOTS or `folder`."""
     folder = Path(os.environ.get("SCREENSHOTS") or folder)
     folder.mkdir(parents=True, exist_ok=True)
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
+    theme, width = page.evaluate("[document.documentElement.dataset.bsTheme, innerWidth]")
+    page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page="wall" not in name)
+
+
+def check_now(page: Page, name: str, folder: Path) -> None:
+    """What the page shows now fits the window, and axe-core finds nothing; with a picture."""
+    take_picture(page, name, folder)
+    assert (name, accessibility_faults(page)) == (name, [])
+
+
+def check_pages(page: Page, addresses: Mapping[str, str], folder: Path) -> None:
+    """Each page fits a desktop and a phone in both themes; axe-core finds nothing in either theme or width.
+
+    Takes pictures by the pages' names.
+    """
     faults = {}
-    for look in LOOKS:
-        for name, address in addresses.items():
+    for name, address in addresses.items():
+        for look, other_width in ((Look("light", 1360), 390), (Look("dark", 390), 1360)):
             _open(page, look, address)
-            settle(page)
-            page.screenshot(path=folder / f"{name}-{look.width}-{look.theme}.png", full_page="wall" not in name)
+            take_picture(page, name, folder)
             faults[f"{address} {look}"] = accessibility_faults(page)
+            page.set_viewport_size({"width": other_width, "height": 844})
+            take_picture(page, name, folder)
     assert {address: found for address, found in faults.items() if found} == {}

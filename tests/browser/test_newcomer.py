@@ -18,6 +18,7 @@ def server(open_home: Path) -> object:
         yield server
 
 
+@pytest.mark.slow
 def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page: Callable[..., Page]) -> None:
     page = new_page()
     sign_in_by_form(page, server.url, "admin", PASSWORD)

@@ -16,7 +16,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.offers.models import SourceRow
 from tests.browser import cloud_demo, demo
 from tests.browser.conftest import Complaints
-from tests.browser.support import accessibility_faults, check_all_looks, check_pages, sign_in
+from tests.browser.support import accessibility_faults, check_pages, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
@@ -48,20 +48,12 @@ def page(live_server, new_page: Callable[..., Page], cloud: Callable[[], Backend
     return page
 
 
-def test_every_page_about_clouds_is_accessible_and_fits_a_phone(
-    live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints
-) -> None:
-    cloud()
-    check_pages(page, [live_server.url + PAGES[name] for name in ("offers", "quotas", "machines")])
-    assert complaints == []
-
-
 @pytest.mark.slow
 def test_every_page_about_clouds_is_accessible_in_both_themes_and_widths(
     live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints, tmp_path: Path
 ) -> None:
     cloud()
-    check_all_looks(page, {name: live_server.url + path for name, path in PAGES.items()}, tmp_path)
+    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()}, tmp_path)
     assert complaints == []
 
 

@@ -12,7 +12,7 @@ from dstackweb.progress.counters import Delta
 from dstackweb.progress.states import TaskState
 from tests.browser import progress_demo, task_demo
 from tests.browser.conftest import Complaints
-from tests.browser.support import check_all_looks, check_pages, sign_in
+from tests.browser.support import check_pages, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 S = TaskState
@@ -37,19 +37,6 @@ def opened(page: Page, base: str, path: str) -> None:
     page.goto(f"{base}/p/main/{path}")
 
 
-def test_they_are_accessible_and_fit_a_phone(live_server, new_page: Callable[..., Page]) -> None:
-    progress_demo.build()
-    page = new_page(reduced_motion="reduce")
-    sign_in(page, live_server.url, "mia")
-    check_pages(
-        page,
-        [
-            f"{live_server.url}/p/main/{path}"
-            for path in ("progress/", RUN, f"{RUN}prefix/?prefix=sweep-lr&show=failures")
-        ],
-    )
-
-
 @pytest.mark.slow
 def test_they_are_accessible_in_both_themes_and_widths(
     live_server, new_page: Callable[..., Page], tmp_path: Path
@@ -57,7 +44,7 @@ def test_they_are_accessible_in_both_themes_and_widths(
     progress_demo.build()
     page = new_page(reduced_motion="reduce")
     sign_in(page, live_server.url, "mia")
-    check_all_looks(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
+    check_pages(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
 
 
 def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) -> None:

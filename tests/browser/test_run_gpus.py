@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
 from dstackweb.web.gpus import alerts
 from tests.browser import demo
-from tests.browser.support import accessibility_faults, settle, sign_in
+from tests.browser.support import accessibility_faults, check_pages, settle, sign_in
 from tests.browser.test_history import COLOURS, colour
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.gpus.snapshots import sample
@@ -147,17 +146,7 @@ def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_pictures(live_server, new_page: Callable[..., Page], run: Run, tmp_path: Path, theme: str, size: str) -> None:
-    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    width, height = {"desktop": (1360, 900), "phone": (390, 844)}[size]
-    page = new_page(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
-    sign_in(page, live_server.url, "ann")
+def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server, tmp_path: Path) -> None:
     run_path = "runs/train-llama-sft/"
-    for name, path in {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}.items():
-        page.goto(f"{live_server.url}/p/main/{path}")
-        settle(page)
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
-        page.screenshot(path=folder / f"gpus-{name}-{size}-{theme}.png", full_page=True)
+    pages = {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}
+    check_pages(page, {f"gpus-{name}": f"{live_server.url}/p/main/{path}" for name, path in pages.items()}, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
 
 
 def test_a_command_that_is_not_found_fails_the_run_with_127(server: Server) -> None:

@@ -21,7 +21,7 @@ from dstackweb.scheduler.passes.placement_pass import run_passes
 from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 from tests.faults.killing import killed_at_each_statement
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -63,9 +63,8 @@ def take_back() -> None:
     count_runs_anew()
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_pass_killed_in_the_middle_of_a_batch_has_placed_runs_whole_and_the_next_goes_on(
-    main: Project, boss: User, monkeypatch: pytest.MonkeyPatch, every: int
+    main: Project, boss: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PassState, "EXPIRES_S", 0.0)  # what a killed pass leaves is taken over at once
     for box in (1, 2):
@@ -77,7 +76,7 @@ def test_a_pass_killed_in_the_middle_of_a_batch_has_placed_runs_whole_and_the_ne
     assert len(without_kill) == 5
     take_back()
     kills = 0
-    for moment, number in killed_at_each_statement(run_passes, every):
+    for moment, number in killed_at_each_statement(run_passes):
         kills += 1
         told = f"killed {moment} statement {number}"
         assert list(differences()) == [], told
@@ -87,7 +86,7 @@ def test_a_pass_killed_in_the_middle_of_a_batch_has_placed_runs_whole_and_the_ne
         assert list(differences()) == [], told
         take_back()
     assert placed() == without_kill
-    assert kills * every >= 40
+    assert kills >= 40
 
 
 def waiting(project: Project, user: User, count: int) -> Queue:
@@ -122,11 +121,8 @@ def assert_ranked_whole(queue: Queue) -> int | None:
     return queue.ageing_minutes
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_worker_killed_while_it_ranks_a_queue_anew_has_ranked_all_of_it_or_none(
-    main: Project, boss: User, count: int
-) -> None:
-    queue = waiting(main, boss, count)
+def test_a_worker_killed_while_it_ranks_a_queue_anew_has_ranked_all_of_it_or_none(main: Project, boss: User) -> None:
+    queue = waiting(main, boss, 10_000)
 
     def rank_anew() -> None:
         queues.change_queue(queue, boss, "manager", ageing_minutes=7)
@@ -137,7 +133,6 @@ def test_a_worker_killed_while_it_ranks_a_queue_anew_has_ranked_all_of_it_or_non
     assert assert_ranked_whole(queue) == 7
 
 
-@pytest.mark.slow
 def test_a_worker_killed_at_any_moment_of_ranking_ten_thousand_runs_leaves_no_rank_behind(
     main: Project, boss: User
 ) -> None:

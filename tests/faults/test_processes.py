@@ -11,7 +11,7 @@ import pytest
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
 
 COUNTED = ("echo once >> executed", "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.25; done")
 LINES = b"".join(b"line %d\n" % i for i in range(1, 9))
@@ -39,7 +39,6 @@ def assert_ran_once_and_told_all(server: Server, name: str) -> None:
     assert server.file_of(run, "executed") == "once\n"
 
 
-@pytest.mark.slow
 def test_a_killed_web_server_costs_no_line(server: Server) -> None:
     name = begun(server)
     kill(server, "gunicorn")
@@ -62,7 +61,6 @@ def test_a_killed_ticker_and_host_are_back_before_anything_is_lost(server: Serve
     eventually(lambda: server.http.get("/hosts").json()["items"][0]["online"], deadline=60)
 
 
-@pytest.mark.slow
 def test_a_killed_supervisor_takes_everything_along_but_the_runs_which_the_next_one_finds(server: Server) -> None:
     name = begun(server)
     server.stop(signal.SIGKILL)
@@ -71,7 +69,6 @@ def test_a_killed_supervisor_takes_everything_along_but_the_runs_which_the_next_
     assert_ran_once_and_told_all(server, name)
 
 
-@pytest.mark.slow
 def test_a_server_that_is_down_longer_than_every_time_out_loses_nothing(server: Server) -> None:
     name = begun(server)
     run = server.run(name)
@@ -82,7 +79,6 @@ def test_a_server_that_is_down_longer_than_every_time_out_loses_nothing(server: 
     assert_ran_once_and_told_all(server, name)
 
 
-@pytest.mark.slow
 def test_a_run_with_retry_stops_by_itself_without_contact_and_is_tried_again(server: Server) -> None:
     name = begun(
         server,
@@ -113,7 +109,6 @@ def test_a_killed_runner_ends_its_processes_and_fails_the_run_with_its_log_compl
     assert server.file_of(run, "executed") == "once\n"
 
 
-@pytest.mark.slow
 def test_a_killed_runner_of_a_run_with_retry_brings_the_next_attempt(server: Server) -> None:
     name = begun(
         server, "echo once >> executed", "echo line 1", "[ $(wc -l < executed) -gt 1 ] || sleep 600", retry=True
@@ -128,7 +123,6 @@ def test_a_database_that_is_locked_for_a_while_delays_and_breaks_nothing(server:
     locked_for(server, 3)
 
 
-@pytest.mark.slow
 def test_a_database_that_is_locked_for_ten_seconds_delays_and_breaks_nothing(server: Server) -> None:
     locked_for(server, 10)
 
