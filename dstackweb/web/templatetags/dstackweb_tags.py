@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django import template
 from django.http import HttpRequest
 from django.template.context import RequestContext
+from django.template.defaultfilters import floatformat
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.urls import reverse
@@ -63,6 +64,11 @@ register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
 register.filter("status_word", statuses.status)
+
+
+@register.filter
+def percent(share: float | None, digits: int = 0) -> str:
+    return "–" if share is None else f"{floatformat(share, digits)} %"
 
 
 @register.filter
@@ -155,6 +161,22 @@ def idle_gpus(context: RequestContext, oob: bool = False) -> dict[str, Any]:
     here = getattr(context.get("run"), "pk", None)
     found = alerts.banners(user, project, timezone.now())
     return {"oob": oob, "project": project, "alerts": [alert for alert in found if alert.run.pk != here]}
+
+
+@register.simple_block_tag
+def heading(content: str) -> SafeString:
+    """A page's heading, to be used for its title too."""
+    return mark_safe(content.strip())
+
+
+@register.simple_block_tag
+def kpi(content: str, label: str, value: object) -> SafeString:
+    """A card with one number; the content is the note below it."""
+    return format_html(
+        '<div class="card card-sm m-0"><div class="card-body"><div class="text-secondary small">{}</div>'
+        '<div class="kpi">{}</div><div class="small text-secondary">{}</div></div></div>',
+        label, value, mark_safe(content),
+    )  # fmt: skip
 
 
 @register.simple_tag
