@@ -35,7 +35,7 @@ def measure(sizes: list[int]) -> None:
 
     from bench.filled import Filled
     from dstackweb.runs import history, services
-    from dstackweb.runs.history_math import hour_of
+    from dstackweb.runs.history import hour_of
     from dstackweb.runs.models import QueueHour, Run
 
     filled = Filled(room=8)

@@ -13,8 +13,7 @@ from dstackweb.api.app import project_of, refusals
 from dstackweb.api.queues import find_queue
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import history
-from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange
-from dstackweb.runs.history_math import parse_zone
+from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange, parse_zone
 
 router = Router(tags=["history"])
 of_queues = Router(tags=["history"])

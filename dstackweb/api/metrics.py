@@ -18,7 +18,7 @@ from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.placement_summary import where
+from dstackweb.runs.rows import job_place
 
 router = Router(tags=["utilization"])
 REFUSALS = refusals(404, 422)
@@ -143,7 +143,7 @@ def _aware(moment: dt.datetime) -> dt.datetime:
 def _node(job: Job, columns: Sequence[Columns]) -> dict[str, Any]:
     unseen = set(job.gpus) - {one.series.uuid for one in columns}
     gpus = [_gpu(one) for one in columns] + [_unseen(uuid, columns) for uuid in job.gpus if uuid in unseen]
-    return {"node": job.node, "status": job.status, "where": where(job), "gpus": gpus}
+    return {"node": job.node, "status": job.status, "where": job_place(job), "gpus": gpus}
 
 
 def _gpu(one: Columns) -> dict[str, Any]:

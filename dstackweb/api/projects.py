@@ -11,7 +11,7 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
-from dstackweb.runs import archives
+from dstackweb.runs import files
 from dstackweb.runs.models import Archive
 from dstackweb.spec.source import MAX_BYTES
 
@@ -55,7 +55,7 @@ def user(request: HttpRequest) -> UserOut:
 
 @router.get("/limits", response={200: LimitsOut, **refusals()}, summary="Size limits")
 def limits(request: HttpRequest) -> LimitsOut:
-    return LimitsOut(archive_bytes=archives.limit_bytes(), config_bytes=MAX_BYTES)
+    return LimitsOut(archive_bytes=files.archive_limit(), config_bytes=MAX_BYTES)
 
 
 @router.get("/projects", response={200: ProjectsOut, **refusals()}, summary="The caller's projects")
@@ -90,9 +90,9 @@ def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Sta
     """The raw bytes of a tar.gz; stored once per content."""
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")
-    if announced.isdigit() and int(announced) > archives.limit_bytes():
-        raise TooLarge(f"the archive exceeds the limit of {archives.limit_bytes() >> 20} MB. Nothing was stored")
-    archive, created = archives.store(found, _chunks(request), sha256)
+    if announced.isdigit() and int(announced) > files.archive_limit():
+        raise TooLarge(f"the archive exceeds the limit of {files.archive_limit() >> 20} MB. Nothing was stored")
+    archive, created = files.store_archive(found, _chunks(request), sha256)
     return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))
 
 

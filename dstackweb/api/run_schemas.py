@@ -17,12 +17,12 @@ from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.runs import selectors
 from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.queue.rank_factors import rank_factors
+from dstackweb.runs.queue.positions import rank_factors
 from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Plan, VisibleReservation
-from dstackweb.wording import messages, waiting
+from dstackweb.wording import statuses, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -109,7 +109,7 @@ class JobOut(Schema):
 
     @staticmethod
     def resolve_message(job: Job) -> str:
-        return messages.message(job.detail, job.message)
+        return statuses.message(job.detail, job.message)
 
 
 class EventOut(Schema):
@@ -177,7 +177,7 @@ class RunOut(RunRow):
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         access = access_to(run, jobs)
         return cls(
-            **messages.worded(row_of(run, jobs)).values(),
+            **statuses.worded(row_of(run, jobs)).values(),
             position=found.position if found else None,
             factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,

@@ -21,11 +21,10 @@ from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import archives, attempts, logs
-from dstackweb.runs.launch import attempt_fields, runner_spec
+from dstackweb.runs import attempts, files
+from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.runs.tokens import job_of_token
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.monitoring import utilization
 
@@ -146,7 +145,7 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
     run = _wanted(request, job_id).run
     if run.archive is None:
         raise NotFound("no code was shipped with this run")
-    return FileResponse(archives.path(run.project_id, run.archive.sha256).open("rb"))
+    return FileResponse(files.archive_path(run.project_id, run.archive.sha256).open("rb"))
 
 
 @router.post("/{job_id}/heartbeat", include_in_schema=False)
@@ -178,8 +177,8 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)
     """Bytes of the job's stream from `offset`; a gap is answered with 409 and the offset to go on from."""
     job = _wanted(request, job_id)
     try:
-        return JsonResponse({"next": logs.append(job.pk, offset, request.body)})
-    except logs.LogGap as gap:
+        return JsonResponse({"next": files.append_log(job.pk, offset, request.body)})
+    except files.LogGap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
 
 

@@ -30,7 +30,7 @@ from dstackweb.runs import holds, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
 from dstackweb.scheduler.passes.decision import plan as plan_submission
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 
 router = Router(tags=["runs"])
 hold_router = Router(tags=["holds"])
@@ -85,7 +85,7 @@ def index(
     )
     return ready(
         request,
-        {"items": rows.sent([messages.worded(row) for row in page]), "next": str(following) if following else None},
+        {"items": rows.sent([statuses.worded(row) for row in page]), "next": str(following) if following else None},
     )
 
 

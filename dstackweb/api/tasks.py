@@ -40,9 +40,8 @@ from dstackweb.progress.parse import (
 )
 from dstackweb.progress.states import ALIASES
 from dstackweb.runner.pyz import package, write_zip
+from dstackweb.runs.launch import job_of_tasks_token, scope_for
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.reporting import scope_for
-from dstackweb.runs.tokens import job_of_tasks_token
 
 _SEQ = {
     "type": "integer",

@@ -18,9 +18,24 @@ from dstackweb.lib.network import full_jitter
 from dstackweb.runs import allocations, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.outcome import EndRun, JobView, NoChange, RetryRun, RunStarted, RunView, StopOthers, decide
-from dstackweb.runs.schedule import next_after_end
-from dstackweb.runs.states import HOLD_END, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus, job_end_status
+from dstackweb.runs.recurrence import next_after_end
+from dstackweb.runs.states import (
+    HOLD_END,
+    JOB_ACTIVE,
+    PLACED,
+    EndRun,
+    JobStatus,
+    JobView,
+    NoChange,
+    Reason,
+    RetryRun,
+    RunStarted,
+    RunStatus,
+    RunView,
+    StopOthers,
+    decide,
+    job_end_status,
+)
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
 

@@ -1,4 +1,4 @@
-"""What was, per queue, priority band and hour: how long runs waited and how many stood in line.
+"""The history of queues: how long runs waited and how many were waiting, per queue, priority band and hour.
 
 Rows are counted up as things happen and never computed from runs, so that a page about a month costs the same however
 many runs there were.
@@ -7,32 +7,63 @@ many runs there were.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 from django.db import transaction
 from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest
 
 from dstackweb.accounts.models import Project
-from dstackweb.runs.history_math import (
-    BANDS,
-    BUCKETS,
-    WaitStats,
-    add_up,
-    band_limits,
-    band_of,
-    bucket_of,
-    hour_of,
-    join_spans,
-    midnight,
-    span_starts,
-)
 from dstackweb.runs.models import Queue, QueueHour, Run
 from dstackweb.runs.states import RunStatus
+
+BANDS = 4
+"""Quarters of the priorities: 0–24, 25–49, 50–74, 75–100."""
+
+BOUNDS_S = (60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400)
+"""The longest wait (whole seconds) that each bucket but the last takes."""
+
+BUCKETS = (
+    "waited_1m",
+    "waited_5m",
+    "waited_15m",
+    "waited_1h",
+    "waited_4h",
+    "waited_12h",
+    "waited_1d",
+    "waited_longer",
+)
+"""The columns of `QueueHour` that count waits up to each bound, above the one before."""
+
+HOUR = dt.timedelta(hours=1)
+
+
+def band_of(priority: int) -> int:
+    """The band of a priority from 0 to 100."""
+    return min(priority // 25, BANDS - 1)
+
+
+def band_limits(band: int) -> tuple[int, int]:
+    """The lowest and the highest priority of a band."""
+    return band * 25, 100 if band == BANDS - 1 else band * 25 + 24
+
+
+def bucket_of(waited_s: int) -> int:
+    """Which bucket a wait belongs to, as an index into `BUCKETS`."""
+    return bisect_left(BOUNDS_S, waited_s)
+
+
+def hour_of(at: dt.datetime) -> dt.datetime:
+    """The beginning of the UTC hour around an aware time."""
+    return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
+
 
 KEPT_DAYS = 90
 """Hours older than that are removed."""
@@ -48,33 +79,29 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
         waited = int((now - run.queued_at).total_seconds())
         waits[run.queue_id, band_of(run.priority)].append(max(0, waited))
     hour = hour_of(now)
-    for (queue, band), seconds in sorted(waits.items()):  # in one order, so that nobody waits for each other
-        _add(QueueHour(queue_id=queue, band=band, hour=hour), seconds)
-
-
-def _add(row: QueueHour, seconds: list[int]) -> None:
-    changes: dict[str, Any] = {
-        "placed": F("placed") + len(seconds),
-        "wait_s": F("wait_s") + sum(seconds),
-        "wait_max_s": Greatest(F("wait_max_s"), Value(max(seconds), BigIntegerField())),
-    }
-    for bucket in {bucket_of(waited) for waited in seconds}:
-        name = BUCKETS[bucket]
-        changes[name] = F(name) + sum(bucket_of(waited) == bucket for waited in seconds)
-    mine = QueueHour.objects.filter(queue_id=row.queue_id, band=row.band, hour=row.hour)
-    if not mine.update(**changes):
-        QueueHour.objects.bulk_create([row], ignore_conflicts=True)  # whoever else makes it makes it empty too
-        mine.update(**changes)
+    for (queue, band), seconds in sorted(waits.items()):  # all transactions lock them in this order
+        changes: dict[str, Any] = {
+            "placed": F("placed") + len(seconds),
+            "wait_s": F("wait_s") + sum(seconds),
+            "wait_max_s": Greatest(F("wait_max_s"), Value(max(seconds), BigIntegerField())),
+        }
+        for bucket, count in Counter(map(bucket_of, seconds)).items():
+            changes[BUCKETS[bucket]] = F(BUCKETS[bucket]) + count
+        row = QueueHour.objects.filter(queue_id=queue, band=band, hour=hour)
+        if not row.update(**changes):
+            # Another transaction may create it too: also with zeros.
+            QueueHour.objects.bulk_create([QueueHour(queue_id=queue, band=band, hour=hour)], ignore_conflicts=True)
+            row.update(**changes)
 
 
 def sample_lengths(now: dt.datetime) -> None:
-    """Keep how many runs wait in each queue and band; also that none does, which is not the same as not having looked.
+    """Store how many runs wait in each queue and band. 0 is stored too, since null means not sampled.
 
-    One walk over an index of each line, and two statements more however many queues there are.
+    One index scan per queue with waiting runs, and two statements however many queues there are.
     """
     queues = list(Queue.objects.order_by("pk").values_list("pk", "count__submitted"))
     lengths: dict[tuple[int, int], int] = defaultdict(int)
-    for queue in (queue for queue, submitted in queues if submitted):
+    for queue in [queue for queue, submitted in queues if submitted]:
         # One queue at a time: only so does SQLite, too, count in the index alone.
         waiting = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by()
         for priority, count in waiting.values_list("priority").annotate(n=Count("*")):
@@ -101,9 +128,131 @@ def prune(now: dt.datetime) -> None:
     QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS)).delete()
 
 
+def span_starts(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:
+    """The beginnings (UTC) of the spans in which the last `days` days of `zone` are shown; the last one holds `now`.
+
+    Hours, or days: some days have 23 or 25 hours.
+    """
+    today = now.astimezone(zone).date()
+    dates = [today - dt.timedelta(days=back) for back in reversed(range(days))]
+    if not hourly:
+        return [_midnight(date, zone) for date in dates]
+    begins, last = _midnight(dates[0], zone), hour_of(now)
+    hours = ((last - hour_of(begins)) // HOUR) + 1
+    return [at for back in reversed(range(hours)) if (at := last - back * HOUR) >= begins] or [last]
+
+
+def _midnight(date: dt.date, zone: dt.tzinfo) -> dt.datetime:
+    """When a day begins in a zone, in UTC."""
+    return dt.datetime.combine(date, dt.time(), zone).astimezone(dt.UTC)
+
+
+def parse_zone(name: str) -> dt.tzinfo:
+    """The time zone of this IANA name; "" is UTC. ValueError for a name that this machine doesn't know."""
+    try:
+        return ZoneInfo(name or "UTC")
+    except (KeyError, OSError, ValueError) as error:  # an unknown name, a folder, a path out of the folder
+        raise ValueError(f"no time zone is called {name[:60]!r}") from error
+
+
+NONE = (0,) * len(BUCKETS)
+
+
+class WaitStats(NamedTuple):
+    """Sums over a span, which add up over hours, bands and queues.
+
+    `counts` has one number per bucket. `lengths` are waiting runs, added up over the hours in which they were
+    `sampled`; `length_max` is the most of one sample, None when there was none.
+    """
+
+    placed: int = 0
+    wait_s: int = 0
+    longest_s: int = 0
+    counts: tuple[int, ...] = NONE
+    lengths: int = 0
+    sampled: int = 0
+    length_max: int | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        """None when no run was placed."""
+        return percentile(self.counts, self.longest_s, 0.5)
+
+    @property
+    def p90_s(self) -> float | None:
+        """None when no run was placed."""
+        return percentile(self.counts, self.longest_s, 0.9)
+
+    @property
+    def length(self) -> float | None:
+        """Mean number of waiting runs in the sampled hours; None when none was sampled."""
+        return self.lengths / self.sampled if self.sampled else None
+
+
+def join_spans(tallies: Iterable[WaitStats]) -> WaitStats:
+    """Spans that follow each other, as one."""
+    parts = list(tallies)
+    return _sum(parts, sum(part.sampled for part in parts), _most(parts))
+
+
+def add_up(tallies: Iterable[WaitStats]) -> WaitStats:
+    """Bands or queues in the same hour, as one. They were sampled at once, so that their lengths add up.
+
+    Their maxima need not have been at the same time, so that only lengths of one sample are added up.
+    """
+    parts = list(tallies)
+    if len(parts) == 1:
+        return parts[0]
+    sampled = max((part.sampled for part in parts), default=0)
+    at_once = sum(part.lengths for part in parts) if sampled else None
+    return _sum(parts, sampled, max((most for most in (at_once, _most(parts)) if most is not None), default=None))
+
+
+def _sum(parts: Sequence[WaitStats], sampled: int, length_max: int | None) -> WaitStats:
+    started = [part for part in parts if part.placed]
+    return WaitStats(
+        placed=sum([part.placed for part in started]),
+        wait_s=sum([part.wait_s for part in started]),
+        longest_s=max([part.longest_s for part in started], default=0),
+        counts=tuple(map(sum, zip(*[part.counts for part in started], strict=True))) if started else NONE,
+        lengths=sum([part.lengths for part in parts]),
+        sampled=sampled,
+        length_max=length_max,
+    )
+
+
+def _most(parts: Sequence[WaitStats]) -> int | None:
+    return max([part.length_max for part in parts if part.length_max is not None], default=None)
+
+
+def percentile(counts: Sequence[int], longest_s: int, share: float) -> float | None:
+    """An estimate of the wait (s) that `share` of the runs stay within; None when there are no runs.
+
+    The true one (nearest rank) lies in the same bucket. Within it, waits are taken to lie evenly between its bounds,
+    where the longest wait of all bounds the last; the last run's own wait is therefore exact.
+    """
+    placed = sum(counts)
+    if not placed:
+        return None
+    rank = max(1, math.ceil(share * placed - 1e-9))
+    if rank == placed:
+        return float(longest_s)
+    passed = list(accumulate(counts, initial=0))
+    bucket = next(index for index, (_before, after) in enumerate(pairwise(passed)) if after >= rank)
+    low, high = bucket_span(bucket, longest_s)
+    return low + (high - low) * (rank - passed[bucket] - 0.5) / counts[bucket]
+
+
+def bucket_span(bucket: int, longest_s: int) -> tuple[int, int]:
+    """The least and the longest wait (s) that a bucket may hold when none was longer than `longest_s`."""
+    low = BOUNDS_S[bucket - 1] + 1 if bucket else 0
+    high = min(BOUNDS_S[bucket], longest_s) if bucket < len(BOUNDS_S) else longest_s
+    return low, high
+
+
 @dataclass(frozen=True)
 class HistoryRange:
-    """What is asked for: the last `days` days of `zone` up to `now`, by the hour or by the day."""
+    """The last `days` days of `zone` up to `now`, by the hour or by the day."""
 
     now: dt.datetime
     days: int
@@ -112,39 +261,42 @@ class HistoryRange:
 
     @property
     def times(self) -> list[dt.datetime]:
-        """The beginnings (UTC) of the spans."""
+        """The starts of the spans, UTC."""
         return span_starts(self.days, self.now, self.zone, hourly=self.hourly)
 
     def midnight(self, days_ago: int = 0) -> dt.datetime:
-        """When today began, or the day so many before it, in UTC."""
-        return midnight(self.now.astimezone(self.zone).date() - dt.timedelta(days=days_ago), self.zone)
+        """When the day so many days ago began, in UTC."""
+        return _midnight(self.now.astimezone(self.zone).date() - dt.timedelta(days=days_ago), self.zone)
 
 
 @dataclass(frozen=True)
 class History:
-    """The past of a queue, or of all queues of a project, in spans that begin at `times` (UTC).
+    """The history of a queue, or of all queues of a project, in spans that begin at `times` (UTC).
 
-    `bands[b][i]` is what happened in band b within span i, `all[i]` in all bands; the last span is not over yet.
-    `today` is when the day of the zone began that the last span is in.
+    `bands[b][i]` is band b in span i, `all[i]` all bands; the last span has not ended.
     """
 
     view: HistoryRange
-    today: dt.datetime
     times: list[dt.datetime]
     bands: list[list[WaitStats]]
     all: list[WaitStats]
 
     @property
+    def today(self) -> dt.datetime:
+        """When today began in the zone, in UTC."""
+        return self.view.midnight()
+
+    @property
     def empty(self) -> bool:
-        """Whether nothing was placed and nobody was seen waiting."""
+        """Whether no run was placed or seen waiting."""
         return not any(tally.placed or tally.lengths for tally in self.all)
 
     def since(self, at: dt.datetime, band: int | None = None) -> WaitStats:
-        """What happened in the spans that begin at `at` or later, in one band or in all."""
+        """The spans that begin at `at` or later as one, of one band or of all."""
         return join_spans((self.all if band is None else self.bands[band])[bisect_left(self.times, at) :])
 
     def columns(self) -> dict[str, Any]:
-        """As the API and the charts have it: one list per number, with null where there is none to tell."""
+        """As the API and the charts have it: one list per number, null where it is unknown."""
         return {
             "days": self.view.days,
             "step": "hour" if self.view.hourly else "day",
@@ -159,12 +311,12 @@ class History:
 
 def columns(tallies: list[WaitStats]) -> dict[str, list[Any]]:
     """One list per number of `numbers`."""
-    told = [numbers(tally) for tally in tallies]
-    return {name: [each[name] for each in told] for name in told[0]}
+    spans = [numbers(tally) for tally in tallies]
+    return {name: [span[name] for span in spans] for name in spans[0]}
 
 
 def numbers(tally: WaitStats) -> dict[str, Any]:
-    """What is told of a span: waits in seconds and lengths in runs, None where there is nothing to tell."""
+    """The numbers of a span: waits in seconds and lengths in runs, None where unknown."""
     return {
         "placed": tally.placed,
         "wait_median_s": None if tally.median_s is None else round(tally.median_s),
@@ -176,34 +328,35 @@ def numbers(tally: WaitStats) -> dict[str, Any]:
 
 
 def series(queue: Queue, view: HistoryRange) -> History:
-    """The past of a queue."""
+    """The history of a queue."""
     return _history(_read(queue.hours.all(), view)[queue.pk], view)
 
 
 def overview(project: Project, view: HistoryRange) -> tuple[History, list[tuple[Queue, History]]]:
-    """The past of all queues of a project together, and of each by name."""
+    """The history of all queues of a project together, and of each by name."""
     of_queue = _read(QueueHour.objects.filter(queue__project=project), view)
-    whole: _Hours = defaultdict(lambda: [[] for _ in range(BANDS)])
+    same_hour: dict[dt.datetime, list[list[WaitStats]]] = defaultdict(list)
     for hours in of_queue.values():
         for hour, bands in hours.items():
-            for band, tallies in enumerate(bands):
-                whole[hour][band] += tallies
+            same_hour[hour].append(bands)
+    whole = {hour: [add_up(band) for band in zip(*each, strict=True)] for hour, each in same_hour.items()}
     queues = Queue.objects.filter(project=project).select_related("project").order_by("name")
     return _history(whole, view), [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
 
 
-_Hours = dict[dt.datetime, list[list[WaitStats]]]
-"""By hour and band, the tallies of one queue or several."""
+_Hours = dict[dt.datetime, list[WaitStats]]
+"""By hour, one entry per band."""
 _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
 
 
 def _read(rows: QuerySet[QueueHour], view: HistoryRange) -> dict[int, _Hours]:
     """By queue."""
-    read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [[] for _ in range(BANDS)]))
-    told = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
-    for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in told:
-        tally = WaitStats(placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max)
-        read[queue][hour][band].append(tally)
+    read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [WaitStats()] * BANDS))
+    found = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
+    for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in found:
+        read[queue][hour][band] = WaitStats(
+            placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max
+        )
     return read
 
 
@@ -212,8 +365,7 @@ def _history(hours: _Hours, view: HistoryRange) -> History:
     spans: list[list[list[WaitStats]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
     for hour, bands in hours.items():
         index = bisect_right(times, hour) - 1
-        queues_together = [add_up(tallies) for tallies in bands]
-        for line, tally in zip(spans, [*queues_together, add_up(queues_together)], strict=True):
+        for line, tally in zip(spans, [*bands, add_up(bands)], strict=True):
             line[index].append(tally)
     *of_bands, of_all = [[join_spans(parts) for parts in line] for line in spans]
-    return History(view=view, today=view.midnight(), times=times, bands=of_bands, all=of_all)
+    return History(view=view, times=times, bands=of_bands, all=of_all)

@@ -1,46 +1,49 @@
-"""What a job's runner is to execute, put together when it asks, so that secrets are never stored in a spec."""
+"""What a job's runner and its commands get: what to run, their tokens, and where their tasks are counted.
+
+The runner's spec is built when the runner requests it, so that no secret is stored in it.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 from django.conf import settings
+from django.core import signing
+from django.db import transaction
 
 from dstackweb.accounts.services import secret_values
+from dstackweb.lib.errors import Conflict
 from dstackweb.lib.secrets import decrypt
-from dstackweb.runs.models import Job
-from dstackweb.runs.tokens import tasks_token
+from dstackweb.progress.counters import ensure_scope
+from dstackweb.progress.models import Scope
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import PLACED
+from dstackweb.runs.transitions import lock_run
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import fill_secrets, secret_names
 
 MASKED_FROM = 4
-"""Shorter values stand in any log by chance, and masking them would only show where."""
+"""Shorter values occur in any log by chance, and masking them would only show where."""
 
 
-class JobAddress(NamedTuple):
-    """What people call the machine of a job, and where its other nodes reach it; empty where that isn't known."""
-
-    name: str = ""
-    address: str = ""
-
-
-def job_address(job: Job) -> JobAddress:
-    """Where a job is, on a host or on a cloud's machine."""
+def _name_and_address(job: Job) -> tuple[str, str]:
+    """The name of a job's host or cloud instance, and the address that other nodes reach; "" if unknown."""
     if job.host is not None:
-        return JobAddress(job.host.name, job.host.address)
+        return job.host.name, job.host.address
     if job.instance is not None:
-        return JobAddress(job.instance.cloud_id, job.instance.address)
-    return JobAddress()
+        return job.instance.cloud_id, job.instance.address
+    return "", ""
 
 
 def attempt_fields(job: Job) -> dict[str, Any]:
-    """What the nodes of an attempt tell each other; known of all of them once each has its runner."""
+    """What a node needs to know of the others of its attempt; complete once each has its runner."""
     attempt = Job.objects.select_related("host", "instance").filter(run=job.run_id, attempt=job.attempt)
     nodes = list(attempt.order_by("node"))
     return {
-        "master_ip": job_address(nodes[0]).address or "127.0.0.1",
+        "master_ip": _name_and_address(nodes[0])[1] or "127.0.0.1",
         "gpus_total": sum(len(node.gpus) for node in nodes),
     }
 
@@ -49,7 +52,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    where, wanted, token = job_address(job), secret_names(spec.env), tasks_token(job.pk)
+    (host, address), wanted, token = _name_and_address(job), secret_names(spec.env), tasks_token(job.pk)
     secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {
@@ -65,11 +68,11 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "redact": sorted(
             {value for value in (token, *secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}
         ),
-        # Where the commands tell of their tasks, below the address by which the runner reaches the API.
+        # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",
-        "host": where.name,
-        "host_address": where.address,
+        "host": host,
+        "host_address": address,
         "gpus": job.gpus,
         "nodes": spec.nodes,
         "gpus_per_node": len(job.gpus),
@@ -83,3 +86,66 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
         "image": spec.image,
     }
+
+
+# Tokens carry an id under the server's signature, so that nothing needs to be stored to check them.
+
+JOB_SALT, TASKS_SALT = "dstackweb.job", "dstackweb.tasks"
+
+
+def job_token(job_id: UUID) -> str:
+    """The token of a job's runner."""
+    return sign_id(job_id, JOB_SALT)
+
+
+def job_of_token(token: str) -> UUID | None:
+    """The job of a runner's token; None for any other string."""
+    return read_id(token, JOB_SALT)
+
+
+def tasks_token(job_id: UUID) -> str:
+    """The token of a job's commands: valid for reporting tasks only."""
+    return sign_id(job_id, TASKS_SALT)
+
+
+def job_of_tasks_token(token: str) -> UUID | None:
+    """The job of a token for reporting tasks; None for any other string."""
+    return read_id(token, TASKS_SALT)
+
+
+def sign_id(value: UUID, salt: str) -> str:
+    """A token for `value`. Tokens with different salts are never accepted for each other."""
+    return signing.Signer(salt=salt).sign(str(value))
+
+
+def read_id(token: str, salt: str) -> UUID | None:
+    """The id that `sign_id` signed with this salt; None for any other string."""
+    try:
+        return UUID(signing.Signer(salt=salt).unsign(token))
+    except (signing.BadSignature, ValueError):
+        return None
+
+
+def scope_for(run: Run, attempt: int | None = None) -> int:
+    """The id of the scope that counts the tasks of the run's current attempt.
+
+    Raises Conflict if `attempt` is another one, or the run is not placed.
+    """
+    _refuse_unless_open(run, attempt)
+    scopes = Scope.objects.filter(project=run.project_id, run_id=run.pk, attempt=run.attempt)
+    if (found := scopes.values_list("pk", flat=True).first()) is not None:
+        return found
+    with transaction.atomic():
+        # Behind the run's row: the end of the attempt, which ends its scope, comes before this or finds it.
+        run = lock_run(run.pk)
+        _refuse_unless_open(run, attempt)
+        return ensure_scope(run.project_id, run.pk, run.attempt)
+
+
+def _refuse_unless_open(run: Run, attempt: int | None) -> None:
+    if attempt is not None and attempt < run.attempt:
+        raise Conflict(f"attempt {attempt} has ended; report tasks of attempt {run.attempt}", attempt=run.attempt)
+    if attempt is not None and attempt > run.attempt:
+        raise Conflict(f"there is no attempt {attempt} yet", attempt=run.attempt)
+    if run.status not in PLACED:
+        raise Conflict("tasks can only be reported while the run is placed", status=run.status)

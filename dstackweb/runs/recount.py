@@ -18,8 +18,7 @@ from dstackweb.progress.recount import Difference
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import prefix_counters
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.history import KEPT_DAYS
-from dstackweb.runs.history_math import BUCKETS, hour_of
+from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
 from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 

@@ -7,16 +7,17 @@ under the queue's lock because of its rank. Whoever clears `retry_at` creates th
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
+from croniter import croniter
 from django.db import IntegrityError, transaction
 
 from dstackweb.accounts.access import allows, role_in
-from dstackweb.runs import schedule
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue
-from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
+from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
 from dstackweb.runs.transitions import count_new_run, lock_run, record
 
 
@@ -27,7 +28,7 @@ def create_due(now: dt.datetime) -> int:
     schedule ends if its owner may not submit any more.
     """
     # A range, and not `IS NOT NULL`: SQLite walks an index for the former only.
-    noted = Run.objects.filter(status__in=ENDED, retry_at__gt=schedule.EPOCH).select_related("queue", "project", "user")
+    noted = Run.objects.filter(status__in=ENDED, retry_at__gt=EPOCH).select_related("queue", "project", "user")
     made = 0
     for run in noted.order_by("retry_at"):
         reason = blocked_by(run)
@@ -59,8 +60,8 @@ def _create(run: Run, now: dt.datetime) -> bool:
             ended = lock_run(run.pk)
             if ended.retry_at is None or ended.status not in ENDED:
                 return True
-            at = schedule.occurrence_time(ended.retry_at, ended.spec["schedule"]["cron"], now)
-            seniority, priority = schedule.seniority_us(at), int(ended.spec["priority"])
+            at = occurrence_time(ended.retry_at, ended.spec["schedule"]["cron"], now)
+            seniority, priority = seniority_us(at), int(ended.spec["priority"])
             following = Run.objects.create(
                 project=ended.project,
                 queue=queue,
@@ -102,3 +103,34 @@ def _record_wait(run: Run, reason: ScheduleWait) -> None:
     if last is None or last.kind != RunEventKind.SCHEDULE_WAITS or last.data.get("reason") != reason:
         with transaction.atomic():
             record(run, RunEventKind.SCHEDULE_WAITS, {"reason": reason})
+
+
+BY_PEOPLE = (Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def next_time(crons: Sequence[str], after: dt.datetime) -> dt.datetime:
+    """The first time after `after` (UTC) that matches one of the cron expressions."""
+    found: list[dt.datetime] = [croniter(cron, after).get_next(dt.datetime) for cron in crons]
+    return min(found)
+
+
+def next_after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.datetime | None:
+    """When a scheduled run that ended at `now` is due again; None without a schedule.
+
+    Stopping the run ends its schedule. Times that passed while it ran are skipped.
+    """
+    return next_time(crons, now) if crons and stop_reason not in BY_PEOPLE else None
+
+
+def occurrence_time(at: dt.datetime, crons: Sequence[str], now: dt.datetime) -> dt.datetime:
+    """The time of an occurrence due at `at` and created at `now`: a missed time is skipped.
+
+    Cron counts minutes: less than one minute late is not missed.
+    """
+    return at if now - at < dt.timedelta(minutes=1) else next_time(crons, now)
+
+
+def seniority_us(at: dt.datetime) -> int:
+    """The seniority (µs) of a run that enters its queue at `at`: time before its schedule is no waiting."""
+    return (at - EPOCH) // dt.timedelta(microseconds=1)

@@ -10,19 +10,21 @@ import dataclasses
 import datetime as dt
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
+from django.db.models import F
+from django.utils.translation import gettext as _
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib import sql
-from dstackweb.runs import placement_summary, selectors
+from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Queue, Run
-from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.runs.states import PLACED, JobStatus, RunStatus
 
 T = TypeVar("T")
 Hidden = Annotated[T, Field(exclude=True)]
@@ -122,7 +124,7 @@ class RunRow(Row):
     ]
     pk: Hidden[int]
     status_detail: Hidden[dict[str, Any]]
-    """What the server says of it, which its readers put into words before `status_message` (`wording.messages`)."""
+    """What the server says of it, which its readers put into words before `status_message` (`wording.statuses`)."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,7 @@ def row_of(run: Run, jobs: Sequence[Job]) -> RunRow:
     """The row of a loaded run (with queue and user) and its jobs."""
     row = {name: attrgetter(COLUMNS.get(name, name))(run) for name in RunRow.columns()}
     placed = run.status in PLACED
-    place = placement_summary.place([job for job in jobs if job.attempt == run.attempt]) if placed else None
+    place = placement_summary([job for job in jobs if job.attempt == run.attempt]) if placed else None
     return _placed(RunRow, row | {"id": str(run.uid)}, place, run.held_until)
 
 
@@ -252,7 +254,7 @@ def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
     more = {name: column for name, column in extra.items() if name not in names}
     statement = _select(names, *more.values()) + where
     found = [dict(zip((*names, *more), row, strict=True)) for row in sql.rows(statement, parameters)]
-    places = placement_summary.of_runs([row["pk"] for row in found if row["status"] in PLACED])
+    places = placement_summaries([row["pk"] for row in found if row["status"] in PLACED])
     rows = []
     for row in found:
         held_until = _held_until(_decoded(row))
@@ -268,9 +270,7 @@ def _held_until(row: dict[str, Any]) -> dt.datetime | None:
     return Run(**wanted).held_until
 
 
-def _placed(
-    kind: type[R], row: dict[str, Any], place: placement_summary.PlacementSummary | None, held_until: dt.datetime | None
-) -> R:
+def _placed(kind: type[R], row: dict[str, Any], place: PlacementSummary | None, held_until: dt.datetime | None) -> R:
     if place and not row["status_message"] and not row["status_detail"]:
         row |= {"status_message": place.message, "status_detail": place.detail}
     return kind(**row, held_until=held_until, where=place.where if place else None)
@@ -282,3 +282,44 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
         if row.get(name):
             row[name] = json.loads(row[name])
     return row
+
+
+class PlacementSummary(NamedTuple):
+    """`where` is a host's name or a backend's offer; `detail` and `message` say why it has not started."""
+
+    where: str
+    message: str
+    detail: dict[str, Any]
+
+
+def job_place(job: Job) -> str:
+    """A host's name, or backend, region and instance type. Reads the job's host and backend."""
+    if job.host:
+        return job.host.name
+    told = " ".join(filter(None, (job.backend.name, job.region, job.instance_type)))
+    return _("%s (spot)") % told if job.is_spot else told
+
+
+def placement_summary(jobs: Iterable[Job]) -> PlacementSummary | None:
+    """Where these jobs of one attempt are, by node; None without any."""
+    found = list(jobs)
+    if not found:
+        return None
+    names = list(dict.fromkeys(job_place(job) for job in found))
+    told = names[0] if len(found) == 1 else f"{len(found)} × {names[0]}" if len(names) == 1 else ", ".join(names[:3])
+    if len(names) > 3:
+        told += " …"
+    starting = [job for job in found if job.status == JobStatus.PROVISIONING]
+    message, detail = next(((job.message, job.detail) for job in starting if job.message or job.detail), ("", {}))
+    return PlacementSummary(told, message, detail)
+
+
+def placement_summaries(ids: Collection[int]) -> dict[int, PlacementSummary]:
+    """The place of each of these runs whose newest attempt has one."""
+    if not ids:
+        return {}
+    jobs = Job.objects.filter(run__in=ids, attempt=F("run__attempt")).select_related("host", "backend")
+    by_run: dict[int, list[Job]] = {}
+    for job in jobs.order_by("run_id", "node"):
+        by_run.setdefault(job.run_id, []).append(job)
+    return {run: found for run, of_run in by_run.items() if (found := placement_summary(of_run))}

@@ -15,7 +15,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import sql
 from dstackweb.lib.errors import NotFound
-from dstackweb.runs import logs
+from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
@@ -213,10 +213,10 @@ def log_part(
     # Whether it has ended is read first: what is there then is all there will be.
     over = job.status in JOB_ENDED
     if tail is not None:
-        offset = logs.tail_offset(job.pk, tail)
-    data = logs.read(job.pk, offset, limit)
+        offset = files.tail_offset(job.pk, tail)
+    data = files.read_log(job.pk, offset, limit)
     following = offset + len(data)
-    return LogPart(data, following, job.attempt, over and following >= logs.size(job.pk), job)
+    return LogPart(data, following, job.attempt, over and following >= files.log_size(job.pk), job)
 
 
 def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:

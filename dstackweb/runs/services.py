@@ -27,11 +27,10 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.models import Archive, Queue, QueueCount, Run
-from dstackweb.runs.names import random_name
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
-from dstackweb.runs.schedule import next_time, seniority_us
+from dstackweb.runs.recurrence import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import count_new_run, lock_run, move_run, record, touch
 from dstackweb.spec.env import secret_names
@@ -283,3 +282,24 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
         for queue_id in sorted({run.queue_id for run in locked}):
             touch(queue_id)
         return [stop(run, user, role) for run in runs]
+
+
+ADJECTIVES = (
+    "amber", "brave", "bright", "calm", "clever", "crisp", "eager", "early", "fair", "fast", "fresh",
+    "gentle", "grand", "happy", "keen", "kind", "light", "lively", "lucky", "mellow", "merry", "mild", "neat",
+    "nimble", "noble", "plain", "proud", "quick", "quiet", "rapid", "ready", "sharp", "shiny", "silver",
+    "sleek", "smart", "smooth", "snug", "solid", "steady", "sunny", "sweet", "swift", "tidy", "vivid", "warm",
+    "wise", "witty", "young",
+)  # fmt: skip
+NOUNS = (
+    "badger", "beaver", "bison", "bobcat", "condor", "crane", "dolphin", "eagle", "falcon", "ferret", "finch",
+    "fox", "gecko", "gull", "hare", "hawk", "heron", "ibis", "jackal", "jay", "koala", "lark", "lemur",
+    "lynx", "marten", "mole", "moose", "moth", "newt", "ocelot", "orca", "osprey", "otter", "owl", "panda",
+    "petrel", "puffin", "quail", "raven", "robin", "seal", "shrew", "sparrow", "stork", "swan", "tapir",
+    "tern", "toad", "vole", "walrus", "wren", "yak",
+)  # fmt: skip
+
+
+def random_name(rnd: random.Random) -> str:
+    """A name such as `swift-otter-417`; of some 2.5 million."""
+    return f"{rnd.choice(ADJECTIVES)}-{rnd.choice(NOUNS)}-{rnd.randint(1, 999)}"

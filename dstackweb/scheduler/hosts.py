@@ -22,9 +22,9 @@ from dstackweb.lib.process import try_lock
 from dstackweb.runner import nvml
 from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
 from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, JobStatus, Reason
-from dstackweb.runs.tokens import job_token
 from dstackweb.scheduler.monitoring import utilization
 
 log = logging.getLogger(__name__)

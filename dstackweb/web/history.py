@@ -11,8 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from dstackweb.runs import history, selectors, services
-from dstackweb.runs.history import History, HistoryRange
-from dstackweb.runs.history_math import BANDS, WaitStats, band_limits, parse_zone
+from dstackweb.runs.history import BANDS, History, HistoryRange, WaitStats, band_limits, parse_zone
 from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 

@@ -24,8 +24,7 @@ from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.wording import hosts as host_words
-from dstackweb.wording import units
+from dstackweb.wording import events, statuses, units
 
 ANOTHER_MACHINE = "https://another-machine"
 """An address that is not loopback: obstacles are determined for a machine that uses it."""
@@ -105,9 +104,9 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
     """A host as this reader sees it."""
     return HostLine(
         of=found,
-        isolation=host_words.isolation(found.host.isolation),
+        isolation=statuses.isolation(found.host.isolation),
         gpus=[_gpu_line(gpu, run, found.kept, known) for gpu, run in found.gpus],
-        events=[(event, host_words.told(event)) for event in found.events],
+        events=[(event, events.host_event_text(event)) for event in found.events],
         may_leave=inventory.may_leave(found.host),
         kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
     )

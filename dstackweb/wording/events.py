@@ -1,4 +1,4 @@
-"""What happened to a run, one sentence per event: the timeline of the run page."""
+"""Events of runs and hosts, one sentence each."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
+from dstackweb.backends.models import HostEvent, HostEventKind
 from dstackweb.runs.codes import ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import Reason
-from dstackweb.wording import messages, policy
-from dstackweb.wording.sentence import Sentence, as_text, fill, known
+from dstackweb.wording import policy, statuses
+from dstackweb.wording.sentence import Sentence, as_text, fill, known, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
-from dstackweb.wording.units import dollars, duration, gpus
+from dstackweb.wording.units import cpus, dollars, duration, gpus, mebibytes
 
 Data = dict[str, Any]
 
 
-def told(event: RunEvent, nodes: int) -> Sentence:
+def event_text(event: RunEvent, nodes: int) -> Sentence:
     """The sentence of one event of a run with so many nodes, without who did it."""
     kind = known(RunEventKind, event.kind)
     text = Sentence(as_text(event.kind) if kind is None else _worded(kind, event.data))
-    if nodes == 1 or event.node is None or kind not in _OF_NODES:
-        return text
-    return fill(_("node %(node)d: %(text)s"), node=event.node, text=text)
+    return _with_node(text, event.node if nodes > 1 and kind in _OF_NODES else None)
+
+
+def _with_node(text: Sentence, node: int | None) -> Sentence:
+    return text if node is None else fill(_("node %(node)d: %(text)s"), node=node, text=text)
 
 
 _OF_NODES = {
@@ -41,7 +44,7 @@ _OF_NODES = {
     RunEventKind.JOB_FAILED,
     RunEventKind.JOB_TERMINATED,
 }
-"""Events that say of which node they are, in a run with several."""
+"""Events whose sentence starts with the node, in a run with several."""
 
 
 def _worded(kind: RunEventKind, data: Data) -> str:
@@ -70,11 +73,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.DONE | RunEventKind.FAILED | RunEventKind.TERMINATED:
             return _ended(kind, data)
         case RunEventKind.RETRY:
-            return (
-                termination(data.get("job_reason", ""))
-                + " "
-                + _("It will be retried and keeps its place in the queue.")
-            )
+            again = _("It will be retried and keeps its place in the queue.")
+            return f"{termination(data.get('job_reason', ''))} {again}"
         case RunEventKind.REQUEUED:
             return _("queued again for the next attempt")
         case RunEventKind.EXTENDED:
@@ -139,34 +139,26 @@ def _reserved(data: Data) -> Sentence:
 
 
 def _reservation_end(reason: str) -> str:
-    code = known(ReservationEnd, reason)
-    match code:
-        case ReservationEnd.PLACED:
-            return _("the run was placed")
-        case ReservationEnd.LEFT:
-            return _("the run left the queue")
-        case ReservationEnd.OUTRANKED:
-            return _("a run ahead of it has one now")
-        case ReservationEnd.VANISHED:
-            return _("the reserved capacity is gone")
-        case ReservationEnd.EXPIRED:
-            return _("its time is over, and its start is still unknown")
-        case ReservationEnd.QUEUE_PAUSED:
-            return _("the queue is paused")
-        case ReservationEnd.UNREADABLE:
-            return _("another version stored the run's settings")
-        case None:
-            return _waits_otherwise(reason)
-        case never:
-            assert_never(never)
-
-
-def _waits_otherwise(reason: str) -> str:
+    if known(ReservationEnd, reason):
+        return RESERVATION_ENDS(reason)
     if reason == WaitReason.QUEUE_LIMIT:
         return _("a queue limit is reached")
     if reason == WaitReason.USER_LIMIT:
         return _("the member's limit is reached")
     return _("the run waits for something else now")
+
+
+RESERVATION_ENDS = words(
+    {
+        ReservationEnd.PLACED: gettext_lazy("the run was placed"),
+        ReservationEnd.LEFT: gettext_lazy("the run left the queue"),
+        ReservationEnd.OUTRANKED: gettext_lazy("a run ahead of it has one now"),
+        ReservationEnd.VANISHED: gettext_lazy("the reserved capacity is gone"),
+        ReservationEnd.EXPIRED: gettext_lazy("its time is over, and its start is still unknown"),
+        ReservationEnd.QUEUE_PAUSED: gettext_lazy("the queue is paused"),
+        ReservationEnd.UNREADABLE: gettext_lazy("another version stored the run's settings"),
+    }
+)
 
 
 def _schedule_wait(data: Data) -> str:
@@ -258,11 +250,11 @@ def _job_end(data: Data) -> str:
     text = termination(data.get("termination_reason", "")) or _("ended")
     if (code := data.get("exit_code")) is not None:
         text += f" {exited(code)}"
-    return f"{text} {messages.beyond_reason(data.get('detail', {}), data.get('message', ''))}".strip()
+    return f"{text} {statuses.beyond_reason(data.get('detail', {}), data.get('message', ''))}".strip()
 
 
 REPEATED = ("no_capacity", "quota")
-"""Launch failures that say everything: clouds word them differently for each offer."""
+"""Launch failures that are grouped, since the cloud's own text adds nothing."""
 
 
 def grouped(found: Iterable[RunEvent], nodes: int) -> list[tuple[RunEvent, Sentence]]:
@@ -271,21 +263,56 @@ def grouped(found: Iterable[RunEvent], nodes: int) -> list[tuple[RunEvent, Sente
     for (kind, _attempt, node, code), group in groupby(found, _cause):
         same = list(group)
         if kind != RunEventKind.OFFER_FAILED or code not in REPEATED or len(same) == 1:
-            lines += [(event, told(event, nodes)) for event in same]
+            lines += [(event, event_text(event, nodes)) for event in same]
             continue
-        numbers = {
-            "n": len(same),
-            "why": instance_end(code),
-            "names": ", ".join(_offer({**event.data, "backend": ""}) for event in reversed(same)),
-        }
-        text = fill(
-            ngettext("%(n)d offer: %(why)s: %(names)s", "%(n)d offers: %(why)s: %(names)s", len(same)), **numbers
-        )
-        if nodes > 1 and node is not None:
-            text = fill(_("node %(node)d: %(text)s"), node=node, text=text)
-        lines.append((same[0], text))
+        names = ", ".join(_offer({**event.data, "backend": ""}) for event in reversed(same))
+        template = ngettext("%(n)d offer: %(why)s: %(names)s", "%(n)d offers: %(why)s: %(names)s", len(same))
+        text = fill(template, n=len(same), why=instance_end(code), names=names)
+        lines.append((same[0], _with_node(text, node if nodes > 1 else None)))
     return lines
 
 
 def _cause(event: RunEvent) -> tuple[str, int, int | None, str]:
     return event.kind, event.attempt, event.node, str(event.data.get("code", ""))
+
+
+def host_event_text(event: HostEvent) -> str:
+    """The sentence of an event of a host, without who did it."""
+    data = event.data
+    match event.kind:
+        case HostEventKind.JOINED:
+            size = [cpus(data.get("cpus", 0)), mebibytes(data.get("memory_mib"))]
+            size += [gpus(data["gpus"])] if data.get("gpus") else []
+            return HOST_EVENTS(event.kind) % {"size": ", ".join(size)}
+        case HostEventKind.LABELLED:
+            return _labelled(data)
+        case HostEventKind.SAMPLING_FAILS:
+            return HOST_EVENTS(event.kind) % {"error": data.get("error", "")}
+    return HOST_EVENTS(event.kind)
+
+
+HOST_EVENTS = words(
+    {
+        HostEventKind.JOINED: gettext_lazy("joined with %(size)s"),
+        HostEventKind.LABELLED: gettext_lazy("labels changed"),
+        HostEventKind.STARTED: gettext_lazy("its agent started"),
+        HostEventKind.DRAINED: gettext_lazy("drained: takes no new jobs"),
+        HostEventKind.UNDRAINED: gettext_lazy("takes jobs again"),
+        HostEventKind.LEAVING: gettext_lazy("asked to leave"),
+        HostEventKind.LEFT: gettext_lazy("left"),
+        HostEventKind.OFFLINE: gettext_lazy("went offline"),
+        HostEventKind.ONLINE: gettext_lazy("is back online"),
+        HostEventKind.NVML_MISSING: gettext_lazy("no NVML library: GPUs cannot be detected"),
+        HostEventKind.NVML_FOUND: gettext_lazy("NVML library found"),
+        HostEventKind.SAMPLING_FAILS: gettext_lazy("some GPUs cannot be read: %(error)s"),
+        HostEventKind.SAMPLING_WORKS: gettext_lazy("all GPUs can be read again"),
+    }
+)
+
+
+def _labelled(data: Data) -> str:
+    given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
+    texts = [_("labels set: %s") % ", ".join(given)] if given else []
+    if data.get("removed"):
+        texts.append(_("labels removed: %s") % ", ".join(data["removed"]))
+    return "; ".join(texts) or HOST_EVENTS(HostEventKind.LABELLED)

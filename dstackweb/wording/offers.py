@@ -1,18 +1,18 @@
-"""Offers: how available they are and why, what they have, and why a backend cannot be asked for them."""
+"""Offers: how available they are and why, what they have, and why a backend's offers cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_never, cast
+from typing import Any, cast
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.runs.codes import Shortfall
 from dstackweb.spec.effective import Requirements
-from dstackweb.wording.sentence import Label, as_text, known
+from dstackweb.wording.sentence import Label, as_text, words
 from dstackweb.wording.units import cpus, mebibytes
 from dstackweb.wording.waiting import tried
 
@@ -31,8 +31,8 @@ def detail_text(kind: str, detail: Mapping[str, Any], needs: Requirements) -> st
         return _of_host(detail, needs)
     if code == "idle_instance":
         return _("Kept from an earlier run of the project")
-    words = registry.KINDS[kind].offer_detail(detail) if kind in registry.KINDS else ""
-    return words or str(code or "").replace("_", " ")
+    text = registry.KINDS[kind].offer_detail(detail) if kind in registry.KINDS else ""
+    return text or as_text(str(code or ""))
 
 
 def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:
@@ -56,8 +56,8 @@ def failure(kind: str, error: Mapping[str, Any]) -> str:
             return _("No installed package serves backend kind %s. Install it, or delete the backend.") % kind
         case "failed":
             return _("Its offers cannot be read: %s") % str(error.get("text", ""))
-    words = registry.KINDS[kind].source_failure(error) if kind in registry.KINDS else ""
-    return words or str(error.get("text") or error.get("code", "")).replace("_", " ")
+    text = registry.KINDS[kind].source_failure(error) if kind in registry.KINDS else ""
+    return text or str(error.get("text") or "") or as_text(str(error.get("code", "")))
 
 
 def has(offer: Offer) -> str:
@@ -66,23 +66,24 @@ def has(offer: Offer) -> str:
     return " · ".join(filter(None, (gpu, cpus(offer.cpus), mebibytes(offer.memory_mib))))
 
 
+_availability = words(
+    {
+        Availability.AVAILABLE: gettext_lazy("available"),
+        Availability.IDLE: gettext_lazy("idle"),
+        Availability.BUSY: gettext_lazy("busy"),
+        Availability.NO_QUOTA: gettext_lazy("no quota"),
+        Availability.NOT_AVAILABLE: gettext_lazy("not available"),
+        Availability.UNKNOWN: gettext_lazy("unknown"),
+    }
+)
+_TONES: dict[str, str] = {
+    Availability.AVAILABLE: "go",
+    Availability.IDLE: "go",
+    Availability.NO_QUOTA: "bad",
+    Availability.NOT_AVAILABLE: "bad",
+}
+
+
 def availability(code: str) -> Label:
     """An offer's availability as a badge."""
-    found = known(Availability, code)
-    match found:
-        case Availability.AVAILABLE:
-            return Label(_("available"), "", "go")
-        case Availability.IDLE:
-            return Label(_("idle"), "", "go")
-        case Availability.BUSY:
-            return Label(_("busy"), "")
-        case Availability.NO_QUOTA:
-            return Label(_("no quota"), "", "bad")
-        case Availability.NOT_AVAILABLE:
-            return Label(_("not available"), "", "bad")
-        case Availability.UNKNOWN:
-            return Label(_("unknown"), "")
-        case None:
-            return Label(as_text(code), "")
-        case never:
-            assert_never(never)
+    return Label(_availability(code), "", _TONES.get(code, "wait"))

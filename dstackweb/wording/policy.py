@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from dstackweb.gpus.samples.latest import ThrottleReason
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording.sentence import Sentence, as_text, fill, known
+from dstackweb.wording.sentence import Sentence, fill, words
 from dstackweb.wording.units import exact_duration
 
 Data = dict[str, Any]
@@ -36,35 +36,23 @@ def rule(policy: UtilizationPolicy) -> str:
     return text + "."
 
 
-def held_back(codes: Iterable[str]) -> list[str]:
-    """What keeps a GPU's clocks down."""
-    return [as_text(code) if (found := known(ThrottleReason, code)) is None else _held_back(found) for code in codes]
-
-
-def _held_back(code: ThrottleReason) -> str:
-    match code:
-        case ThrottleReason.POWER_CAP:
-            return _("at its power limit")
-        case ThrottleReason.POWER_BRAKE:
-            return _("slowed down by its power supply")
-        case ThrottleReason.HEAT:
-            return _("slowed down by heat")
-        case ThrottleReason.HARDWARE:
-            return _("slowed down by its hardware")
-        case never:
-            assert_never(never)
+throttled = words(
+    {
+        ThrottleReason.POWER_CAP: gettext_lazy("at its power limit"),
+        ThrottleReason.POWER_BRAKE: gettext_lazy("slowed down by its power supply"),
+        ThrottleReason.HEAT: gettext_lazy("slowed down by heat"),
+        ThrottleReason.HARDWARE: gettext_lazy("slowed down by its hardware"),
+    }
+)
+"""Why a GPU's clocks are reduced."""
 
 
 def was_low(data: Data) -> str:
     """What was low, from the data of an event: `GPU 1 was below 50 % for 30 min`."""
-    numbers = {"what": _subject_of(data), "min": data["min"], "window": exact_duration(data["window_s"])}
-    every = data.get("gpu") is None
-    text = (
-        _("%(what)s were below %(min)s %% for %(window)s")
-        if every
-        else _("%(what)s was below %(min)s %% for %(window)s")
-    )
-    text %= numbers
+    text = _("%(what)s was below %(min)s %% for %(window)s")
+    if data.get("gpu") is None:
+        text = _("%(what)s were below %(min)s %% for %(window)s")
+    text %= {"what": _subject_of(data), "min": data["min"], "window": exact_duration(data["window_s"])}
     return text[:1].upper() + text[1:]
 
 

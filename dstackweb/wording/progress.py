@@ -6,48 +6,51 @@ import math
 from collections.abc import Mapping
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.states import TaskState
+from dstackweb.wording.sentence import words
+from dstackweb.wording.units import duration
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-_SURE = 1.35
-"""Where the far end of a range is not more than so many times the near end, one number says it."""
+_NARROW = 1.35
+"""A range whose end is at most so many times its start is shown as one number."""
 _NEVER_S = 400 * DAY
-"""Nobody plans for more than a year."""
+"""Longer times have no upper end: nobody plans for them."""
 
-TOLD = (
+BESIDE_BAR = (
     TaskState.ERRED, TaskState.NO_WORKER, TaskState.PROCESSING, TaskState.QUEUED, TaskState.WAITING, TaskState.RELEASED,
 )  # fmt: skip
-"""What is said of a row beside its bar, in this order, where there is any."""
+"""The states whose counts stand beside a bar, in this order."""
 
+state = words(
+    {
+        TaskState.MEMORY: gettext_lazy("done"),
+        TaskState.ERRED: gettext_lazy("failed"),
+        TaskState.RELEASED: gettext_lazy("released"),
+        TaskState.PROCESSING: gettext_lazy("running"),
+        TaskState.QUEUED: gettext_lazy("queued"),
+        TaskState.NO_WORKER: gettext_lazy("no worker"),
+        TaskState.WAITING: gettext_lazy("waiting"),
+        TaskState.FORGOTTEN: gettext_lazy("forgotten"),
+    }
+)
+"""One or two words for a task's state."""
 
-def state(code: str) -> str:
-    """One word for a state; an unknown code is shown as it is."""
-    return {
-        "memory": _("done"),
-        "erred": _("failed"),
-        "released": _("released"),
-        "processing": _("running"),
-        "queued": _("queued"),
-        "no_worker": _("no worker"),
-        "waiting": _("waiting"),
-        "forgotten": _("forgotten"),
-    }.get(code, code)
-
-
-def meaning(code: TaskState) -> str:
-    """A sentence on what it says of a task."""
-    return {
-        TaskState.MEMORY: _("It has finished, and its result is there."),
-        TaskState.ERRED: _("It has failed."),
-        TaskState.RELEASED: _("Nothing more is to come of it: it was stopped, or its result is no longer needed."),
-        TaskState.PROCESSING: _("It is being worked on."),
-        TaskState.QUEUED: _("It could start, and waits for its turn."),
-        TaskState.NO_WORKER: _("It could start, but nothing there can run it."),
-        TaskState.WAITING: _("It waits for others to finish first."),
-        TaskState.FORGOTTEN: _("It has finished, and who reported it has dropped it; it still counts."),
-    }[code]
+meaning = words(
+    {
+        TaskState.MEMORY: gettext_lazy("The task has finished, and its result is available."),
+        TaskState.ERRED: gettext_lazy("The task has failed."),
+        TaskState.RELEASED: gettext_lazy("The task was stopped, or its result is no longer needed."),
+        TaskState.PROCESSING: gettext_lazy("The task is running."),
+        TaskState.QUEUED: gettext_lazy("The task is ready to run and waits for its turn."),
+        TaskState.NO_WORKER: gettext_lazy("The task is ready to run, but no worker can run it."),
+        TaskState.WAITING: gettext_lazy("The task waits for other tasks to finish."),
+        TaskState.FORGOTTEN: gettext_lazy("The task has finished and its reporter has dropped it; it still counts."),
+    }
+)
+"""A sentence about a task's state."""
 
 
 def count(n: int) -> str:
@@ -67,25 +70,11 @@ def _figure(number: float) -> str:
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}".removesuffix(".0")
 
 
-def span(seconds: float) -> str:
-    """How long, as roughly as one would say it: `38 s`, `2 min 24`, `12 min`, `3 h 05`, `2 d`."""
-    s = round(seconds)
-    if s < MINUTE:
-        return _("%d s") % s
-    if s < 10 * MINUTE and s % MINUTE:
-        return _("%(min)d min %(s)02d") % {"min": s // MINUTE, "s": s % MINUTE}
-    if s < 100 * MINUTE:
-        return _("%d min") % round(s / MINUTE)
-    if s < 2 * DAY:
-        return _("%(h)d h %(min)02d") % {"h": s // HOUR, "min": s % HOUR // MINUTE}
-    return _("%d d") % round(s / DAY)
-
-
 def took(seconds: float) -> str:
-    """What one task takes: `12 ms`, `2.4 s`, and from a minute on as `span` says it."""
+    """Mean time of a task: `12 ms`, `2.4 s`, and from a minute on a `duration`."""
     if seconds < 1:
         return _("%d ms") % round(1000 * seconds)
-    return _("%.1f s") % seconds if seconds < MINUTE else span(seconds)
+    return _("%.1f s") % seconds if seconds < MINUTE else duration(seconds)
 
 
 def between(low: float, high: float) -> str:
@@ -108,27 +97,27 @@ def _rough(seconds: float) -> str:
     return _("%d s") % round(seconds)
 
 
-def _is_sure(known: Left) -> bool:
-    return known.low > 0 and known.high <= known.low * _SURE
+def _is_narrow(known: Left) -> bool:
+    return known.low > 0 and known.high <= known.low * _NARROW
 
 
 def left(known: Left) -> str:
     """One number where the range is narrow, otherwise the range."""
-    return span(known.seconds) if _is_sure(known) else between(known.low, known.high)
+    return duration(known.seconds) if _is_narrow(known) else between(known.low, known.high)
 
 
 def about(known: Left) -> str:
-    """One number; where its range is wide, not to the second."""
-    return f"≈ {span(known.seconds) if _is_sure(known) else _rough(known.seconds)}"
+    """One number, in one unit if its range is wide."""
+    return f"≈ {duration(known.seconds) if _is_narrow(known) else _rough(known.seconds)}"
 
 
 def spread(known: Left | None) -> str:
-    """The range beside the one number; nothing where that says it all."""
-    return "" if known is None or _is_sure(known) else between(known.low, known.high)
+    """The range, to stand beside `about`; empty if it is narrow."""
+    return "" if known is None or _is_narrow(known) else between(known.low, known.high)
 
 
 def rate_spread(known: Rate | None) -> str:
-    """From where to where a rate may be: `180/s to 240/s`."""
+    """The range of a rate: `180/s to 240/s`."""
     if known is None:
         return ""
     low, high = rate(known.low), rate(known.high)
@@ -136,12 +125,12 @@ def rate_spread(known: Rate | None) -> str:
 
 
 def parts(counts: Mapping[TaskState, int]) -> list[tuple[TaskState, str]]:
-    """What there is beside what is done, each with its number: `12 failed`, `640 running`."""
-    return [(one, f"{count(counts[one])}\N{NO-BREAK SPACE}{state(one)}") for one in TOLD if counts.get(one)]
+    """The counts of states other than done: `12 failed`, `640 running`."""
+    return [(one, f"{count(counts[one])}\N{NO-BREAK SPACE}{state(one)}") for one in BESIDE_BAR if counts.get(one)]
 
 
 def sentence(name: str, counts: Mapping[TaskState, int], finished: int, total: int) -> str:
-    """A bar for whoever can't see it: all its states that have any."""
-    told = ", ".join(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
+    """A bar for screen readers: the counts of all its states."""
+    each = ", ".join(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
     begin = _("%(finished)s of %(total)s finished") % {"finished": count(finished), "total": count(total)}
-    return f"{name}: {begin}; {told}"
+    return f"{name}: {begin}; {each}"

@@ -1,42 +1,51 @@
-"""A queue's settings in words: what its ageing means, and what was changed."""
+"""A queue in words: its settings and their changes, and what a move does or did."""
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
+from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode
-from dstackweb.wording import units
-from dstackweb.wording.sentence import as_text, known
+from dstackweb.runs.queue.reorder import MovePreview, MoveResult, RunChange
+from dstackweb.wording.sentence import words
+from dstackweb.wording.units import duration
 
 HOUR = 60
 DAY = 24 * HOUR
+
+setting = words(
+    {
+        LimitCode.MAX_RUNNING: gettext_lazy("max running runs"),
+        LimitCode.MAX_GPUS: gettext_lazy("max GPUs in use"),
+        LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("max running runs per member"),
+        LimitCode.MAX_GPUS_PER_USER: gettext_lazy("max GPUs per member"),
+    }
+)
+"""The names of settings."""
 
 
 def ageing(minutes: int | None) -> str:
     """What so many minutes per point mean for a run that has waited; None is strict."""
     if minutes is None:
         return _("Strict priority: waiting never improves a run's position. Runs of low priority may never start.")
-    waited, told = next(
-        ((length, words) for length, words in ((HOUR, _("1 h")), (DAY, _("1 day"))) if minutes <= length),
-        (minutes, units.duration(minutes * 60)),
-    )
+    waited = next((length for length in (HOUR, DAY) if minutes <= length), minutes)
     points = f"{waited / minutes:.1f}".removesuffix(".0")
     return ngettext(
         "After waiting %(waited)s, a run ranks like a new run with +%(points)s priority point.",
         "After waiting %(waited)s, a run ranks like a new run with +%(points)s priority points.",
         1 if points == "1" else 2,
-    ) % {"waited": told, "points": points}
+    ) % {"waited": duration(waited * 60), "points": points}
 
 
 def changed(data: dict[str, Any]) -> list[str]:
     """The sentences of one event: `{setting: [old, new]}`."""
-    return [_one(name, old, new) for name, (old, new) in data.items()]
+    return [_changed(name, old, new) for name, (old, new) in data.items()]
 
 
-def _one(name: str, old: Any, new: Any) -> str:
+def _changed(name: str, old: Any, new: Any) -> str:
     match name:
         case "name":
             return _("created") if old is None else _("renamed from %(old)s to %(new)s") % {"old": old, "new": new}
@@ -57,19 +66,80 @@ def _limit(value: int | None) -> str:
     return _("no limit") if value is None else str(value)
 
 
-def setting(name: str) -> str:
-    """What a setting is called."""
-    limit = known(LimitCode, name)
-    match limit:
-        case LimitCode.MAX_RUNNING:
-            return _("max running runs")
-        case LimitCode.MAX_GPUS:
-            return _("max GPUs in use")
-        case LimitCode.MAX_RUNNING_PER_USER:
-            return _("max running runs per member")
-        case LimitCode.MAX_GPUS_PER_USER:
-            return _("max GPUs per member")
-        case None:
-            return as_text(name)
-        case never:
-            assert_never(never)
+def move_preview(preview: MovePreview, reader: User) -> str:
+    """`priority 50 → 52, position 7 → 3; ana's eval moves back from 3 to 4`."""
+    if all(_same_position(change) and _same_priority(change) for change in preview.changes):
+        return _("no change")
+    several = len(preview.changes) > 1
+    parts = [f"{change.run.name}: {_change(change)}" if several else _change(change) for change in preview.changes[:3]]
+    if (more := len(preview.changes) - 3) > 0:
+        parts.append(ngettext("and %d more", "and %d more", more) % more)
+    slips = [_slip(change, reader) for change in preview.slips[:1]]
+    if slips and (others := (preview.slips_total or 0) - 1) > 0:
+        slips.append(ngettext("%d other run moves", "%d other runs move", others) % others)
+    return "; ".join(filter(None, (*parts, ", ".join(slips))))
+
+
+def moved(result: MoveResult) -> str:
+    """`eval moved from position 7 to 3, priority 50 → 52`; `3 runs moved to positions 1–3`."""
+    if len(result.changes) != 1:
+        return _several(result) if result.changes else _("nothing to move")
+    change = result.changes[0]
+    if change.position_after is None:
+        text = _("%(run)s moved")
+    elif change.position_before is None:
+        text = _("%(run)s moved to position %(position_after)s")
+    else:
+        text = _("%(run)s moved from position %(position_before)s to %(position_after)s")
+    if not _same_priority(change):
+        text += _(", priority %(priority_before)d → %(priority_after)d")
+    return text % vars(change)
+
+
+def _several(result: MoveResult) -> str:
+    """With positions if they are adjacent, which a member's may not be."""
+    count = len(result.changes)
+    text = ngettext("%d run moved", "%d runs moved", count) % count
+    places = sorted(place for change in result.changes if (place := change.position_after) is not None)
+    if len(places) < count or places != list(range(places[0], places[0] + count)):
+        return text
+    return _("%(text)s to positions %(first)d–%(last)d") % {"text": text, "first": places[0], "last": places[-1]}
+
+
+def move_undone(result: MoveResult) -> str:
+    """`Undone: eval`."""
+    names, more = ", ".join(change.run.name for change in result.changes[:3]), len(result.changes) - 3
+    return _("Undone: %s") % (_("%(names)s and %(n)d more") % {"names": names, "n": more} if more > 0 else names)
+
+
+def priority_set(name: str, priority: int, before: int | None, after: int | None) -> str:
+    """The effect of a change of priority."""
+    numbers = {"run": name, "priority": priority, "before": before, "after": after}
+    if after is None or before == after:
+        return _("Priority of %(run)s set to %(priority)d") % numbers
+    return _("Priority of %(run)s set to %(priority)d: position %(before)d → %(after)d") % numbers
+
+
+def _same_position(change: RunChange) -> bool:
+    return change.position_before == change.position_after
+
+
+def _same_priority(change: RunChange) -> bool:
+    return change.priority_before == change.priority_after
+
+
+def _change(change: RunChange) -> str:
+    position = _("same position") if _same_position(change) else _("position %(position_before)s → %(position_after)s")
+    text = (
+        position if _same_priority(change) else _("priority %(priority_before)d → %(priority_after)d") + f", {position}"
+    )
+    return text % vars(change)
+
+
+def _slip(change: RunChange, reader: User) -> str:
+    mine = change.run.user_id == reader.pk
+    whose = _("your %s") % change.run.name if mine else f"{change.run.user.username}’s {change.run.name}"
+    numbers = {"whose": whose, "before": change.position_before, "after": change.position_after}
+    if (change.position_after or 0) > (change.position_before or 0):
+        return _("%(whose)s moves back from %(before)s to %(after)s") % numbers
+    return _("%(whose)s moves up from %(before)s to %(after)s") % numbers

@@ -1,9 +1,9 @@
-"""What a code is worded as: a sentence whose moments stay apart from its text, and a label with its tone."""
+"""How codes are worded: tables of words, sentences whose moments stay apart from their text, labels with a tone."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
@@ -79,5 +79,21 @@ def known(codes: type[Code], code: str) -> Code | None:
 
 
 def as_text(code: str) -> str:
-    """What is shown of a code that this version doesn't know."""
+    """The text for a code that this version doesn't know."""
     return code.replace("_", " ")
+
+
+def words(texts: Mapping[Any, Any]) -> Callable[[str], str]:
+    """A function from a code of one or several catalogues to its words, and from any other to `as_text`.
+
+    The texts are lazy translations. Raises LookupError, when its module is imported, if a code has none.
+    """
+    for codes in {type(code) for code in texts}:
+        if missing := [code.name for code in codes if code not in texts]:
+            raise LookupError(f"no words for {codes.__name__} {', '.join(missing)}")
+    of_value = {code.value: text for code, text in texts.items()}
+
+    def word(code: str) -> str:
+        return str(of_value[code]) if code in of_value else as_text(code)
+
+    return word

@@ -1,159 +1,170 @@
-"""Statuses, and why runs, jobs and cloud instances ended. A code that this version doesn't know is shown as it is."""
+"""Statuses in words, why runs, jobs and cloud instances ended, and the messages of runs and jobs."""
 
 from __future__ import annotations
 
 import signal
-from typing import assert_never
+from collections.abc import Mapping
+from typing import Any, TypeVar, assert_never
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
+from dstackweb.backends.models import Isolation
+from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.models import Run
+from dstackweb.runs.rows import RunRow
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.wording.sentence import known
+from dstackweb.wording import offers, policy
+from dstackweb.wording.sentence import known, words
+from dstackweb.wording.units import duration, exact_duration
 
+status = words(
+    {
+        RunStatus.PENDING: _("pending"),
+        RunStatus.SUBMITTED: _("submitted"),
+        RunStatus.PROVISIONING: _("provisioning"),
+        RunStatus.RUNNING: _("running"),
+        RunStatus.TERMINATING: _("terminating"),
+        RunStatus.DONE: _("done"),
+        RunStatus.FAILED: _("failed"),
+        RunStatus.TERMINATED: _("terminated"),
+    }
+)
+"""A run's or job's status; dstack's own words, which the API and the command line use as well."""
 
-def status(code: str) -> str:
-    """A run's or job's status; dstack's own words, which the API and the command line use as well."""
-    found = known(RunStatus, code)
-    match found:
-        case RunStatus.PENDING:
-            return _("pending")
-        case RunStatus.SUBMITTED:
-            return _("submitted")
-        case RunStatus.PROVISIONING:
-            return _("provisioning")
-        case RunStatus.RUNNING:
-            return _("running")
-        case RunStatus.TERMINATING:
-            return _("terminating")
-        case RunStatus.DONE:
-            return _("done")
-        case RunStatus.FAILED:
-            return _("failed")
-        case RunStatus.TERMINATED:
-            return _("terminated")
-        case None:
-            return code
-        case never:
-            assert_never(never)
+termination = words(
+    {
+        Reason.ALL_JOBS_DONE: _("All commands finished."),
+        Reason.DONE_BY_RUNNER: _("All commands finished."),
+        Reason.JOB_FAILED: _("A job failed."),
+        Reason.STOPPED_BY_USER: _("Stopped by a member."),
+        Reason.TERMINATED_BY_USER: _("Stopped by a member."),
+        Reason.ABORTED_BY_USER: _("Aborted by a member."),
+        Reason.RETRY_LIMIT_EXCEEDED: _("It failed again after the time for retries was over."),
+        Reason.SERVER_ERROR: _("The server failed to continue it."),
+        Reason.CONTAINER_EXITED_WITH_ERROR: _("A command failed."),
+        Reason.TERMINATED_BY_SERVER: _("Stopped because another node of the run ended."),
+        Reason.MAX_DURATION_EXCEEDED: _("It reached its max_duration."),
+        Reason.EXECUTOR_ERROR: _("Its runner failed."),
+        Reason.INSTANCE_UNREACHABLE: _("Interrupted: its host or its runner was lost."),
+        Reason.NO_CAPACITY: _("Its host did not start it in time."),
+        Reason.OUT_OF_CAPACITY: _("No cloud had an instance for it."),
+        Reason.INTERRUPTED: _("Interrupted: the cloud reclaimed its spot instance."),
+        Reason.CREATING_CONTAINER_ERROR: _("Its container could not be created."),
+        Reason.HOLD_ENDED: _("Its hold ended on time."),
+        Reason.GIVEN_BACK: _("Released before its hold ended."),
+        Reason.UTILIZATION_POLICY: _("Stopped by its utilization policy: GPUs underutilized."),
+    }
+)
+"""Why a run or a job ended, as a sentence."""
 
+instance_end = words(
+    {
+        LaunchFailure.NO_CAPACITY: _("the cloud has no capacity now"),
+        LaunchFailure.QUOTA: _("the account's quota is used up"),
+        LaunchFailure.SPOT_PRICE: _("the spot price is above the price offered"),
+        LaunchFailure.NOT_ALLOWED: _("the backend's credentials lack a permission"),
+        LaunchFailure.AMI: _("no image can be used for it"),
+        LaunchFailure.NETWORK: _("its network cannot be used"),
+        LaunchFailure.REFUSED: _("the cloud refused"),
+        InstanceEnd.NOT_STARTED: _("it did not start in time"),
+        InstanceEnd.NO_GPUS: _("it shows fewer GPUs than it has; its image needs the NVIDIA driver"),
+        InstanceEnd.INTERRUPTED: _("the cloud reclaimed it"),
+        InstanceEnd.CLOUD: _("it ended by itself or in the cloud's console"),
+        InstanceEnd.UNREACHABLE: _("the cloud could not be reached"),
+        InstanceEnd.SILENT: _("it has sent no heartbeat for too long"),
+        InstanceEnd.OVERDUE: _("its job did not stop in time"),
+        InstanceEnd.FINISHED: _("its job ended"),
+        InstanceEnd.IDLE: _("it was idle"),
+        InstanceEnd.STOPPED: _("somebody stopped it"),
+        InstanceEnd.DELETED: _("its backend was deleted"),
+    }
+)
+"""Why a cloud instance could not be launched, or has ended, to follow its name and a colon."""
 
-def termination(code: str) -> str:
-    """Why a run or a job ended, as a sentence."""
-    found = known(Reason, code)
-    return code if found is None else _termination(found)
-
-
-def _termination(reason: Reason) -> str:
-    match reason:
-        case Reason.ALL_JOBS_DONE | Reason.DONE_BY_RUNNER:
-            return _("All commands finished.")
-        case Reason.JOB_FAILED:
-            return _("A job failed.")
-        case Reason.STOPPED_BY_USER | Reason.TERMINATED_BY_USER:
-            return _("Stopped by a member.")
-        case Reason.ABORTED_BY_USER:
-            return _("Aborted by a member.")
-        case Reason.RETRY_LIMIT_EXCEEDED:
-            return _("It failed again after the time for retries was over.")
-        case Reason.SERVER_ERROR:
-            return _("The server failed to continue it.")
-        case Reason.CONTAINER_EXITED_WITH_ERROR:
-            return _("A command failed.")
-        case Reason.TERMINATED_BY_SERVER:
-            return _("Stopped because another node of the run ended.")
-        case Reason.MAX_DURATION_EXCEEDED:
-            return _("It reached its max_duration.")
-        case Reason.EXECUTOR_ERROR:
-            return _("Its runner failed.")
-        case Reason.INSTANCE_UNREACHABLE:
-            return _("Interrupted: its host or its runner was lost.")
-        case Reason.NO_CAPACITY:
-            return _("Its host did not start it in time.")
-        case Reason.OUT_OF_CAPACITY:
-            return _("No cloud had an instance for it.")
-        case Reason.INTERRUPTED:
-            return _("Interrupted: the cloud reclaimed its spot instance.")
-        case Reason.CREATING_CONTAINER_ERROR:
-            return _("Its container could not be created.")
-        case Reason.HOLD_ENDED:
-            return _("Its hold ended on time.")
-        case Reason.GIVEN_BACK:
-            return _("Released before its hold ended.")
-        case Reason.UTILIZATION_POLICY:
-            return _("Stopped by its utilization policy: GPUs underutilized.")
-        case never:
-            assert_never(never)
-
-
-def instance_end(code: str) -> str:
-    """Why a cloud instance could not be launched, or has ended, to follow its name and a colon."""
-    refused, ended = known(LaunchFailure, code), known(InstanceEnd, code)
-    return _launch_failure(refused) if refused else _instance_end(ended) if ended else code
-
-
-def _launch_failure(code: LaunchFailure) -> str:
-    match code:
-        case LaunchFailure.NO_CAPACITY:
-            return _("the cloud has no capacity now")
-        case LaunchFailure.QUOTA:
-            return _("the account's quota is used up")
-        case LaunchFailure.SPOT_PRICE:
-            return _("the spot price is above the price offered")
-        case LaunchFailure.NOT_ALLOWED:
-            return _("the backend's credentials lack a permission")
-        case LaunchFailure.AMI:
-            return _("no image can be used for it")
-        case LaunchFailure.NETWORK:
-            return _("its network cannot be used")
-        case LaunchFailure.REFUSED:
-            return _("the cloud refused")
-        case never:
-            assert_never(never)
-
-
-def _instance_end(code: InstanceEnd) -> str:
-    match code:
-        case InstanceEnd.NOT_STARTED:
-            return _("it did not start in time")
-        case InstanceEnd.NO_GPUS:
-            return _("it shows fewer GPUs than it has; its image needs the NVIDIA driver")
-        case InstanceEnd.INTERRUPTED:
-            return _("the cloud reclaimed it")
-        case InstanceEnd.CLOUD:
-            return _("it ended by itself or in the cloud's console")
-        case InstanceEnd.UNREACHABLE:
-            return _("the cloud could not be reached")
-        case InstanceEnd.SILENT:
-            return _("it has sent no heartbeat for too long")
-        case InstanceEnd.OVERDUE:
-            return _("its job did not stop in time")
-        case InstanceEnd.FINISHED:
-            return _("its job ended")
-        case InstanceEnd.IDLE:
-            return _("it was idle")
-        case InstanceEnd.STOPPED:
-            return _("somebody stopped it")
-        case InstanceEnd.DELETED:
-            return _("its backend was deleted")
-        case never:
-            assert_never(never)
-
+isolation = words(
+    {
+        Isolation.USER: _("jobs run as another user"),
+        Isolation.CONTAINER: _("jobs run in containers"),
+        Isolation.SHARED: _("none: jobs share the server's user"),
+        Isolation.NONE: _("none: jobs are refused"),
+    }
+)
+"""How a host isolates jobs."""
 
 SIGNALS = {int(one): one.name for one in signal.Signals}
+EXIT_CODES: dict[int, Any] = {
+    126: _("the command cannot be executed"),
+    127: _("command not found"),
+    130: _("interrupted"),
+    137: _("killed; often out of memory"),
+    139: _("crashed: segmentation fault"),
+    143: _("terminated"),
+}
 
 
 def exited(code: int) -> str:
-    """An exit code, with what it usually means where it has a usual meaning."""
-    usual = {
-        126: _("the command cannot be executed"),
-        127: _("command not found"),
-        130: _("interrupted"),
-        137: _("killed; often out of memory"),
-        139: _("crashed: segmentation fault"),
-        143: _("terminated"),
-    }.get(code)
-    if usual is None and code - 128 in SIGNALS:
+    """An exit code, with its usual meaning if it has one."""
+    usual = str(EXIT_CODES.get(code, ""))
+    if not usual and code - 128 in SIGNALS:
         usual = _("killed by %s") % SIGNALS[code - 128]
     text = _("Exit code %d") % code
     return f"{text}: {usual}." if usual else f"{text}."
+
+
+Listed = TypeVar("Listed", bound=RunRow)
+
+
+def worded(row: Listed) -> Listed:
+    """The row with its whole message as `status_message`."""
+    row.status_message = message(row.status_detail, row.status_message)
+    return row
+
+
+def run_message(run: Run) -> str:
+    """The whole message of a run."""
+    return message(run.status_detail, run.status_message)
+
+
+def message(detail: Mapping[str, Any], text: str) -> str:
+    """The whole message; `text` is what a program, a cloud or a person said."""
+    code = known(MessageCode, str(detail.get("code", "")))
+    return text if code is None else _message(code, dict(detail), text)
+
+
+def beyond_reason(detail: Mapping[str, Any], text: str) -> str:
+    """What the message adds to the reason of the end and the exit code, which are shown before it."""
+    match detail.get("code"):
+        case MessageCode.EXITED:
+            return ""
+        case MessageCode.OUT_OF_CAPACITY:
+            return text
+    return message(detail, text)
+
+
+def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
+    match code:
+        case MessageCode.EXITED:
+            return exited(int(data["exit_code"]))
+        case MessageCode.OUT_OF_CAPACITY:
+            return f"{termination(Reason.OUT_OF_CAPACITY)} {text}".strip()
+        case MessageCode.LOW_UTILIZATION:
+            return f"{policy.was_low(data)}."
+        case MessageCode.LATE:
+            late = _("it did not start within %s") % exact_duration(int(data["deadline_s"]))
+            cause = message(data.get("cause", {}), text)
+            return f"{late}: {cause}" if cause else late
+        case MessageCode.HOST_SILENT:
+            numbers = {"host": data["host"], "time": duration(data["silent_s"])}
+            return _("%(host)s has sent no heartbeat for %(time)s") % numbers
+        case MessageCode.RUNNER_GONE:
+            return str(_("its runner and its state are gone from the host"))
+        case MessageCode.GIVEN_UP:
+            return str(_("an operator gave it up: its host is gone"))
+        case MessageCode.NO_GPUS:
+            shows = _("%(instance_type)s shows %(seen)d of its %(total)d GPUs: its image needs the NVIDIA driver")
+            return shows % data
+        case MessageCode.SOURCE_FAILED:
+            return offers.failure(data["kind"], data["error"])
+        case never:
+            assert_never(never)

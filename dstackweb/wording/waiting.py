@@ -9,7 +9,7 @@ from typing import Any, assert_never, cast
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.backends.contract import PlaceCode
 from dstackweb.runs.codes import (
@@ -24,7 +24,7 @@ from dstackweb.runs.codes import (
     UnavailableData,
     WaitReason,
 )
-from dstackweb.wording.sentence import Label, Sentence, as_text, fill, joined, known
+from dstackweb.wording.sentence import Label, Sentence, as_text, fill, joined, known, words
 from dstackweb.wording.units import cpus, dollars, gpus, mebibytes
 
 
@@ -69,41 +69,35 @@ def _over_budget(data: BudgetData) -> str:
 
 
 def _over_limit(data: LimitData) -> str:
-    code = known(LimitCode, data.get("code", ""))
-    if code is None:
+    code = data.get("code", "")
+    if known(LimitCode, code) is None:
         return _("a limit is reached")
     text = _never_within(code) if data.get("never") else _not_within_now(code)
     return text % {name: data.get(name, 0) for name in ("limit", "used", "asked")}
 
 
-def _never_within(code: LimitCode) -> str:
-    """Texts with `asked` and `limit`."""
-    match code:
-        case LimitCode.MAX_RUNNING:
-            return _("the queue's limit is 0 runs: nothing can start")
-        case LimitCode.MAX_GPUS:
-            return _("it needs %(asked)d GPUs, more than the queue's limit of %(limit)d")
-        case LimitCode.MAX_RUNNING_PER_USER:
-            return _("the queue's limit is 0 runs per member: nothing can start")
-        case LimitCode.MAX_GPUS_PER_USER:
-            return _("it needs %(asked)d GPUs, more than the limit of %(limit)d per member")
-        case never:
-            assert_never(never)
-
-
-def _not_within_now(code: LimitCode) -> str:
-    """Texts with `asked`, `used` and `limit`."""
-    match code:
-        case LimitCode.MAX_RUNNING:
-            return _("queue limit reached: %(used)d of %(limit)d runs placed")
-        case LimitCode.MAX_GPUS:
-            return _("needs %(asked)d GPUs, and the queue's runs hold %(used)d of at most %(limit)d")
-        case LimitCode.MAX_RUNNING_PER_USER:
-            return _("member limit reached: %(used)d of %(limit)d runs placed")
-        case LimitCode.MAX_GPUS_PER_USER:
-            return _("needs %(asked)d GPUs, and the member's runs hold %(used)d of at most %(limit)d")
-        case never:
-            assert_never(never)
+_never_within = words(
+    {
+        LimitCode.MAX_RUNNING: gettext_lazy("the queue's limit is 0 runs: nothing can start"),
+        LimitCode.MAX_GPUS: gettext_lazy("it needs %(asked)d GPUs, more than the queue's limit of %(limit)d"),
+        LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("the queue's limit is 0 runs per member: nothing can start"),
+        LimitCode.MAX_GPUS_PER_USER: gettext_lazy(
+            "it needs %(asked)d GPUs, more than the limit of %(limit)d per member"
+        ),
+    }
+)
+_not_within_now = words(
+    {
+        LimitCode.MAX_RUNNING: gettext_lazy("queue limit reached: %(used)d of %(limit)d runs placed"),
+        LimitCode.MAX_GPUS: gettext_lazy(
+            "needs %(asked)d GPUs, and the queue's runs hold %(used)d of at most %(limit)d"
+        ),
+        LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("member limit reached: %(used)d of %(limit)d runs placed"),
+        LimitCode.MAX_GPUS_PER_USER: gettext_lazy(
+            "needs %(asked)d GPUs, and the member's runs hold %(used)d of at most %(limit)d"
+        ),
+    }
+)
 
 
 def _reserved(data: ReservedData) -> Sentence:

@@ -18,11 +18,11 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.runs import attempts
+from dstackweb.runs.launch import job_of_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
-from dstackweb.runs.tokens import job_of_token
 from dstackweb.scheduler.cloud.agents import agent_token, join_token
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 from tests.factories import cloud_job, make_run
 
 NOTICE = timezone.now().replace(microsecond=0) + dt.timedelta(minutes=2)
@@ -178,7 +178,7 @@ def test_a_machine_that_sees_too_few_gpus_fails_its_job_and_gets_no_other(instan
     assert agent.next().json()["do"] == "off"
     job = job_of(instance)
     assert job.termination_reason == "executor_error"
-    assert "p5.48xlarge shows 1 of its 8 GPUs" in messages.message(job.detail, job.message)
+    assert "p5.48xlarge shows 1 of its 8 GPUs" in statuses.message(job.detail, job.message)
     instance.refresh_from_db()
     assert (instance.status, instance.why) == ("stopping", "no_gpus")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import logs, rows
+from dstackweb.runs import files, rows
+from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.tokens import job_token
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -37,7 +37,7 @@ def test_an_address_that_no_database_can_hold_is_refused(api: Api, project: Proj
     make_host()
     run = make_run(project, member, "hello")
     place_all()
-    logs.append(start(placed_job(run)).pk, 0, b"hello")
+    files.append_log(start(placed_job(run)).pk, 0, b"hello")
     assert api("GET", path).status_code < 500
 
 

@@ -8,9 +8,9 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import delete_secret, set_secret
+from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
-from dstackweb.runs.tokens import job_token
 from tests.factories import make_host, make_run, place_all, placed_job
 
 

@@ -13,8 +13,8 @@ from dstackweb.api import tasks
 from dstackweb.api.tasks import Gate
 from dstackweb.lib.errors import TooMany
 from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
+from dstackweb.runs.launch import job_token, tasks_token
 from dstackweb.runs.models import Run
-from dstackweb.runs.tokens import job_token, tasks_token
 from tests.api.conftest import Api
 from tests.api.test_runner_api import Runner
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
@@ -142,7 +142,7 @@ def test_what_an_earlier_attempts_commands_tell_late_is_refused(run: Run, comman
     Run.objects.filter(pk=run.pk).update(attempt=2)
     answer = commands.tell(DONE)
     assert answer.status_code == 409
-    assert "attempt 1 is over" in answer.json()["detail"]
+    assert "attempt 1 has ended" in answer.json()["detail"]
     assert not Scope.objects.filter(run_id=run.pk).exists()
 
 
@@ -255,15 +255,15 @@ def test_a_scope_that_is_made_as_the_attempt_ends_is_refused(
     run: Run, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was read while it ran; it has ended before its scope is there."""
-    from dstackweb.runs import reporting
+    from dstackweb.runs import launch
 
-    real = reporting.lock_run
+    real = launch.lock_run
 
     def late(run_id: int) -> Run:
         ended(run)
         return real(run_id)
 
-    monkeypatch.setattr(reporting, "lock_run", late)
+    monkeypatch.setattr(launch, "lock_run", late)
     assert commands.tell(DONE).status_code == 409
     assert not Scope.objects.filter(run_id=run.pk).exists()
 

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import attempts, holds, logs, services
-from dstackweb.runs.history_math import BUCKETS, bucket_of, hour_of
+from dstackweb.runs import attempts, files, holds, services
+from dstackweb.runs.history import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
 from dstackweb.runs.queue import ordering, queues, reorder
 from tests.browser import task_demo
@@ -41,7 +41,7 @@ def _log(run: Run) -> None:
             "saved checkpoint ckpt-18440",
         ]
     )
-    logs.append(placed_job(run).pk, 0, f"{text}\n".encode())
+    files.append_log(placed_job(run).pk, 0, f"{text}\n".encode())
 
 
 def _seen(job: Job, began: dt.datetime) -> None:

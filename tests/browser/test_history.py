@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.runs import transitions
-from dstackweb.runs.history_math import BUCKETS
+from dstackweb.runs.history import BUCKETS
 from dstackweb.runs.models import Queue, QueueHour
 from tests.browser import demo
 from tests.browser.conftest import Complaints

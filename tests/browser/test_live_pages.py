@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, logs, services
+from dstackweb.runs import attempts, files, services
 from dstackweb.runs.models import Run
 from dstackweb.wording import units
 from tests.browser import demo
@@ -209,7 +209,7 @@ def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
         b"half",
     ]
     for part in parts:
-        logs.append(job.pk, logs.size(job.pk), part)
+        files.append_log(job.pk, files.log_size(job.pk), part)
         page.wait_for_timeout(150)
     expect(text).to_have_text("one\ncafé\n��· raw\n100%\nred <b>&\nhalf", timeout=2000, use_inner_text=True)
 
@@ -219,7 +219,7 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
 ) -> None:
     run = running(project, mia)
     job = placed_job(run)
-    logs.append(job.pk, 0, b"last words\n")
+    files.append_log(job.pk, 0, b"last words\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     attempts.end_job(job.pk, "container_exited_with_error", exit_code=3, message="the command that failed: false")
@@ -237,7 +237,7 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
     job = placed_job(running(project, mia))
-    logs.append(job.pk, 0, b"".join(b"line %d\n" % number for number in range(3000)))
+    files.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(3000)))
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text, follow = page.locator("[data-log-text]"), page.get_by_role("button", name="Follow")
     expect(text).to_contain_text("line 2999")
@@ -245,7 +245,7 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
     assert "line 500\n" not in (text.text_content() or "")
     text.evaluate("element => { element.scrollTop = 0; }")
     expect(follow).to_have_attribute("aria-pressed", "false")
-    logs.append(job.pk, logs.size(job.pk), b"line 3000\n")
+    files.append_log(job.pk, files.log_size(job.pk), b"line 3000\n")
     expect(text).to_contain_text("line 3000")
     assert text.evaluate("element => element.scrollTop") == 0
     follow.click()
@@ -254,8 +254,8 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
 
 def test_each_nodes_log_can_be_chosen(page: Page, live_server, project: Project, mia: User) -> None:
     run = running(project, mia, nodes=2)
-    logs.append(placed_job(run, 0).pk, 0, b"from node zero\n")
-    logs.append(placed_job(run, 1).pk, 0, b"from node one\n")
+    files.append_log(placed_job(run, 0).pk, 0, b"from node zero\n")
+    files.append_log(placed_job(run, 1).pk, 0, b"from node one\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_have_text("from node zero\n", use_inner_text=True)
     page.get_by_label("Job", exact=True).select_option(label="node 1, attempt 1")

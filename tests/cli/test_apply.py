@@ -13,9 +13,9 @@ from dstackweb.cli.apply import show_plan
 from dstackweb.cli.errors import ApiError
 from dstackweb.cli.output import clock_text
 from dstackweb.cli.runfile import LocalRunFile, explain
-from dstackweb.runs.archives import path as archive_path
+from dstackweb.runs.files import archive_path as archive_path
 from dstackweb.runs.models import Archive, Run
-from dstackweb.runs.schedule import next_time
+from dstackweb.runs.recurrence import next_time
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run
 

@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, logs
+from dstackweb.runs import attempts, files
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
 from tests.cli.conftest import Cli, read
@@ -42,14 +42,14 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
 
 
 def test_logs_are_the_very_bytes(cli: Cli, job: Job) -> None:
-    logs.append(job.pk, 0, ANY_BYTES * 8000)
+    files.append_log(job.pk, 0, ANY_BYTES * 8000)
     code, out, err = finish(cli.spawn("logs", "train"))
     assert (code, err) == (0, "")
     assert out == ANY_BYTES * 8000
 
 
 def test_the_last_lines_one_node_and_one_attempt_can_be_asked_for(cli: Cli, job: Job) -> None:
-    logs.append(job.pk, 0, b"one\ntwo\nthree\n")
+    files.append_log(job.pk, 0, b"one\ntwo\nthree\n")
     assert cli("logs", "train", "--tail", "2").stdout == "two\nthree\n"
     assert cli("logs", "train", "--tail", "0").stdout == ""
     assert cli("logs", "train", "--node", "0", "--attempt", "1").stdout == "one\ntwo\nthree\n"
@@ -65,12 +65,12 @@ def test_without_output_it_says_why(cli: Cli, project: Project, ada: User) -> No
 
 
 def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, job: Job) -> None:
-    logs.append(job.pk, 0, b"first\n")
+    files.append_log(job.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 6) == b"first\n"
-    logs.append(job.pk, 6, ANY_BYTES)
+    files.append_log(job.pk, 6, ANY_BYTES)
     assert read(following, len(ANY_BYTES)) == ANY_BYTES
-    logs.append(job.pk, 6 + len(ANY_BYTES), b"last")
+    files.append_log(job.pk, 6 + len(ANY_BYTES), b"last")
     end(job)
     code, out, err = finish(following)
     assert (code, out) == (0, b"last")
@@ -78,10 +78,10 @@ def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, j
 
 
 def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
-    logs.append(job.pk, 0, b"one\ntwo\n")
+    files.append_log(job.pk, 0, b"one\ntwo\n")
     following = cli.spawn("logs", "-f", "--tail", "1", "train")
     assert read(following, 4) == b"two\n"
-    logs.append(job.pk, 8, b"three\n")
+    files.append_log(job.pk, 8, b"three\n")
     end(job)
     assert finish(following)[1] == b"three\n"
 
@@ -91,14 +91,14 @@ def test_following_goes_on_with_the_next_attempt(cli: Cli, project: Project, ada
     run = make_run(project, ada, "train", retry=True)
     place_all()
     first = start(placed_job(run))
-    logs.append(first.pk, 0, b"first\n")
+    files.append_log(first.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 6) == b"first\n"
     end(first, 1)
     attempts.requeue_due(timezone.now() + timedelta(hours=1))
     place_all()
     second = start(placed_job(run))
-    logs.append(second.pk, 0, b"second\n")
+    files.append_log(second.pk, 0, b"second\n")
     end(second)
     code, out, err = finish(following)
     assert (code, out) == (0, b"second\n")
@@ -109,17 +109,17 @@ def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubl
     connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
 ) -> None:
     cli = connect(ada, proxy.url)
-    logs.append(job.pk, 0, b"before\n")
+    files.append_log(job.pk, 0, b"before\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 7) == b"before\n"
     proxy.down()
-    logs.append(job.pk, 7, b"meanwhile\n")
+    files.append_log(job.pk, 7, b"meanwhile\n")
     assert following.stderr is not None
     assert b"Trying again" in following.stderr.readline()
     proxy.up()
     assert read(following, 10) == b"meanwhile\n"
     assert b"Connected again" in following.stderr.readline()
-    logs.append(job.pk, 17, b"after\n")
+    files.append_log(job.pk, 17, b"after\n")
     end(job)
     assert finish(following)[:2] == (0, b"after\n")
 
@@ -130,10 +130,10 @@ def test_an_answer_that_breaks_off_is_taken_up_where_it_broke(
     cli = connect(ada, proxy.url)
     following = cli.spawn("logs", "-f", "train")
     data = ANY_BYTES * 2000
-    logs.append(job.pk, 0, data[:10])
+    files.append_log(job.pk, 0, data[:10])
     assert read(following, 10) == data[:10]
     proxy.cut_after = 100_000
-    logs.append(job.pk, 10, data[10:])
+    files.append_log(job.pk, 10, data[10:])
     end(job)
     code, out, _err = finish(following)
     assert (code, out == data[10:]) == (0, True)
@@ -160,7 +160,7 @@ def placed(deadline: float = 5) -> Job:
 def test_apply_follows_to_the_end_and_exits_as_the_run_did(cli: Cli, project: Project, code: int) -> None:
     applying = submitted(cli, "--force")
     job = placed()
-    logs.append(job.pk, 0, b"hello\n")
+    files.append_log(job.pk, 0, b"hello\n")
     end(job, code)
     exit_code, out, err = finish(applying)
     assert (exit_code, out) == (code, b"hello\n")
@@ -179,7 +179,7 @@ def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> N
 def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     job = placed()
-    logs.append(job.pk, 0, b"hello\n")
+    files.append_log(job.pk, 0, b"hello\n")
     assert read(applying, 6) == b"hello\n"
     applying.send_signal(signal.SIGINT)
     code, _out, err = finish(applying)
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, projec
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(cli: Cli, job: Job) -> None:
-    logs.append(job.pk, 0, b"x\n" * 1_000_000)
+    files.append_log(job.pk, 0, b"x\n" * 1_000_000)
     following = cli.spawn("logs", "train")
     assert following.stdout is not None
     assert read(following, 2) == b"x\n"

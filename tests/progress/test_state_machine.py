@@ -19,9 +19,9 @@ from dstackweb.progress import finalize, ingest
 from dstackweb.progress.events import Batch
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import LIVE, TaskState
+from dstackweb.runs.launch import scope_for
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
-from dstackweb.runs.reporting import scope_for
 from dstackweb.runs.states import PLACED, RUN_MOVES, RunStatus
 from dstackweb.runs.transitions import move_run
 from tests.factories import join, make_project, make_run, make_user

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstackweb.devtools.aws import Cloud
-from dstackweb.runs import logs
+from dstackweb.runs import files
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.cloud.agents import join_token
 from tests.runner.test_agent_on_a_cloud import boot, cloud, instance_of, place, server
@@ -66,4 +66,4 @@ def test_a_job_gets_at_no_token_but_the_one_that_is_used_up(cloud: Cloud, server
     assert (home / "token").exists()
     (run_dir / "go").touch()
     eventually(lambda: Job.objects.get(pk=job.pk).status == "done")
-    assert logs.read(job.pk, 0, 10000).decode() == "join 409\ndone\n"
+    assert files.read_log(job.pk, 0, 10000).decode() == "join 409\ndone\n"

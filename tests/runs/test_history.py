@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import history, services
-from dstackweb.runs.history import HistoryRange
-from dstackweb.runs.history_math import (
+from dstackweb.runs.history import (
     BUCKETS,
+    HistoryRange,
     WaitStats,
     add_up,
     band_limits,

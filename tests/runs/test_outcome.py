@@ -6,8 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runs.outcome import EndRun, JobView, NoChange, RetryRun, RunStarted, RunView, StopOthers, decide
-from dstackweb.runs.states import JOB_ENDED, JobStatus, Reason, RunStatus, job_end_status
+from dstackweb.runs.states import (
+    JOB_ENDED,
+    EndRun,
+    JobStatus,
+    JobView,
+    NoChange,
+    Reason,
+    RetryRun,
+    RunStarted,
+    RunStatus,
+    RunView,
+    StopOthers,
+    decide,
+    job_end_status,
+)
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 RUNNING = RunView(RunStatus.RUNNING)

@@ -12,7 +12,7 @@ from django.db import connection
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.recount import Difference
-from dstackweb.runs.management.commands import recount
+from dstackweb.scheduler.management.commands import recount
 from tests.factories import make_project
 
 

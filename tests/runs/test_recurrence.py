@@ -14,8 +14,8 @@ from dstackweb.runs import attempts, recurrence, selectors, services
 from dstackweb.runs.models import Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.recount import differences
+from dstackweb.runs.recurrence import next_time, seniority_us
 from dstackweb.runs.rows import queue_rows
-from dstackweb.runs.schedule import next_time, seniority_us
 from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runs.schedule import next_after_end, next_time, occurrence_time, seniority_us
+from dstackweb.runs.recurrence import next_after_end, next_time, occurrence_time, seniority_us
 
 NIGHTLY = ["0 2 * * *"]
 

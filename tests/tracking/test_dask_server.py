@@ -15,8 +15,8 @@ from dstackweb.accounts.models import Project
 from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
+from dstackweb.runs.launch import tasks_token
 from dstackweb.runs.models import Run
-from dstackweb.runs.tokens import tasks_token
 from dstackweb.tracking.dask import watch
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.support import eventually

@@ -18,9 +18,9 @@ from django.utils import timezone
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
 from dstackweb.progress.recount import differences
 from dstackweb.progress.states import STATE_OF, TaskState
+from dstackweb.runs.launch import tasks_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.tokens import tasks_token
 from dstackweb.runs.transitions import move_run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.runner.machines import Gate

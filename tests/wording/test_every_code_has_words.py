@@ -27,7 +27,8 @@ from dstackweb.runs.codes import (
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.wording import events, hosts, messages, offers, policy, progress, queue, statuses, waiting
+from dstackweb.wording import events, offers, policy, progress, queue, statuses, waiting
+from dstackweb.wording.sentence import words
 
 AT = "2031-05-04T09:30:00+00:00"
 DATA: dict[str, Any] = {
@@ -48,7 +49,7 @@ OF_KIND: dict[RunEventKind, dict[str, Any]] = {
 
 def _event(kind: RunEventKind, **data: Any) -> str:
     more = OF_KIND.get(kind, {})
-    return events.told(RunEvent(kind=kind, data={**DATA, **more, **data}), nodes=1)
+    return events.event_text(RunEvent(kind=kind, data={**DATA, **more, **data}), nodes=1)
 
 
 def _wait(reason: WaitReason) -> str:
@@ -69,11 +70,11 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
-    MessageCode: lambda code: messages.message({**DATA, "code": code}, ""),
+    MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
-    HostEventKind: lambda kind: hosts.told(HostEvent(kind=kind, data={**DATA, "error": "i"})),
-    Isolation: hosts.isolation,
-    ThrottleReason: lambda code: policy.held_back([code])[0],
+    HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data={**DATA, "error": "i"})),
+    Isolation: statuses.isolation,
+    ThrottleReason: policy.throttled,
     TaskState: progress.state,
 }
 CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]
@@ -117,12 +118,17 @@ def test_each_limit_is_worded_with_its_numbers(reason: WaitReason, data: dict[st
 
 
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
-    assert events.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
+    assert events.event_text(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
     assert waiting.reason("full_moon", {}).label == waiting.tried("full_moon", {}).label == "full moon"
-    assert hosts.told(HostEvent(kind="full_moon", data={})) == "full moon"
-    assert statuses.termination("full_moon") == statuses.instance_end("full_moon") == "full_moon"
+    assert events.host_event_text(HostEvent(kind="full_moon", data={})) == "full moon"
+    assert statuses.termination("full_moon") == statuses.instance_end("full_moon") == "full moon"
 
 
 def test_a_wait_needs_a_reason_of_the_catalogue() -> None:
     with pytest.raises(ValueError, match="maintenance"):
         Wait("maintenance")  # type: ignore[arg-type]
+
+
+def test_a_table_of_words_that_misses_a_code_cannot_be_made() -> None:
+    with pytest.raises(LookupError, match="JobStatus DONE"):
+        words({status: status.value for status in JobStatus if status != JobStatus.DONE})

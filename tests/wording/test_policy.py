@@ -97,4 +97,4 @@ def test_a_policy_is_a_sentence(changed: dict[str, Any], text: str) -> None:
     ],
 )
 def test_events_are_worded(kind: str, data: dict[str, Any], text: str) -> None:
-    assert event_words.told(RunEvent(kind=kind, data=data, node=0), nodes=4) == text
+    assert event_words.event_text(RunEvent(kind=kind, data=data, node=0), nodes=4) == text

@@ -12,7 +12,7 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web.templatetags import dstackweb_tags
 from dstackweb.wording import events as event_words
-from dstackweb.wording import messages, statuses, units, waiting
+from dstackweb.wording import statuses, units, waiting
 from dstackweb.wording.sentence import fill, joined
 
 
@@ -25,7 +25,7 @@ def test_every_termination_reason_is_a_sentence(reason: Reason) -> None:
 @pytest.mark.parametrize("kind", [*RunStatus, "retry", "requeued", "stop_requested", "start_deadline"])
 def test_every_event_of_a_run_is_worded(kind: str) -> None:
     data = {"queue": "default", "priority": 50, "reason": "stopped_by_user", "nodes": [{"host": "box-1", "gpus": 2}]}
-    words = event_words.told(RunEvent(kind=kind, data=data), nodes=1)
+    words = event_words.event_text(RunEvent(kind=kind, data=data), nodes=1)
     assert words
     assert "_" not in words
 
@@ -33,8 +33,8 @@ def test_every_event_of_a_run_is_worded(kind: str) -> None:
 @pytest.mark.parametrize("status", list(JobStatus)[1:])
 def test_events_of_jobs_name_their_node_where_there_are_several(status: JobStatus) -> None:
     event = RunEvent(kind=f"job_{status}", node=3, data={"termination_reason": "executor_error"})
-    assert event_words.told(event, nodes=4).startswith("node 3: ")
-    assert "node" not in event_words.told(event, nodes=1)
+    assert event_words.event_text(event, nodes=4).startswith("node 3: ")
+    assert "node" not in event_words.event_text(event, nodes=1)
 
 
 UNREAD = {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "text": "x"}}
@@ -61,17 +61,17 @@ UNREAD = {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "t
     ],
 )
 def test_messages_are_worded_when_they_are_read(detail: dict[str, Any], text: str, whole: str, beyond: str) -> None:
-    assert (messages.message(detail, text), messages.beyond_reason(detail, text)) == (whole, beyond)
+    assert (statuses.message(detail, text), statuses.beyond_reason(detail, text)) == (whole, beyond)
 
 
 def test_a_machine_that_starts_is_told_of_with_its_price() -> None:
     data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
     event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
-    assert event_words.told(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
+    assert event_words.event_text(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
 
 
 def test_an_event_of_a_newer_server_is_still_told() -> None:
-    assert event_words.told(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
+    assert event_words.event_text(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
 
 
 @pytest.mark.parametrize(

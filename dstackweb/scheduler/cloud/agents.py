@@ -24,9 +24,9 @@ from dstackweb.lib.errors import Conflict, Forbidden, NotFound, TooEarly
 from dstackweb.lib.secrets import digest
 from dstackweb.runs import attempts
 from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.launch import job_token, read_id, sign_id
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.runs.tokens import job_token, read_id, sign_id
 
 JOIN_SALT, AGENT_SALT = "dstackweb.join", "dstackweb.agent"
 IDLE_POLL_S = 1.0

@@ -22,7 +22,7 @@ from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import now_us
-from dstackweb.runs.schedule import next_time
+from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import PreparedSubmission, Submission, prepare
 from dstackweb.runs.states import RunStatus

@@ -20,7 +20,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.clock import to_moment, to_ms
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import latest
-from dstackweb.runs import placement_summary
+from dstackweb.runs import rows
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts
 from dstackweb.wording import policy as policy_words
@@ -111,7 +111,8 @@ class GpuRow:
     @cached_property
     def throttle_reasons(self) -> list[str]:
         """Why its clocks are throttled now, in words."""
-        return policy_words.held_back(latest.throttle_reasons(self.current.throttle)) if self.current else []
+        reasons = latest.throttle_reasons(self.current.throttle) if self.current else ()
+        return [policy_words.throttled(reason) for reason in reasons]
 
     @property
     def who(self) -> str:
@@ -277,5 +278,5 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
 def _of_series(series: GpuSeries, now_ms: int) -> GpuRow:
     job = series.job
     assert job is not None
-    place, fresh = placement_summary.where(job), latest.is_fresh(series, now_ms)
+    place, fresh = rows.job_place(job), latest.is_fresh(series, now_ms)
     return GpuRow(series.uuid, series.index, series.name, series.memory_mib, place, "held", series, fresh, job.run)

@@ -86,7 +86,8 @@ class RunGpu:
     @property
     def throttle_reasons(self) -> list[str]:
         """Why its clocks are throttled now, in words."""
-        return policy_words.held_back(throttle_reasons(self.series.throttle)) if self.fresh else []
+        reasons = throttle_reasons(self.series.throttle) if self.fresh else ()
+        return [policy_words.throttled(reason) for reason in reasons]
 
     @property
     def colour(self) -> int:

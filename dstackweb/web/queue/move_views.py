@@ -21,7 +21,7 @@ from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence, whole_number
 from dstackweb.web.queue.views import fragment, queue_called
-from dstackweb.wording import moves as move_words
+from dstackweb.wording import queue as move_words
 
 AT_MOST = 500
 """Runs that one request may name; a page shows fewer."""
@@ -39,7 +39,7 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
         return JsonResponse({"text": sentence(error.detail), "refused": True, "places": {}, "priorities": {}})
     return JsonResponse(
         {
-            "text": move_words.would(effect, request.user),
+            "text": move_words.move_preview(effect, request.user),
             "places": {change.run.pk: change.position_after for change in (*effect.changes, *effect.slips)},
             "priorities": {
                 change.run.pk: change.priority_after
@@ -72,7 +72,7 @@ def undo(request: PageRequest, queue: str) -> HttpResponse:
     except DomainError as error:
         return _list_response(request, found, sentence(error.detail), "error", status=error.status)
     return _list_response(
-        request, found, move_words.undone(moved), "success", moved=[change.run for change in moved.changes]
+        request, found, move_words.move_undone(moved), "success", moved=[change.run for change in moved.changes]
     )
 
 
@@ -117,7 +117,7 @@ def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | No
         case "stop":
             return _stop(request, runs)
     moved = reorder.move(runs, request.user, request.role, _target_from_form(request, form, queue, runs), etags)
-    return move_words.done(moved), runs, moved.move_id
+    return move_words.moved(moved), runs, moved.move_id
 
 
 def _prioritise(
@@ -129,7 +129,7 @@ def _prioritise(
         text = ngettext("Priority of %(n)d run set to %(p)d", "Priority of %(n)d runs set to %(p)d", len(runs))
         return text % {"n": len(runs), "p": priority}, runs, moved.move_id
     return (
-        move_words.prioritised(runs[0].name, priority, before, selectors.position(_reread(runs[0]))),
+        move_words.priority_set(runs[0].name, priority, before, selectors.position(_reread(runs[0]))),
         runs,
         moved.move_id,
     )

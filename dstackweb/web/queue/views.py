@@ -196,5 +196,5 @@ def announcements(request: PageRequest) -> Announcements:
         .only("pk", "kind", "data", "node", "run__name", "run__spec")
         .order_by("-pk")[:ANNOUNCED_MOST]
     )
-    lines = [f"{event.run.name}: " + event_words.told(event, event.run.spec.get("nodes", 1)) for event in events]
+    lines = [f"{event.run.name}: " + event_words.event_text(event, event.run.spec.get("nodes", 1)) for event in events]
     return Announcements(last, lines[::-1])

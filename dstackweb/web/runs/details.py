@@ -13,13 +13,13 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.runs import placement_summary, spend
+from dstackweb.runs import rows, spend
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.wording import events as event_words
-from dstackweb.wording import messages, statuses, units
+from dstackweb.wording import statuses, units
 from dstackweb.wording.sentence import Sentence
 
 
@@ -67,7 +67,7 @@ def end_notice(run: Run, jobs: Sequence[Job]) -> EndNotice | None:
         if run.status_detail.get("code") == MessageCode.OUT_OF_CAPACITY:
             again = _("It will be retried and keeps its place in the queue.")
             return EndNotice(statuses.termination(Reason.OUT_OF_CAPACITY), again, run.status_message, run.status)
-        return EndNotice(_("It will be retried"), "", messages.of(run), run.status)
+        return EndNotice(_("It will be retried"), "", statuses.run_message(run), run.status)
     if run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
         return None
     bad = [job for job in jobs if job.attempt == run.attempt and job.status == JobStatus.FAILED]
@@ -75,7 +75,7 @@ def end_notice(run: Run, jobs: Sequence[Job]) -> EndNotice | None:
     if run.termination_reason == Reason.JOB_FAILED and bad:
         title = statuses.termination(bad[0].termination_reason)
     text = statuses.exited(run.exit_code) if run.exit_code else ""
-    return EndNotice(title, text, messages.beyond_reason(run.status_detail, run.status_message), run.status)
+    return EndNotice(title, text, statuses.beyond_reason(run.status_detail, run.status_message), run.status)
 
 
 class Cost(NamedTuple):
@@ -109,8 +109,8 @@ class NodeLine:
         """The row with its words."""
         why = _why(job) if job.status in ("failed", "terminated") else ""
         if job.status == JobStatus.PROVISIONING:
-            why = messages.message(job.detail, job.message)
-        return cls(job, placement_summary.where(job), units.gpus(len(job.gpus)) if job.gpus else "", why, machine(job))
+            why = statuses.message(job.detail, job.message)
+        return cls(job, rows.job_place(job), units.gpus(len(job.gpus)) if job.gpus else "", why, machine(job))
 
 
 def starting(run: Run) -> str:
@@ -127,7 +127,7 @@ def machine(job: Job) -> str:
 
 def _why(job: Job) -> str:
     reason = statuses.termination(job.termination_reason)
-    return f"{reason} {messages.beyond_reason(job.detail, job.message)}".strip()
+    return f"{reason} {statuses.beyond_reason(job.detail, job.message)}".strip()
 
 
 class EventLine(NamedTuple):

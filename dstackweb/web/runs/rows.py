@@ -19,7 +19,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.web.common.pages import PageRequest
 from dstackweb.web.gpus import alerts
 from dstackweb.web.templatetags.dstackweb_tags import moments
-from dstackweb.wording import messages, statuses, units, waiting
+from dstackweb.wording import statuses, units, waiting
 
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
@@ -106,7 +106,7 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
         row.values()
         | {
             "needs": needs(row.spec),
-            "message": messages.worded(row).status_message or _end_reason(row),
+            "message": statuses.worded(row).status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,
             "took": row.ended_at - row.started_at if row.started_at and row.ended_at else None,

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
-from dstackweb.runs import archives, selectors, services
+from dstackweb.runs import files, selectors, services
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
@@ -93,7 +93,7 @@ def _attached(request: PageRequest) -> Archive | None:
     if upload.read(2) != GZIP_MAGIC:
         raise Invalid.at("archive", msg=f"{upload.name} is not a .tar.gz file. Create one with tar -czf code.tar.gz .")
     upload.seek(0)
-    return archives.store(request.project, upload.chunks())[0]
+    return files.store_archive(request.project, upload.chunks())[0]
 
 
 def _from_earlier_run(request: PageRequest) -> tuple[str, Archive | None, str]:
@@ -110,7 +110,7 @@ def _form(request: PageRequest, config: str, archive: Archive | None = None, ori
         "archive": archive,
         "origin": origin,
         "examples": examples(),
-        "limit": archives.limit_bytes(),
+        "limit": files.archive_limit(),
     }
 
 

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
 from dstackweb.profiles import selectors as profiles
-from dstackweb.runs import logs, placement_summary, rows, selectors, services
+from dstackweb.runs import files, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
@@ -108,7 +108,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": details.steps(run, jobs),
         "end_notice": details.end_notice(run, jobs),
-        "place": placement_summary.place([job for job in jobs if job.attempt == run.attempt]),
+        "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),
         "why": waiting.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
@@ -135,9 +135,9 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
     offset = whole_number(request.GET.get("offset"))
     part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
-    if "download" in request.GET and part.job and logs.path(part.job.pk).exists():
+    if "download" in request.GET and part.job and files.log_path(part.job.pk).exists():
         name = f"{found.name}-{part.attempt}-{node}.log"
-        file = logs.path(part.job.pk).open("rb")
+        file = files.log_path(part.job.pk).open("rb")
         return FileResponse(file, as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
     response = HttpResponse(part.data, content_type="application/octet-stream")
     response["X-Start-Offset"] = str(part.next_offset - len(part.data))

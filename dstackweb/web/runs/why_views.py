@@ -13,7 +13,7 @@ from dstackweb.backends.hosts.fit import HostView
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
-from dstackweb.runs.queue.rank_factors import RankFactors, rank_factors
+from dstackweb.runs.queue.positions import RankFactors, rank_factors
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now

@@ -11,7 +11,7 @@ from dstackweb.gpus.models import PolicyExemption, ProjectPolicies
 from dstackweb.gpus.policy.exemptions import exempt, policies_of
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid
 from dstackweb.runs.models import QueueCount, Run
-from dstackweb.wording.events import told
+from dstackweb.wording.events import event_text
 from tests.factories import join, make_user
 from tests.gpus.watching import IDLE, begin, stopped
 
@@ -30,7 +30,7 @@ def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project
     assert made.until - made.at == dt.timedelta(minutes=30)
     event = run.events.get(kind="utilization_kept")
     assert (event.actor, event.data["left"], event.data["minutes"]) == (member, 2, 30)
-    assert "it loads data" in told(event, 1)
+    assert "it loads data" in event_text(event, 1)
     assert QueueCount.objects.get(queue=run.queue).version > version
 
 

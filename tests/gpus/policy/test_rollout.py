@@ -19,7 +19,7 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
-from dstackweb.wording.events import told
+from dstackweb.wording.events import event_text
 from tests.factories import join, make_project, make_run, make_user, place_all
 from tests.gpus.snapshots import EVERY_MS, START_MS
 from tests.gpus.watching import MINUTE, begin, watch
@@ -98,14 +98,16 @@ def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, m
     assert run.provenance["utilization_policy"] == {"source": "profile", "profile": "nightly"}
     event = run.events.get(kind="utilization_policy_changed")
     assert event.actor == member
-    assert told(event, 1) == ("its utilization policy changed: Stop the run when a GPU stays below 50 % for 2 min.")
+    assert event_text(event, 1) == (
+        "its utilization policy changed: Stop the run when a GPU stays below 50 % for 2 min."
+    )
     assert names(profile) == set()
     assert apply_all(profile, member) == 0
     save(profile, None)
     assert apply_all(profile, member) == 1
     run.refresh_from_db()
     assert (run.spec["utilization_policy"], run.provenance["utilization_policy"]) == (None, {"source": "default"})
-    assert told(run.events.last(), 1) == "its utilization policy was removed"
+    assert event_text(run.events.last(), 1) == "its utilization policy was removed"
 
 
 def test_a_hold_is_only_told_by_the_new_policy_too(project: Project, member: User) -> None:

@@ -20,7 +20,7 @@ from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.wording import events as event_words
-from dstackweb.wording import moves as move_words
+from dstackweb.wording import queue as move_words
 from tests.factories import join, make_host, make_run, make_user, place_all
 
 pytestmark = pytest.mark.django_db
@@ -111,14 +111,14 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert order(project) == ["a", "b", "c", "e", "d"]
     assert [(change.position_before, change.position_after) for change in back.changes] == [(None, None)]
     assert (back.slips, back.slips_total) == ([], None)
-    assert move_words.done(back) == "e moved"
-    assert event_words.told(runs["e"].events.get(kind="moved"), 1) == "moved before d"
+    assert move_words.moved(back) == "e moved"
+    assert event_words.event_text(runs["e"].events.get(kind="moved"), 1) == "moved before d"
     front = reorder.move([runs["e"]], manager, "manager", MoveTarget("top"))
-    assert move_words.done(front) == "e moved to position 1, priority 50 → 51"
+    assert move_words.moved(front) == "e moved to position 1, priority 50 → 51"
     mine = reorder.move([runs["a"]], member, "member", MoveTarget("bottom"))
     assert (mine.changes[0].position_after, mine.slips_total) == (None, None)
     several = reorder.move([runs["a"], runs["b"]], manager, "manager", MoveTarget("bottom"))
-    assert move_words.done(several) == "2 runs moved to positions 4–5"
+    assert move_words.moved(several) == "2 runs moved to positions 4–5"
     assert several.move_id is not None
     undone = reorder.undo(several.move_id, manager, "manager")
     assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]

@@ -14,7 +14,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 from tests.factories import make_run, place_all
 from tests.scheduler.cloud.cloud_fake import THROTTLED, FakeCloud, begin, job_of, offer, refused
 
@@ -160,7 +160,7 @@ def test_what_can_not_be_asked_is_told_at_the_job_and_tried_again(
     place_all()
     fake.throttled = THROTTLED
     cloud_watch.poll_all()
-    assert "is throttled" in messages.message(job_of(run).detail, job_of(run).message)
+    assert "is throttled" in statuses.message(job_of(run).detail, job_of(run).message)
     fake.throttled = None
     cloud_watch.poll_all()
     assert job_of(run).instance.status == "starting"

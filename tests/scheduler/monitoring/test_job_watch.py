@@ -15,7 +15,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Watch
 from dstackweb.scheduler.monitoring import watch
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 
@@ -83,7 +83,7 @@ def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
     Job.objects.filter(run=run).update(message="no space left on device")
     clock.pass_time(6)
     assert fresh(run).status == RunStatus.FAILED
-    assert "did not start within 1 min: no space left on device" in messages.of(fresh(run))
+    assert "did not start within 1 min: no space left on device" in statuses.run_message(fresh(run))
     host.refresh_from_db()
     assert host.cpus_used == 0
     assert list(differences()) == []

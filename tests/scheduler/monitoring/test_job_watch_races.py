@@ -15,7 +15,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.scheduler.monitoring import watch
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 
@@ -72,7 +72,7 @@ def test_a_claimed_job_that_missed_its_start_keeps_that_reason_and_message(proje
     attempts.end_job(job.pk, "terminated_by_server", message="stopped before its commands were started")
     job.refresh_from_db()
     assert (job.status, job.termination_reason) == (JobStatus.FAILED, "failed_to_start_due_to_no_capacity")
-    assert "did not start within" in messages.of(Run.objects.get(pk=run.pk))
+    assert "did not start within" in statuses.run_message(Run.objects.get(pk=run.pk))
 
 
 @pytest.mark.django_db

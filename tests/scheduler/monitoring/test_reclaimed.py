@@ -10,7 +10,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import PolicyStop
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.monitoring import utilization
-from dstackweb.wording.events import told
+from dstackweb.wording.events import event_text
 from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
 from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
 
@@ -27,13 +27,13 @@ def test_the_event_says_who_is_first_in_line_and_later_who_got_the_gpus(project:
     watch(MINUTE)
     PolicyStop.objects.update(at=job.placed_at)  # the pass below goes by the real time
     stop = job.run.events.get(kind="utilization_stop")
-    assert told(stop, 1).endswith("GPU 0 was below 50 % for 1 min; first in the queue now: train-7")
+    assert event_text(stop, 1).endswith("GPU 0 was below 50 % for 1 min; first in the queue now: train-7")
     stopped(job.run)
     assert place_all() == 1
     ledger = PolicyStop.objects.get()
     assert ledger.next_run is not None
     assert (ledger.next_run.name, ledger.next_at) == ("train-7", placed_job(ledger.next_run).placed_at)
-    assert told(job.run.events.get(kind="utilization_next"), 1) == "its GPUs went to train-7"
+    assert event_text(job.run.events.get(kind="utilization_next"), 1) == "its GPUs went to train-7"
     place_all()
     assert job.run.events.filter(kind="utilization_next").count() == 1
 
@@ -48,7 +48,7 @@ def test_another_projects_run_is_not_named(project: Project, member: User) -> No
     make_run(other, member, "secret", role="admin", resources={"gpu": 1})
     place_all()
     event = job.run.events.get(kind="utilization_next")
-    assert (event.data, told(event, 1)) == ({}, "its GPUs went to a run of another project")
+    assert (event.data, event_text(event, 1)) == ({}, "its GPUs went to a run of another project")
 
 
 def test_the_next_run_on_a_clouds_machine_is_told_of(project: Project, member: User) -> None:

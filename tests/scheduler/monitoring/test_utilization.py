@@ -21,8 +21,8 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.monitoring import utilization
-from dstackweb.wording import messages
-from dstackweb.wording.events import told
+from dstackweb.wording import statuses
+from dstackweb.wording.events import event_text
 from tests.factories import cloud_job, make_host, make_run, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, START_MS, sample
 from tests.gpus.watching import IDLE, MINUTE, begin, look_at, stopped, watch
@@ -55,7 +55,7 @@ def test_the_default_profiles_policy_stops_a_run_that_does_not_use_its_gpu_after
     assert job.stop_grace_s == 20
     run = stopped(run)
     assert (run.status, run.termination_reason) == ("terminated", "terminated_due_to_utilization_policy")
-    assert messages.of(run) == "GPU 0 was below 50 % for 1 min."
+    assert statuses.run_message(run) == "GPU 0 was below 50 % for 1 min."
     assert (run.attempt, run.retry_at) == (1, None)
     assert list(differences()) == []
 
@@ -104,7 +104,7 @@ def test_one_idle_gpu_of_two_is_named(project: Project, member: User) -> None:
     assert watch(MINUTE, lambda uuid, ms: 0 if uuid == job.gpus[1] else 99) == [(MINUTE, PolicyAction.STOP)]
     index = GpuSeries.objects.get(job=job, uuid=job.gpus[1]).index
     run = Run.objects.get(pk=job.run_id)
-    assert messages.of(run) == f"GPU {index} was below 50 % for 1 min."
+    assert statuses.run_message(run) == f"GPU {index} was below 50 % for 1 min."
     stop = PolicyStop.objects.get()
     assert (stop.gpu_index, sorted(stop.gpus), stop.observed) == (index, sorted(job.gpus), False)
 
@@ -113,7 +113,7 @@ def test_with_the_scope_all_one_busy_gpu_keeps_the_run(project: Project, member:
     job = begin(project, member, gpus=2, utilization_policy={**IDLE, "scope": "all"})
     assert watch(3 * MINUTE, lambda uuid, ms: 99 if uuid == job.gpus[0] else 0) == []
     assert watch(5 * MINUTE, from_ms=3 * MINUTE + EVERY_MS) == [(4 * MINUTE, PolicyAction.STOP)]
-    assert messages.of(Run.objects.get(pk=job.run_id)) == "All GPUs were below 50 % for 1 min."
+    assert statuses.run_message(Run.objects.get(pk=job.run_id)) == "All GPUs were below 50 % for 1 min."
 
 
 def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project, member: User) -> None:
@@ -125,7 +125,7 @@ def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project,
     assert {one.status for one in Job.objects.filter(run=job.run)} == {"terminating"}
     run = stopped(job.run)
     assert (run.status, run.attempt) == ("terminated", 1)
-    assert messages.of(run) == "GPU 0 of node 1 was below 50 % for 1 min."
+    assert statuses.run_message(run) == "GPU 0 of node 1 was below 50 % for 1 min."
     assert PolicyStop.objects.get().node == 1
 
 
@@ -198,7 +198,7 @@ def test_people_are_told_once_before_the_stop(project: Project, member: User) ->
     assert watch(9 * MINUTE) == [(6 * MINUTE, PolicyAction.NOTICE), (8 * MINUTE, PolicyAction.STOP)]
     notice = job.run.events.get(kind="utilization_notice")
     assert notice.data["stops_at"] == to_moment(START_MS + 8 * MINUTE).isoformat()
-    assert "has been below 50 % since" in told(notice, 1)
+    assert "has been below 50 % since" in event_text(notice, 1)
 
 
 def test_a_short_window_has_no_notice(project: Project, member: User) -> None:
@@ -242,7 +242,7 @@ def test_what_only_tells_stops_nothing_and_enters_each_low_stretch_once(
     assert run.status == "running"
     assert events(run) == ["utilization_would_stop"] * 2
     assert [stop.observed for stop in PolicyStop.objects.all()] == [True, True]
-    assert "would have stopped it: GPU 0 was below 50 %" in told(run.events.filter(kind__startswith="util")[0], 1)
+    assert "would have stopped it: GPU 0 was below 50 %" in event_text(run.events.filter(kind__startswith="util")[0], 1)
 
 
 def test_when_observing_ends_a_run_that_is_idle_still_is_stopped(project: Project, member: User) -> None:

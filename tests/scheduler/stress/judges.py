@@ -14,8 +14,8 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.runs import attempts, recurrence, services
 from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, QueueHour, Run, RunEvent, Verdict
 from dstackweb.runs.recount import differences
+from dstackweb.runs.recurrence import BY_PEOPLE
 from dstackweb.runs.rows import queue_rows
-from dstackweb.runs.schedule import BY_PEOPLE
 from dstackweb.runs.states import ACTIVE, ENDED, JOB_ACTIVE, PLACED, RUN_MOVES, JobStatus, Reason, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass

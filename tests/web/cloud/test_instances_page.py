@@ -20,7 +20,7 @@ from dstackweb.runs.models import BudgetMark, Job
 from dstackweb.runs.states import Reason
 from dstackweb.runs.transitions import record
 from dstackweb.web.cloud import budget
-from dstackweb.wording import messages
+from dstackweb.wording import statuses
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job
 from tests.web.conftest import HTMX
 
@@ -212,7 +212,7 @@ def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
     run = make_run(project, ann, "train")
     attempts.end_job(cloud_job(run).pk, Reason.OUT_OF_CAPACITY, message="None in eu-west-1.")
     run.refresh_from_db()
-    assert (run.status, messages.of(run)) == ("pending", "No cloud had an instance for it. None in eu-west-1.")
+    assert (run.status, statuses.run_message(run)) == ("pending", "No cloud had an instance for it. None in eu-west-1.")
     text = page(as_user(ann), "/p/main/runs/train/")
     assert "<b>No cloud had an instance for it.</b> It will be retried" in text
     assert '<div class="mono">None in eu-west-1.</div>' in text

@@ -78,7 +78,7 @@ def test_minutes_that_are_being_typed_are_explained(project: Project, mia: User,
     assert told("-3") == ""
 
 
-@pytest.mark.parametrize(("minutes", "words"), [(40, "1 h, a run ranks like a new run with +1.5"), (720, "1 day")])
+@pytest.mark.parametrize(("minutes", "words"), [(40, "1 h, a run ranks like a new run with +1.5"), (720, "1 d,")])
 def test_ageing_is_told_with_a_wait_that_people_know(minutes: int, words: str) -> None:
     assert words in queue_words.ageing(minutes)
 

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, logs
+from dstackweb.runs import attempts, files
 from dstackweb.runs.models import Run
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
@@ -98,12 +98,12 @@ def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User,
     run = make_run(project, ann)
     place_all()
     job = start(placed_job(run))
-    logs.append(job.pk, 0, b"one\n\xff\xfe\x00two\n")
+    files.append_log(job.pk, 0, b"one\n\xff\xfe\x00two\n")
     client = as_user(ann)
     first = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&tail=100")
     assert first.content == b"one\n\xff\xfe\x00two\n"
     assert (first["X-Start-Offset"], first["X-Next-Offset"], first["X-Log-Complete"]) == ("0", "11", "false")
-    logs.append(job.pk, 11, b"three\n")
+    files.append_log(job.pk, 11, b"three\n")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
     assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
@@ -114,7 +114,7 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
     run = make_run(project, ann, "noisy")
     place_all()
     job = start(placed_job(run))
-    logs.append(job.pk, 0, b"<script>\x1b[31m\xff")
+    files.append_log(job.pk, 0, b"<script>\x1b[31m\xff")
     answer = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?download=1")
     assert b"".join(answer.streaming_content) == b"<script>\x1b[31m\xff"
     assert "attachment" in answer["Content-Disposition"]
