@@ -1,4 +1,4 @@
-"""What the demos share: a server of their own, what it prints, and calls of its API."""
+"""Shared by the demos: a server of their own, its output, and calls of its API."""
 
 from __future__ import annotations
 

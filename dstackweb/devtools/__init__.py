@@ -1,1 +1,1 @@
-"""Stand-ins for what a machine of a developer lacks: a small AWS, and NVIDIA's library. Not in the wheel."""
+"""Stand-ins for a small AWS and for NVIDIA's NVML, shared by tests and demos. Not in the wheel."""

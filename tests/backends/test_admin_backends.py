@@ -17,8 +17,7 @@ from dstackweb.backends.aws import check, config
 from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Instance
-from dstackweb.devtools.aws import Cloud
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.profiles.models import Profile
 from tests import factories
 from tests.devtools.fixtures import cloud

@@ -9,8 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in, take_picture
 from tests.devtools.fixtures import cloud

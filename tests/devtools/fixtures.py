@@ -1,7 +1,4 @@
-"""Fixtures for tests against the cloud: import `cloud` into the conftest.py that wants it.
-
-One process serves all tests of a session; each test gets it as new.
-"""
+"""Import `cloud` into a conftest.py. One process serves all tests of a session, and is reset before each."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from dstackweb.devtools.aws.handle import Cloud
+from dstackweb.devtools.aws import Cloud
 
 
 @cache
 def running() -> Cloud:
-    """Ends with the test process."""
+    """Stopped when the test process ends."""
     return Cloud.start()
 
 

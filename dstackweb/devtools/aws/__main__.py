@@ -1,4 +1,4 @@
-"""`python -m dstackweb.devtools.aws`: runs the cloud, and prints the environment that leads boto3 to it."""
+"""`python -m dstackweb.devtools.aws`: runs the cloud, and prints boto3's environment for it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0, the usual: a free one")
     parser.add_argument("--home", type=Path, help="its folder; a temporary one otherwise")
     parser.add_argument("--all-types", action="store_true", help="every instance type that moto knows")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ |= {"MOTO_DISABLE_GLOBAL_CORS": "true", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
 
-    from dstackweb.devtools.aws import handle, server
+    from dstackweb.devtools.aws import env, server
 
-    home = asked.home or Path(tempfile.mkdtemp(prefix="cloud-"))
+    home = options.home or Path(tempfile.mkdtemp(prefix="cloud-"))
 
     def ready(url: str) -> None:
-        for name, value in handle.env(url).items():
+        for name, value in env(url).items():
             print(f"export {name}={shlex.quote(value)}", flush=True)
         address = home / "address.new"
         address.write_text(url)
@@ -34,9 +34,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     try:
-        server.serve(home, asked.port, ready, everything=asked.all_types)
+        server.serve(home, options.port, ready, everything=options.all_types)
     except SystemExit:
-        if asked.home is None:
+        if options.home is None:
             shutil.rmtree(home, ignore_errors=True)
         os._exit(0)  # without a second's tidying of moto's records
 

@@ -1,4 +1,4 @@
-"""EC2 where moto is slow or knows better not: instance types by the page, launches with limits, machines that run."""
+"""EC2 where moto is slow or too simple: instance types in pages, launches with limits, machines that run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from moto.ec2 import utils as moto_utils
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance, Reservation
 
-from dstackweb.devtools.aws import catalog, images, quotas
+from dstackweb.devtools.aws import catalog, quotas
 from dstackweb.devtools.aws.machines import USER_SHUTDOWN, Fleet
-from dstackweb.devtools.aws.spot import SpotPrices
-from dstackweb.devtools.aws.wire import Answer, Call, Refused, ec2_answer, element, page, shape_xml
+from dstackweb.devtools.aws.pricing import SpotPrices
+from dstackweb.devtools.aws.wire import AwsError, Call, Response, Xml, ec2_model, page, xml
 
 USER_DATA_BYTES = 16384
-_UNTOLD = {"Action", "Version", "ClientToken"}
+_NOT_COMPARED = {"Action", "Version", "ClientToken"}
 
 # Filters of DescribeInstances that moto lacks.
 moto_utils.filter_dict_attribute_mapping |= {"instance-lifecycle": "lifecycle", "client-token": "client_token"}
@@ -47,15 +47,13 @@ class Compute:
         self.fleet, self.limits, self.spot = fleet, limits, spot
         self.capacity: list[Capacity] = []
         self.tokens: dict[tuple[str, str, str], tuple[str, Reservation]] = {}
-        """What was asked and what came of it, by region, zone (empty where none was asked for) and client token."""
+        """The request's digest and its reservation, by region, zone (empty: any) and client token."""
         self._launching: Call | None = None
         self._again: Reservation | None = None
         self._hook()
 
-    # -- moto's own actions, led to machines ---------------------------------------------------------------------
-
     def _hook(self) -> None:
-        """Instances of moto start pending, end shutting down, and have a machine each."""
+        """Give each of moto's instances a machine, which starts as pending and ends as shutting down."""
         run, fleet = EC2Backend.run_instances, self.fleet
 
         def run_instances(backend: EC2Backend, *args: Any, **kwargs: Any) -> Reservation:
@@ -75,7 +73,7 @@ class Compute:
                 before = [(instance, copy(instance.instance_state)) for instance in found]
                 for instance in found:
                     if towards == "stopped" and instance.lifecycle == "spot":
-                        raise Refused(
+                        raise AwsError(
                             "UnsupportedOperation",
                             f"You can't stop the Spot Instance '{instance.id}' because it is associated with a "
                             "one-time Spot Instance request. You can only stop Spot Instances associated with "
@@ -86,92 +84,56 @@ class Compute:
 
             return end
 
-        def start_instances(backend: EC2Backend, instance_ids: list[str]) -> list[tuple[Instance, Any]]:
-            found = backend.get_multi_instances_by_id(instance_ids)
-            before = [(instance, copy(instance.instance_state)) for instance in found]
-            for instance in found:
-                if instance.state != "stopped":
-                    told = f"The instance '{instance.id}' is not in a state from which it can be started."
-                    raise Refused("IncorrectInstanceState", told)
-                fleet.machines[instance.id].start()
-            return before
-
         EC2Backend.run_instances = run_instances  # type: ignore[method-assign, assignment]
         EC2Backend.terminate_instances = ended("terminated")  # type: ignore[method-assign]
         EC2Backend.stop_instances = ended("stopped")  # type: ignore[method-assign]
-        EC2Backend.start_instances = start_instances  # type: ignore[method-assign, assignment]
 
-    # -- what there is to buy ------------------------------------------------------------------------------------
-
-    def describe_instance_types(self, call: Call) -> Answer:
+    def describe_instance_types(self, call: Call) -> dict[str, Any]:
         names, filters = call.numbered("InstanceType"), call.filters()
         offered = set(catalog.in_region(call.region))
         if len(names) > 100:
-            raise Refused("InvalidParameterValue", "The maximum number of instance types that can be listed is 100")
+            raise AwsError("InvalidParameterValue", "The maximum number of instance types that can be listed is 100")
         if unknown := sorted(set(names) - offered):
-            raise Refused("InvalidInstanceType", f"The following supplied instance types do not exist: {unknown}")
-        found = [name for name in catalog.matching(names, filters) if name in offered]
-        rows, token = page(
-            sorted(found), call, size=_size(call, 5, 100), token=call.form.get("NextToken"), invalid=_no_such_token
-        )
-        inner = "".join(_type_xml(name) for name in rows)
-        return ec2_answer(
-            call.action,
-            f"<instanceTypeSet>{inner}</instanceTypeSet>" + (element("nextToken", token) if token else ""),
-        )
+            raise AwsError("InvalidInstanceType", f"The following supplied instance types do not exist: {unknown}")
+        found = sorted(name for name in catalog.matching(names, filters) if name in offered)
+        rows, more = page(found, call)
+        return {"InstanceTypes": [_type_xml(name) for name in rows], **more}
 
-    def describe_instance_type_offerings(self, call: Call) -> Answer:
+    def describe_instance_type_offerings(self, call: Call) -> dict[str, Any]:
         kind, filters = call.form.get("LocationType", "region"), call.filters()
-        rows = [
+        found = [
             row
             for row in catalog.offerings(kind, call.region)
             if _fits(row["InstanceType"], filters.get("instance-type"))
             and _fits(row["Location"], filters.get("location"))
         ]
-        some, token = page(
-            rows, call, size=_size(call, 5, 1000), token=call.form.get("NextToken"), invalid=_no_such_token
-        )
-        inner = "".join(
-            f"<item>{element('instanceType', row['InstanceType'])}{element('locationType', kind)}"
-            f"{element('location', row['Location'])}</item>"
-            for row in some
-        )
-        return ec2_answer(
-            call.action,
-            f"<instanceTypeOfferingSet>{inner}</instanceTypeOfferingSet>"
-            + (element("nextToken", token) if token else ""),
-        )
+        rows, more = page(found, call, 1000)
+        return {"InstanceTypeOfferings": rows, **more}
 
-    def describe_regions(self, call: Call, disabled: set[str]) -> Answer:
+    def describe_regions(self, call: Call, disabled: set[str]) -> dict[str, Any]:
         asked, every = set(call.numbered("RegionName")), call.form.get("AllRegions") == "true"
-        rows = [name for name in catalog.regions() if (every or name not in disabled) and (not asked or name in asked)]
-        inner = "".join(
-            f"<item>{element('regionName', name)}{element('regionEndpoint', f'ec2.{name}.amazonaws.com')}"
-            f"{element('optInStatus', 'not-opted-in' if name in disabled else 'opt-in-not-required')}</item>"
-            for name in rows
-        )
-        return ec2_answer(call.action, f"<regionInfo>{inner}</regionInfo>")
+        return {
+            "Regions": [
+                {
+                    "RegionName": name,
+                    "Endpoint": f"ec2.{name}.amazonaws.com",
+                    "OptInStatus": "not-opted-in" if name in disabled else "opt-in-not-required",
+                }
+                for name in catalog.regions()
+                if (every or name not in disabled) and (not asked or name in asked)
+            ]
+        }
 
-    def get_console_output(self, call: Call) -> Answer:
-        instance_id = call.form.get("InstanceId", "")
-        machine = self.fleet.machines.get(instance_id)
-        if machine is None:
-            raise Refused("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
-        inner = element("instanceId", instance_id) + element("timestamp", datetime.now(UTC).isoformat())
-        return ec2_answer(call.action, inner + element("output", base64.b64encode(machine.output()).decode()))
-
-    # -- launches ------------------------------------------------------------------------------------------------
-
-    def run_instances(self, call: Call, onward: Callable[[Call], Answer]) -> Answer:
+    def run_instances(self, call: Call, onward: Callable[[Call], Response]) -> Response:
         """The checks and choices that AWS makes; moto makes the record. The fleet's lock is held."""
         form, token = call.form, call.form.get("ClientToken", "")
         place = call.region, _zone_of(call) if token else "", token
-        told = hashlib.sha256(
-            json.dumps(sorted((k, v) for k, v in form.items() if k not in _UNTOLD)).encode()
+        digest = hashlib.sha256(
+            json.dumps(sorted((k, v) for k, v in form.items() if k not in _NOT_COMPARED)).encode()
         ).hexdigest()
         if token and (known := self.tokens.get(place)):
-            if known[0] != told:
-                raise Refused(
+            if known[0] != digest:
+                raise AwsError(
                     "IdempotentParameterMismatch",
                     "The request uses the same client token as a previous, but non-identical request.",
                 )
@@ -184,17 +146,17 @@ class Compute:
                 self._again = None
         count = self._checked(call)
         form["MinCount"] = str(count)
-        before = set(ec2_backends[quotas.ACCOUNT][call.region].reservations)
+        before = set(ec2_backends[catalog.ACCOUNT][call.region].reservations)
         self._launching = call
         try:
             answer = onward(call)
         finally:
             self._launching = None
         if not answer.code:
-            reservations = ec2_backends[quotas.ACCOUNT][call.region].reservations
+            reservations = ec2_backends[catalog.ACCOUNT][call.region].reservations
             new = next(reservations[key] for key in reservations if key not in before)
             if token:
-                self.tokens[place] = (told, new)
+                self.tokens[place] = (digest, new)
             for instance in new.instances:
                 for row in self.capacity:
                     if row.fits(instance.instance_type, str(instance.availability_zone), _market(form)):
@@ -202,33 +164,33 @@ class Compute:
         return answer
 
     def _checked(self, call: Call) -> int:
-        """How many start; the zone, where none was asked for, is written into the call."""
+        """How many may start. Writes the zone into the call if it names none."""
         form = call.form
         name, market = form.get("InstanceType", "m1.small"), _market(form)
         fewest, most = int(form.get("MinCount", 1)), int(form.get("MaxCount", 1))
         try:
             if len(base64.b64decode(form.get("UserData", ""), validate=True)) > USER_DATA_BYTES:
-                raise Refused("InvalidParameterValue", "User data is limited to 16384 bytes")
+                raise AwsError("InvalidParameterValue", "User data is limited to 16384 bytes")
         except binascii.Error:
-            raise Refused("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.") from None
+            raise AwsError("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.") from None
         zones = catalog.zones_of(call.region).get(name)
         if name not in catalog.NAMES or not zones:
-            raise Refused("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
+            raise AwsError("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
         if market == "spot" and "spot" not in catalog.ALL[name]["SupportedUsageClasses"]:
-            raise Refused("InvalidParameterCombination", f"The instance type {name} is not offered as Spot Instance.")
-        backend = ec2_backends[quotas.ACCOUNT][call.region]
+            raise AwsError("InvalidParameterCombination", f"The instance type {name} is not offered as Spot Instance.")
+        backend = ec2_backends[catalog.ACCOUNT][call.region]
         zone = _zone_of(call)
         if zone and zone not in zones:
-            raise Refused(
+            raise AwsError(
                 "Unsupported",
                 f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone}). "
                 f"Please retry your request by not specifying an Availability Zone or choosing {', '.join(zones)}.",
             )
-        images.stock(call.region)
+        catalog.add_images(call.region)
         if form.get("ImageId") not in backend.amis:
-            raise Refused("InvalidAMIID.NotFound", f"The image id '[{form.get('ImageId')}]' does not exist")
+            raise AwsError("InvalidAMIID.NotFound", f"The image id '[{form.get('ImageId')}]' does not exist")
         if (key := form.get("KeyName")) and key not in backend.key_pairs:
-            raise Refused("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
+            raise AwsError("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
         count = min(most, self._within_quota(call.region, name, market, fewest))
         self._max_price(form, name, zone or zones[0])
         room = {each: self._room(name, each, market) for each in ([zone] if zone else zones)}
@@ -249,8 +211,8 @@ class Compute:
         if fits >= fewest:
             return fits
         if market == "spot":
-            raise Refused("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
-        raise Refused(
+            raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+        raise AwsError(
             "VcpuLimitExceeded",
             f"You have requested more vCPU capacity than your current vCPU limit of {limit:.0f} allows for the "
             "instance bucket that the specified instance type belongs to. Please visit "
@@ -261,7 +223,7 @@ class Compute:
         asked = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
         price = self.spot.at(name, zone, datetime.now(UTC).timestamp())[0]
         if asked and float(asked) < price:
-            raise Refused(
+            raise AwsError(
                 "SpotMaxPriceTooLow",
                 f"Your Spot request price of {asked} is lower than the minimum required Spot request fulfillment price "
                 f"of {price}.",
@@ -279,11 +241,11 @@ class Compute:
 
 
 def _zone_of(call: Call) -> str:
-    """The zone that a launch asks for, by itself or by its subnet; empty: any. The client token counts within it."""
+    """The zone of a launch or of its subnet; empty: any. The client token counts within it."""
     form = call.form
     subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
     if subnet:
-        return str(ec2_backends[quotas.ACCOUNT][call.region].get_subnet(subnet).availability_zone)
+        return str(ec2_backends[catalog.ACCOUNT][call.region].get_subnet(subnet).availability_zone)
     return form.get("Placement.AvailabilityZone", "")
 
 
@@ -291,22 +253,22 @@ def _market(form: dict[str, str]) -> str:
     return form.get("InstanceMarketOptions.MarketType") or "on-demand"
 
 
-def _no_capacity(name: str, zone: str | None, elsewhere: list[str], market: str) -> Refused:
+def _no_capacity(name: str, zone: str | None, elsewhere: list[str], market: str) -> AwsError:
     if market == "spot":
-        told = "There is no Spot capacity available that matches your request."
+        message = "There is no Spot capacity available that matches your request."
     elif zone is None:
-        told = f"We currently do not have sufficient {name} capacity in the Region you requested."
+        message = f"We currently do not have sufficient {name} capacity in the Region you requested."
     else:
-        told = (
+        message = (
             f"We currently do not have sufficient {name} capacity in the Availability Zone you requested ({zone}). "
             "Our system will be working on provisioning additional capacity. "
         )
         if elsewhere:
-            told += (
+            message += (
                 f"You can currently get {name} capacity by not specifying an Availability Zone in your request or "
                 f"choosing {', '.join(elsewhere)}."
             )
-    return Refused("InsufficientInstanceCapacity", told, 500)
+    return AwsError("InsufficientInstanceCapacity", message, 500)
 
 
 def _fits(value: str, allowed: list[str] | None) -> bool:
@@ -315,18 +277,6 @@ def _fits(value: str, allowed: list[str] | None) -> bool:
     )
 
 
-def _size(call: Call, least: int, most: int) -> int:
-    asked = int(call.form.get("MaxResults") or most)
-    if not least <= asked <= most:
-        told = f"Value ( {asked} ) for parameter maxResults is invalid. Expecting a value between {least} and {most}."
-        raise Refused("InvalidParameterValue", told)
-    return asked
-
-
-def _no_such_token() -> Refused:
-    return Refused("InvalidNextToken", "The token is not valid for this request.")
-
-
 @cache
-def _type_xml(name: str) -> str:
-    return shape_xml(catalog.ec2_model().shape_for("InstanceTypeInfo"), catalog.ALL[name], "item")
+def _type_xml(name: str) -> Xml:
+    return xml(ec2_model().shape_for("InstanceTypeInfo"), catalog.ALL[name], "item")

@@ -1,4 +1,4 @@
-"""Instances that really do something: user data run as processes, in a folder and a process tree of each its own."""
+"""Instances that run their user data as processes, each in a folder and a process tree of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
 from dstackweb.devtools.aws.catalog import gpu_count
-from dstackweb.devtools.aws.wire import Answer
+from dstackweb.devtools.aws.wire import Response
 
 HERE = Path(__file__).parent
 PYTHON = os.path.realpath(sys.executable)
@@ -42,7 +42,6 @@ class Machine:
         self.timers: list[threading.Timer] = []
         self.going_off: threading.Timer | None = None
         self.interruption: float | None = None
-        self.booted = False
         self.tokens: set[str] = set()
         self.set_state("pending")
         self.later(fleet.boot_s, self.boot)
@@ -71,9 +70,6 @@ class Machine:
         if self.state != "pending":
             return
         self.set_state("running")
-        if self.booted:
-            return  # user data runs at the first boot alone
-        self.booted = True
         for name in ("bin", "root", "tmp"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         binaries = self.folder / "bin"
@@ -109,7 +105,7 @@ class Machine:
         )  # fmt: skip
 
     def end(self, towards: str, reason: tuple[str, str]) -> None:
-        """Off it goes, towards `stopped` or `terminated`: its processes first, and then its state."""
+        """Switch it off, towards `stopped` or `terminated`: its processes first, then its state."""
         if self.state == "terminated" or (self.state == "shutting-down" and towards == "terminated"):
             return
         for timer in self.timers:
@@ -132,11 +128,11 @@ class Machine:
                 self.set_state(towards)
 
     def kill(self, *, in_good_order: bool = False) -> None:
-        """All its processes, whatever they did to get away; back when they are gone."""
+        """End all its processes, also those that left their session; returns when they are gone."""
         process = self.process
         if process is None or process.stdin is None:
             return
-        with contextlib.suppress(BrokenPipeError, ValueError):  # somebody else may be at it
+        with contextlib.suppress(BrokenPipeError, ValueError):  # another thread may do the same
             if in_good_order and not process.stdin.closed:
                 process.stdin.write(b"stop")
                 process.stdin.flush()
@@ -144,13 +140,8 @@ class Machine:
             process.stdin.close()
         process.wait()
 
-    def start(self) -> None:
-        self.set_state("pending")
-        self.instance.state_reason = StateReason()
-        self.later(self.fleet.boot_s, self.boot)
-
     def switch_off(self, after_s: float) -> None:
-        """What `shutdown` on the machine asks for; below 0 takes it back."""
+        """`shutdown` on the machine; below 0 cancels it."""
         if self.going_off:
             self.going_off.cancel()
         if after_s >= 0:
@@ -160,15 +151,15 @@ class Machine:
 
     def interrupt(self, notice_s: float) -> None:
         if self.instance.lifecycle != "spot" or self.state not in {"pending", "running"}:
-            raise ValueError("only a running spot instance can be taken away")
+            raise ValueError("only a running spot instance can be interrupted")
         self.interruption = time.time() + notice_s
         self.later(notice_s, self.end, "terminated", SPOT_TERMINATION)
 
     def output(self) -> bytes:
         return self.console.read_bytes()[-CONSOLE_BYTES:] if self.console.exists() else b""
 
-    def told(self) -> dict[str, Any]:
-        """What the control API says of it."""
+    def describe(self) -> dict[str, Any]:
+        """Its state for the control API."""
         return {
             "id": self.instance.id,
             "type": self.instance.instance_type,
@@ -181,7 +172,7 @@ class Machine:
             "interruption": self.interruption,
         }
 
-    def metadata(self, method: str, path: str, environ: dict[str, Any]) -> Answer:
+    def metadata(self, method: str, path: str, environ: dict[str, Any]) -> Response:
         """The instance metadata service, both versions."""
         if method == "POST" and path == "shutdown":
             self.switch_off(float(parse_qs(environ.get("QUERY_STRING", ""))["after_s"][0]))
@@ -193,40 +184,24 @@ class Machine:
         required = self.instance.metadata_options.http_tokens == "required"
         if (given or required) and given not in self.tokens:
             return _text("Unauthorized", 401)
-        if path == "latest/user-data" and self.user_data:
-            return Answer(200, self.user_data, "application/octet-stream")
         values = self._metadata()
-        if path in values:
-            return _text(values[path])
-        below = sorted({key[len(path) :].lstrip("/").split("/")[0] for key in values if key.startswith(path)})
-        return _text("\n".join(below)) if path.endswith("/") and below else _text("Not Found", 404)
+        return _text(values[path]) if path in values else _text("Not Found", 404)
 
     def _metadata(self) -> dict[str, str]:
         instance, prefix = self.instance, "latest/meta-data"
-        zone = str(instance.availability_zone)
-        identity = {
-            "accountId": instance.owner_id, "architecture": instance.architecture, "availabilityZone": zone,
-            "imageId": instance.image_id, "instanceId": instance.id, "instanceType": instance.instance_type,
-            "region": instance.region_name, "version": "2017-09-30",
-        }  # fmt: skip
         values = {
-            f"{prefix}/ami-id": str(instance.image_id),
             f"{prefix}/instance-id": str(instance.id),
-            f"{prefix}/instance-type": instance.instance_type,
-            f"{prefix}/instance-life-cycle": instance.lifecycle or "on-demand",
-            f"{prefix}/placement/availability-zone": zone,
-            f"{prefix}/placement/region": instance.region_name,
-            "latest/dynamic/instance-identity/document": json.dumps(identity, indent=2),
+            f"{prefix}/instance-type": str(instance.instance_type),
+            f"{prefix}/placement/availability-zone": str(instance.availability_zone),
         }
         if self.interruption is not None:
             at = datetime.fromtimestamp(self.interruption, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             values[f"{prefix}/spot/instance-action"] = json.dumps({"action": "terminate", "time": at})
-            values[f"{prefix}/spot/termination-time"] = at
         return values
 
 
 class Fleet:
-    """All machines, and the times they take."""
+    """All machines, and how long their starts and ends take."""
 
     def __init__(self, home: Path, url: str) -> None:
         self.home, self.url = home / "instances", url
@@ -241,7 +216,7 @@ class Fleet:
         self.machines[str(instance.id)] = Machine(self, instance, user_data)
 
     def clear(self) -> None:
-        """Everything off and away at once."""
+        """Remove all machines at once."""
         machines = list(self.machines.values())
         self.machines.clear()
         for machine in machines:
@@ -252,5 +227,5 @@ class Fleet:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _text(text: str, status: int = 200) -> Answer:
-    return Answer(status, text.encode(), "text/plain")
+def _text(text: str, status: int = 200) -> Response:
+    return Response(status, text.encode(), "text/plain")

@@ -1,18 +1,24 @@
-"""The Pricing API: prices computed from vCPUs, memory and accelerators, in the layout of AWS's price list."""
+"""Prices: on demand computed from vCPUs, memory and accelerators, in the layout of AWS's price list; spot prices as a
+fraction of them that differs by zone and changes every few hours.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache
 from itertools import product
 from typing import Any
 
 from dstackweb.devtools.aws import catalog
-from dstackweb.devtools.aws.wire import Answer, Call, Refused, json_answer, page
+from dstackweb.devtools.aws.wire import AwsError, Call, page
 
+_LINUX = "Linux/UNIX"
 ENDPOINTS = {"us-east-1", "eu-central-1", "ap-south-1"}
 PUBLISHED = "2026-11-02T17:25:33Z"
 # USD an hour: with these and 0.036 a vCPU, 0.003 a GiB, the usual types cost about what they do.
@@ -47,43 +53,26 @@ def _factor(region: str) -> float:
     return _DEAR.get(region, 1.05 + int(hashlib.sha256(region.encode()).hexdigest()[:4], 16) % 26 / 100)
 
 
-def get_products(call: Call) -> Answer:
+def get_products(call: Call) -> dict[str, Any]:
     if call.region not in ENDPOINTS:
-        raise Refused("UnrecognizedClientException", "The security token included in the request is invalid.")
+        raise AwsError("UnrecognizedClientException", "The security token included in the request is invalid.")
     if call.data.get("ServiceCode") != "AmazonEC2":
-        raise Refused("NotFoundException", "No service found with this service code")
-    tests = [(f["Type"], f["Field"], f["Value"]) for f in call.data.get("Filters", [])]
-    if any(kind not in _TESTS for kind, _, _ in tests):
-        raise Refused("InvalidParameterException", "Input Parameters are invalid. Filter type is not supported")
-    size = int(call.data.get("MaxResults", 100))
-    if not 1 <= size <= 100:
-        raise Refused("InvalidParameterException", "Input Parameters are invalid. maxResults must be 1 to 100")
-    found = (item for item in _products(tests) if all(_TESTS[t](item.get(f), v) for t, f, v in tests))
-    rows, token = page(
-        found, call, size=size, token=call.data.get("NextToken"),
-        invalid=lambda: Refused("InvalidNextTokenException", "The pagination token is invalid."),
-    )  # fmt: skip
-    answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": [json.dumps(_listed(row)) for row in rows]}
-    return json_answer(answer | ({"NextToken": token} if token else {}))
+        raise AwsError("NotFoundException", "No service found with this service code")
+    filters = call.data.get("Filters", [])
+    if any(each["Type"] != "TERM_MATCH" for each in filters):
+        raise AwsError("InvalidParameterException", "Input Parameters are invalid. Filter type is not supported")
+    wanted = {each["Field"]: each["Value"] for each in filters}
+    rows, more = page((row for row in _products(wanted) if wanted.items() <= row.items()), call)
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(_listed(row)) for row in rows], **more}
 
 
-_TESTS: dict[str, Callable[[Any, str], bool]] = {
-    "TERM_MATCH": lambda has, value: has == value,
-    "EQUALS": lambda has, value: has == value,
-    "CONTAINS": lambda has, value: has is not None and value in has,
-    "ANY_OF": lambda has, value: has in value.split(","),
-    "NONE_OF": lambda has, value: has not in value.split(","),
-}
-
-
-def _products(tests: list[tuple[str, str, str]]) -> Iterator[dict[str, str]]:
-    """The attributes of everything on the list; those fixed by a filter are not gone through in vain."""
-    fixed = {field: value for kind, field, value in tests if kind in {"TERM_MATCH", "EQUALS"}}
-    for region in [fixed["regionCode"]] if "regionCode" in fixed else catalog.regions():
+def _products(wanted: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The attributes of all products, without regions and types that `wanted` excludes."""
+    for region in [wanted["regionCode"]] if "regionCode" in wanted else catalog.regions():
         if region not in catalog.locations():
             continue
         offered = catalog.in_region(region)
-        for name in [fixed["instanceType"]] if fixed.get("instanceType") in offered else offered:
+        for name in [wanted["instanceType"]] if wanted.get("instanceType") in offered else offered:
             for system, tenancy, status in product(_SYSTEMS, ("Shared", "Dedicated"), _CAPACITY):
                 yield _attributes(region, name, system, tenancy, status)
 
@@ -152,3 +141,70 @@ def _listed(attributes: dict[str, str]) -> dict[str, Any]:
         "version": "20261102172533",
         "publicationDate": PUBLISHED,
     }
+
+
+class SpotPrices:
+    def __init__(self) -> None:
+        self.fixed: dict[tuple[str, str], tuple[float, float]] = {}
+        """(type, zone or "*"): the price that was set, and since when."""
+
+    def at(self, name: str, zone: str, moment: float) -> tuple[float, float]:
+        """USD an hour at `moment`, and since when."""
+        fixed = self.fixed.get((name, zone)) or self.fixed.get((name, "*"))
+        if fixed and fixed[1] <= moment:
+            return fixed
+        period = 3600 * (4 + _draw(name, zone, "period") * 5)
+        step = math.floor(moment / period + _draw(name, zone, "phase"))
+        since = (step - _draw(name, zone, "phase")) * period
+        usual = 0.3 + 0.3 * _draw(name) + 0.08 * _draw(name, zone)
+        price = hourly(name, zone[:-1]) * (usual + 0.06 * _draw(name, zone, step))
+        return round(price, 6), since
+
+    def history(
+        self, region: str, names: list[str], zones: set[str], since: float, until: float
+    ) -> Iterator[dict[str, str]]:
+        """Newest first for each type and zone, down to the price at `since`."""
+        for name in names:
+            if "spot" not in catalog.ALL[name]["SupportedUsageClasses"]:
+                continue
+            for zone in catalog.zones_of(region).get(name, []):
+                moment = until
+                while (not zones or zone in zones) and moment >= 0:
+                    price, began = self.at(name, zone, moment)
+                    at = datetime.fromtimestamp(began, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+                    yield {
+                        "InstanceType": name, "ProductDescription": _LINUX, "SpotPrice": f"{price:.6f}",
+                        "Timestamp": at, "AvailabilityZone": zone,
+                    }  # fmt: skip
+                    moment = began - 0.001
+                    if began <= since:
+                        break
+
+    def describe(self, call: Call) -> dict[str, Any]:
+        filters = call.filters()
+        names = set(call.numbered("InstanceType") or filters.get("instance-type", []) or catalog.in_region(call.region))
+        zones = set(filters.get("availability-zone", []))
+        if "AvailabilityZone" in call.form:
+            zones = {call.form["AvailabilityZone"]}
+        wanted = call.numbered("ProductDescription") or filters.get("product-description", []) or [_LINUX]
+        names &= set(catalog.in_region(call.region)) if {_LINUX, f"{_LINUX} (Amazon VPC)"} & set(wanted) else set()
+        now = time.time()
+        until = min(_moment(call.form.get("EndTime"), now), now)
+        since = min(_moment(call.form.get("StartTime"), until - 90 * 86400), until)
+        rows, more = page(self.history(call.region, sorted(names), zones, since, until), call, 1000)
+        return {"SpotPriceHistory": rows, **more}
+
+
+def _draw(*what: object) -> float:
+    """Between 0 and 1, the same for the same arguments."""
+    return int(hashlib.sha256(repr(what).encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+
+
+def _moment(text: str | None, default: float) -> float:
+    if not text:
+        return default
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise AwsError("InvalidParameterValue", f"Invalid value '{text}' for a time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

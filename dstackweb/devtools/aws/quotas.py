@@ -1,4 +1,4 @@
-"""Service Quotas: the vCPU limits of EC2 under their real codes and names, among the many that nobody here asks for."""
+"""Service Quotas: the vCPU limits of EC2 under their real codes and names, among 200 other quotas."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from dstackweb.devtools.aws import catalog
-from dstackweb.devtools.aws.wire import Answer, Call, Refused, json_answer, page
+from dstackweb.devtools.aws.catalog import ACCOUNT
+from dstackweb.devtools.aws.wire import AwsError, Call, page
 
-ACCOUNT = "123456789012"
 ON_DEMAND = {
     "Standard": ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256),
     "G": ("L-DB2E81BA", "Running On-Demand G and VT instances", 64),
@@ -64,7 +64,7 @@ def _table() -> dict[str, tuple[str, float, str]]:
 
 
 class Quotas:
-    """The limits of one account; `values` are what was set apart from the usual ones."""
+    """The limits of one account; `values` override the usual ones."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], float] = {}
@@ -73,28 +73,19 @@ class Quotas:
         usual = _table()[code][1] if code in _table() else 0.0
         return self.values.get((region, code), self.values.get(("*", code), usual))
 
-    def list_service_quotas(self, call: Call) -> Answer:
-        self._service(call)
-        size = int(call.data.get("MaxResults", 100))
-        if not 1 <= size <= 100:
-            raise Refused("IllegalArgumentException", "MaxResults must be between 1 and 100")
-        codes, token = page(
-            _table(), call, size=size, token=call.data.get("NextToken"),
-            invalid=lambda: Refused("InvalidPaginationTokenException", "The pagination token is not valid."),
-        )  # fmt: skip
-        answer: dict[str, Any] = {"Quotas": [self._quota(code, call.region) for code in codes]}
-        return json_answer(answer | ({"NextToken": token} if token else {}))
-
-    def get_service_quota(self, call: Call) -> Answer:
-        self._service(call)
+    def answer(self, call: Call) -> dict[str, Any]:
+        """ListServiceQuotas or GetServiceQuota."""
+        if call.data.get("ServiceCode") != "ec2":
+            raise AwsError(
+                "NoSuchResourceException", "The request failed because the specified service does not exist."
+            )
+        if call.action == "ListServiceQuotas":
+            codes, more = page(_table(), call)
+            return {"Quotas": [self._quota(code, call.region) for code in codes], **more}
         code = call.data.get("QuotaCode", "")
         if code not in _table():
-            raise Refused("NoSuchResourceException", "The request failed because the specified quota does not exist.")
-        return json_answer({"Quota": self._quota(code, call.region)})
-
-    def _service(self, call: Call) -> None:
-        if call.data.get("ServiceCode") != "ec2":
-            raise Refused("NoSuchResourceException", "The request failed because the specified service does not exist.")
+            raise AwsError("NoSuchResourceException", "The request failed because the specified quota does not exist.")
+        return {"Quota": self._quota(code, call.region)}
 
     def _quota(self, code: str, region: str) -> dict[str, Any]:
         name, _, usage = _table()[code]

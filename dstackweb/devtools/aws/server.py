@@ -1,4 +1,4 @@
-"""The cloud as a WSGI application: who may call what how often, then this cloud's own services, or moto's."""
+"""The cloud as a WSGI application: rules for each call, then this cloud's own services or moto's."""
 
 from __future__ import annotations
 
@@ -22,15 +22,22 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.sts.models import sts_backends
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from dstackweb.devtools.aws import catalog, images, throttle
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, catalog, rules
+from dstackweb.devtools.aws.catalog import ACCOUNT
 from dstackweb.devtools.aws.compute import Capacity, Compute
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
 from dstackweb.devtools.aws.machines import Fleet
-from dstackweb.devtools.aws.pricing import get_products
-from dstackweb.devtools.aws.quotas import ACCOUNT, Quotas
-from dstackweb.devtools.aws.spot import SpotPrices
-from dstackweb.devtools.aws.throttle import Bucket, Fault, Weather
-from dstackweb.devtools.aws.wire import Answer, Call, Refused, error, json_answer, signed_with, take_apart
+from dstackweb.devtools.aws.pricing import SpotPrices, get_products
+from dstackweb.devtools.aws.quotas import Quotas
+from dstackweb.devtools.aws.wire import (
+    AwsError,
+    Call,
+    Response,
+    ec2_model,
+    error_response,
+    parse,
+    response,
+    signed_with,
+)
 
 LOGGED = 100_000
 
@@ -41,7 +48,7 @@ class Application:
         catalog.stock(everything=everything)
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.fleet = Fleet(home, url)
-        self.weather, self.quotas, self.spot = Weather(), Quotas(), SpotPrices()
+        self.quotas, self.spot = Quotas(), SpotPrices()
         self.compute = Compute(self.fleet, self.quotas, self.spot)
         self.calls: deque[dict[str, Any]] = deque(maxlen=LOGGED)
         self.written = False
@@ -51,8 +58,9 @@ class Application:
     def _as_new(self) -> None:
         fleet = self.fleet
         fleet.usual_times()
-        self.weather.__init__()  # type: ignore[misc]
-        self.weather.secrets = {ACCESS_KEY: SECRET_KEY}
+        self.rules = rules.Rules()
+        self.secrets = {ACCESS_KEY: SECRET_KEY}
+        self.disabled_regions: set[str] = set()
         self.quotas.values.clear()
         self.spot.fixed.clear()
         self.compute.capacity.clear()
@@ -75,23 +83,21 @@ class Application:
         start_response(f"{answer.status} {'OK' if answer.status < 300 else 'Error'}", headers)
         return [answer.body]
 
-    # -- AWS -----------------------------------------------------------------------------------------------------
-
-    def aws(self, environ: dict[str, Any], body: bytes) -> Answer:
-        call, began, at = take_apart(environ, body), time.monotonic(), time.time()
-        if wait := self.weather.delay(call):
-            time.sleep(wait)
+    def aws(self, environ: dict[str, Any], body: bytes) -> Response:
+        call, began, at = parse(environ, body), time.monotonic(), time.time()
+        time.sleep(self.rules.find("latency", call) or 0)
         try:
             self._known(call)
-            self.weather.check(call)
-            answer = self._dispatch(call)
-        except Refused as refused:
-            answer = error(call, refused)
-        except ServiceException as refused:
-            answer = error(call, Refused(str(refused.code), str(refused.message)))
-        except Exception as broken:
+            self.rules.check(call)
+            result = self._dispatch(call)
+            answer = response(call, result) if isinstance(result, dict) else result
+        except AwsError as error:
+            answer = error_response(call, error)
+        except ServiceException as error:
+            answer = error_response(call, AwsError(str(error.code), str(error.message)))
+        except Exception as error:
             logging.exception("%s %s", call.service, call.action)
-            answer = error(call, Refused("InternalError", f"{type(broken).__name__}: {broken}", 500))
+            answer = error_response(call, AwsError("InternalError", f"{type(error).__name__}: {error}", 500))
         self.calls.append(
             {
                 "at": at, "ms": round((time.monotonic() - began) * 1000, 2), "service": call.service,
@@ -101,36 +107,34 @@ class Application:
         return answer
 
     def _known(self, call: Call) -> None:
-        secret = self.weather.secrets.get(call.access_key)
+        secret = self.secrets.get(call.access_key)
         if secret is None:
             roles = sts_backends[ACCOUNT]["aws"].assumed_roles
             secret = next((r.secret_access_key for r in roles if r.access_key_id == call.access_key), None)
-        if secret is None or call.region in self.weather.disabled_regions:
-            raise throttle.unknown_key(call)
+        if secret is None or call.region in self.disabled_regions:
+            raise rules.unknown_key(call)
         if not signed_with(call, secret):
-            raise throttle.wrong_signature(call)
+            raise rules.wrong_signature(call)
 
-    def _dispatch(self, call: Call) -> Answer:
+    def _dispatch(self, call: Call) -> Response | dict[str, Any]:
         match call.service, call.action:
-            case "servicequotas", "ListServiceQuotas":
-                return self.quotas.list_service_quotas(call)
-            case "servicequotas", "GetServiceQuota":
-                return self.quotas.get_service_quota(call)
+            case "servicequotas", "ListServiceQuotas" | "GetServiceQuota":
+                return self.quotas.answer(call)
             case "pricing", "GetProducts":
                 return get_products(call)
             case "servicequotas" | "pricing", _:
-                raise Refused("UnknownOperationException", f"The cloud does not know {call.service}:{call.action}.")
+                raise AwsError("UnknownOperationException", f"The cloud does not know {call.service}:{call.action}.")
             case "ec2", _ if not catalog.known(call.region):
-                raise throttle.unknown_key(call)
+                raise rules.unknown_key(call)
             case "ec2", _ if call.form.get("DryRun") == "true":
-                raise Refused("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+                raise AwsError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
             case "ec2", _:
                 return self._ec2(call)
             case "ssm", "GetParameter" | "GetParameters":
                 return self._parameters(call)
         return self.onward(call)
 
-    def _ec2(self, call: Call) -> Answer:
+    def _ec2(self, call: Call) -> Response | dict[str, Any]:
         match call.action:
             case "DescribeInstanceTypes":
                 return self.compute.describe_instance_types(call)
@@ -139,66 +143,60 @@ class Application:
             case "DescribeSpotPriceHistory":
                 return self.spot.describe(call)
             case "DescribeRegions":
-                return self.compute.describe_regions(call, self.weather.disabled_regions)
-            case "GetConsoleOutput":
-                return self.compute.get_console_output(call)
+                return self.compute.describe_regions(call, self.disabled_regions)
             case "DescribeImages":
                 with self.fleet.lock:
-                    images.stock(call.region)
+                    catalog.add_images(call.region)
             case "RunInstances":
                 with self.fleet.lock:
                     return self.compute.run_instances(call, self.onward)
         return self.onward(call)
 
-    def _parameters(self, call: Call) -> Answer:
+    def _parameters(self, call: Call) -> Response | dict[str, Any]:
         """Image parameters are this cloud's own; others are moto's."""
         names = call.data.get("Names") or [call.data.get("Name", "")]
-        if not all(map(images.known, names)):
+        if not set(names) <= set(catalog.IMAGES):
             return self.onward(call)
         with self.fleet.lock:
             found = [
                 {
-                    "Name": name, "Type": "String", "Value": images.image(name, call.region),
+                    "Name": name, "Type": "String", "Value": catalog.image(name, call.region),
                     "Version": 1, "DataType": "aws:ec2:image", "ARN": f"arn:aws:ssm:{call.region}::parameter{name}",
                 }
                 for name in names
             ]  # fmt: skip
         self.written = True
-        return json_answer({"Parameter": found[0]} if call.action == "GetParameter" else {"Parameters": found})
+        return {"Parameter": found[0]} if call.action == "GetParameter" else {"Parameters": found}
 
-    def onward(self, call: Call) -> Answer:
+    def onward(self, call: Call) -> Response:
         """moto's answer, one call at a time: it knows no locks."""
         self.written = True
         body = urlencode(call.form).encode() if call.form else call.body
         environ = {**call.environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-        told: list[Any] = []
+        started: list[Any] = []
         with self.fleet.lock:
-            chunks = b"".join(self.moto(environ, lambda status, headers, *_: told.extend([status, headers])))
-        status, headers = int(told[0].split()[0]), dict(told[1])
-        return Answer(
+            chunks = b"".join(self.moto(environ, lambda status, headers, *_: started.extend([status, headers])))
+        status, headers = int(started[0].split()[0]), dict(started[1])
+        return Response(
             status, chunks, headers.get("Content-Type", "text/xml"), code=_code(chunks) if status >= 400 else ""
         )
 
-    # -- the instance metadata service ---------------------------------------------------------------------------
-
-    def metadata(self, environ: dict[str, Any], path: str) -> Answer:
+    def metadata(self, environ: dict[str, Any], path: str) -> Response:
         instance_id, _, rest = path.partition("/")
         with self.fleet.lock:
             machine = self.fleet.machines.get(instance_id)
             if machine is None or machine.state not in {"running", "shutting-down", "stopping"}:
-                return Answer(404, b"Not Found", "text/plain")
+                return Response(404, b"Not Found", "text/plain")
             return machine.metadata(environ["REQUEST_METHOD"], rest, environ)
 
-    # -- the control API -----------------------------------------------------------------------------------------
-
-    def control(self, what: str, body: bytes) -> Answer:
+    def control(self, what: str, body: bytes) -> Response:
         act: Callable[..., Any] | None = getattr(self, f"do_{what}", None)
         if act is None:
-            return Answer(404, b'{"error": "no such control"}')
+            return Response(404, b'{"error": "no such control"}')
         try:
-            return Answer(200, json.dumps({"answer": act(**json.loads(body or b"{}"))}).encode())
+            return Response(200, json.dumps({"answer": act(**json.loads(body or b"{}"))}).encode())
         except (TypeError, ValueError, KeyError) as wrong:
-            return Answer(400, json.dumps({"error": f"{type(wrong).__name__}: {wrong}"}).encode())
+            return Response(400, json.dumps({"error": f"{type(wrong).__name__}: {wrong}"}).encode())
 
     def do_health(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "types": len(catalog.NAMES)}
@@ -211,41 +209,17 @@ class Application:
                 BackendDict.reset()
             self.written = False
 
-    def do_throttle(self, service: str, action: str, region: str, rate: float, burst: float) -> None:
-        with self.weather.lock:
-            self.weather.buckets.set(service, action, region, Bucket(rate, burst))
+    def do_rule(self, kind: str, service: str, action: str, region: str, **value: Any) -> None:
+        self.rules.set(kind, service, action, region, **value)
 
-    def do_unthrottle(self, service: str, action: str, region: str) -> None:
-        with self.weather.lock:
-            self.weather.buckets.clear(service, action, region)
-
-    def do_deny(self, service: str, action: str, region: str) -> None:
-        with self.weather.lock:
-            self.weather.denials.set(service, action, region, True)
-
-    def do_allow(self, service: str, action: str, region: str) -> None:
-        with self.weather.lock:
-            self.weather.denials.clear(service, action, region)
-
-    def do_fail(
-        self, service: str, action: str, region: str, code: str, message: str, status: int, times: int | None
-    ) -> None:
-        with self.weather.lock:
-            self.weather.faults.set(service, action, region, Fault(code, message, status, times))
-
-    def do_unfail(self, service: str, action: str, region: str) -> None:
-        with self.weather.lock:
-            self.weather.faults.clear(service, action, region)
-
-    def do_latency(self, service: str, action: str, region: str, seconds: float) -> None:
-        with self.weather.lock:
-            self.weather.latencies.set(service, action, region, seconds)
+    def do_lift(self, kind: str, service: str, action: str, region: str) -> None:
+        self.rules.lift(kind, service, action, region)
 
     def do_credentials(self, keys: dict[str, str]) -> None:
-        self.weather.secrets = dict(keys)
+        self.secrets = dict(keys)
 
     def do_region(self, name: str, enabled: bool) -> None:
-        (self.weather.disabled_regions.discard if enabled else self.weather.disabled_regions.add)(name)
+        (self.disabled_regions.discard if enabled else self.disabled_regions.add)(name)
 
     def do_quota(self, code: str, value: float, region: str) -> None:
         self.quotas.values[region, code] = value
@@ -257,7 +231,7 @@ class Application:
     def do_image(self, region: str) -> str:
         with self.fleet.lock:
             self.written = True
-            return images.image(images.USUAL[2], region)
+            return catalog.image(catalog.DEFAULT_IMAGE, region)
 
     def do_capacity(self, instance_type: str, zone: str, market: str, left: int | None) -> None:
         with self.fleet.lock:
@@ -293,7 +267,7 @@ class Application:
 
     def do_machines(self) -> list[dict[str, Any]]:
         with self.fleet.lock:
-            return [machine.told() for machine in self.fleet.machines.values()]
+            return [machine.describe() for machine in self.fleet.machines.values()]
 
     def do_calls(self, service: str, action: str, region: str, since: float) -> list[dict[str, Any]]:
         asked = {"service": service, "action": action, "region": region}
@@ -302,19 +276,6 @@ class Application:
             for call in list(self.calls)
             if call["at"] >= since and all(value in {"*", call[key]} for key, value in asked.items())
         ]
-
-    def do_counts(self, since: float) -> list[dict[str, Any]]:
-        rows: dict[tuple[str, ...], dict[str, Any]] = {}
-        for call in self.do_calls("*", "*", "*", since):
-            key = {name: call[name] for name in ("service", "action", "region")}
-            row = rows.setdefault(
-                tuple(key.values()), {**key, "calls": 0, "errors": {}, "first_at": call["at"], "last_at": call["at"]}
-            )
-            row["calls"] += 1
-            row["first_at"], row["last_at"] = min(row["first_at"], call["at"]), max(row["last_at"], call["at"])
-            if call["code"]:
-                row["errors"][call["code"]] = row["errors"].get(call["code"], 0) + 1
-        return [rows[key] for key in sorted(rows)]
 
     def do_forget_calls(self) -> None:
         self.calls.clear()
@@ -336,13 +297,13 @@ class Handler(MotoRequestHandler):
 
 def warm() -> None:
     """What the first calls would wait for: moto's backends and botocore's model of EC2."""
-    catalog.ec2_model()
+    ec2_model()
     for service in ("ec2", "sts", "ssm", "autoscaling", "elbv2"):  # the last two are asked when an instance ends
         get_backend(service)
 
 
 def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bool) -> None:
-    """Answers until the process is told to end; every machine ends with it."""
+    """Responses until the process is told to end; every machine ends with it."""
     home.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(home / "instances", ignore_errors=True)
     application: list[Application] = []

@@ -1,4 +1,4 @@
-"""How AWS speaks: a request taken apart, its signature checked, answers and errors in the layout of its protocol."""
+"""AWS's protocols: requests parsed and authenticated, pages, and responses as botocore's models define them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ import hmac
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
+import botocore.session
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
 JSON_SERVICES = {"servicequotas", "pricing", "ssm"}
-EC2_XMLNS = "http://ec2.amazonaws.com/doc/2016-11-15/"
+_PAGES = {
+    "ec2": (5, "InvalidParameterValue", "InvalidNextToken"),
+    "pricing": (1, "InvalidParameterException", "InvalidNextTokenException"),
+    "servicequotas": (1, "IllegalArgumentException", "InvalidPaginationTokenException"),
+}
+"""The fewest results of a page, and the errors for a bad MaxResults and a bad NextToken."""
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     body: bytes
     content_type: str = "application/json"
     headers: list[tuple[str, str]] = field(default_factory=list)
     code: str = ""
-    """AWS's error code, empty where it went well."""
+    """AWS's error code, empty on success."""
 
 
-class Refused(Exception):
-    """An error as AWS names it."""
+class AwsError(Exception):
+    """An error under AWS's name for it."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -38,7 +50,7 @@ class Refused(Exception):
 
 @dataclass
 class Call:
-    """A signed request, taken apart."""
+    """A signed request."""
 
     environ: Mapping[str, Any]
     body: bytes
@@ -47,7 +59,7 @@ class Call:
     action: str
     access_key: str
     form: dict[str, str]
-    """The parameters of EC2, STS and IAM, flat as they travel."""
+    """The parameters of EC2, STS and IAM, flat as they are sent."""
     data: dict[str, Any]
     """The parameters of the JSON services."""
 
@@ -73,8 +85,8 @@ class Call:
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/(\d{8})/([^/,\s]+)/([^/,\s]+)/aws4_request")
 
 
-def take_apart(environ: Mapping[str, Any], body: bytes) -> Call:
-    """Routes by the credential scope of the Authorization header, as moto does."""
+def parse(environ: Mapping[str, Any], body: bytes) -> Call:
+    """The service is that of the Authorization header's credential scope, as in moto."""
     scope = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
     access_key, region, service = (scope[1], scope[3], scope[4].lower()) if scope else ("", "", "")
     target = environ.get("HTTP_X_AMZ_TARGET", "")
@@ -92,53 +104,31 @@ def take_apart(environ: Mapping[str, Any], body: bytes) -> Call:
 def signed_with(call: Call, secret: str) -> bool:
     """Whether the request carries the signature (version 4) that `secret` gives it."""
     environ = call.environ
-    header = environ["HTTP_AUTHORIZATION"]
-    parts = dict(part.strip().split("=", 1) for part in header.partition(" ")[2].split(",") if "=" in part)
-    _, date, region, service, _ = parts["Credential"].rsplit("/", 4)
-    names = parts["SignedHeaders"].split(";")
+    parts = dict(re.findall(r"(SignedHeaders|Signature)=([^,\s]+)", environ["HTTP_AUTHORIZATION"]))
 
     def value(name: str) -> str:
         key = name.upper().replace("-", "_")
-        raw = environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}", "")
-        return " ".join(str(raw).split())
+        return str(environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}", ""))
 
-    query = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in _query(environ))
-    canonical = "\n".join(
-        [
-            environ["REQUEST_METHOD"],
-            quote(environ.get("PATH_INFO") or "/", safe="/~"),
-            "&".join(f"{k}={v}" for k, v in query),
-            *(f"{name}:{value(name)}" for name in names),
-            "",
-            ";".join(names),
-            environ.get("HTTP_X_AMZ_CONTENT_SHA256") or hashlib.sha256(call.body).hexdigest(),
-        ]
+    request = AWSRequest(
+        environ["REQUEST_METHOD"],
+        f"http://cloud{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}",
+        {name: value(name) for name in parts["SignedHeaders"].split(";")},
+        call.body,
     )
-    to_sign = "\n".join(
-        [
-            "AWS4-HMAC-SHA256",
-            environ.get("HTTP_X_AMZ_DATE", ""),
-            f"{date}/{region}/{service}/aws4_request",
-            hashlib.sha256(canonical.encode()).hexdigest(),
-        ]
-    )
-    key = f"AWS4{secret}".encode()
-    for part in (date, region, service, "aws4_request", to_sign):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return hmac.compare_digest(key.hex(), parts["Signature"])
+    request.context["timestamp"] = environ["HTTP_X_AMZ_DATE"]
+    auth = SigV4Auth(Credentials(call.access_key, secret), call.service, call.region)
+    expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+    return hmac.compare_digest(expected, parts["Signature"])
 
 
-def _query(environ: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-
-
-def error(call: Call, refused: Refused) -> Answer:
+def error_response(call: Call, error: AwsError) -> Response:
     request_id = str(uuid.uuid4())
-    code, message = refused.code, refused.message
+    code, message = error.code, error.message
     headers = [("x-amzn-RequestId", request_id)]
     if call.json:
         data = json.dumps({"__type": code, "message": message}).encode()
-        return Answer(refused.status, data, "application/x-amz-json-1.1", [*headers, ("x-amzn-ErrorType", code)], code)
+        return Response(error.status, data, "application/x-amz-json-1.1", [*headers, ("x-amzn-ErrorType", code)], code)
     inner = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
     if call.service == "ec2":
         body = f"<Response><Errors><Error>{inner}</Error></Errors><RequestID>{request_id}</RequestID></Response>"
@@ -147,62 +137,67 @@ def error(call: Call, refused: Refused) -> Answer:
             f"<ErrorResponse><Error><Type>Sender</Type>{inner}</Error>"
             f"<RequestId>{request_id}</RequestId></ErrorResponse>"
         )
-    return Answer(refused.status, _xml(body), "text/xml;charset=UTF-8", headers, code)
+    return Response(error.status, body.encode(), "text/xml;charset=UTF-8", headers, code)
 
 
-def json_answer(value: Any) -> Answer:
-    return Answer(200, json.dumps(value).encode(), "application/x-amz-json-1.1")
+@cache
+def ec2_model() -> Any:
+    return botocore.session.get_session().get_service_model("ec2")
 
 
-def ec2_answer(action: str, inner: str) -> Answer:
-    request_id = str(uuid.uuid4())
-    body = f'<{action}Response xmlns="{EC2_XMLNS}"><requestId>{request_id}</requestId>{inner}</{action}Response>'
-    return Answer(200, _xml(body), "text/xml;charset=UTF-8")
+def response(call: Call, result: dict[str, Any]) -> Response:
+    """The result of an operation of EC2 or of a JSON service."""
+    if call.json:
+        return Response(200, json.dumps(result).encode(), "application/x-amz-json-1.1")
+    name, shape = f"{call.action}Response", ec2_model().operation_model(call.action).output_shape
+    body = f"<{name}><requestId>{uuid.uuid4()}</requestId>{_members(shape, result)}</{name}>"
+    return Response(200, body.encode(), "text/xml;charset=UTF-8")
 
 
-def _xml(body: str) -> bytes:
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()
+class Xml(str):
+    """An element that is not rendered again."""
 
 
-def element(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        value = str(value).lower()
-    return f"<{name}>{escape(str(value))}</{name}>"
-
-
-def shape_xml(shape: Any, value: Any, name: str) -> str:
-    """A value as EC2 writes it, after its shape in botocore's own model of the service."""
+def xml(shape: Any, value: Any, name: str) -> Xml:
+    """A value as EC2 writes it, by its shape in botocore's model."""
+    if isinstance(value, Xml):
+        return value
     if shape.type_name == "structure":
-        inner = "".join(
-            shape_xml(member, value[key], member.serialization.get("name", key))
-            for key, member in shape.members.items()
-            if key in value
-        )
-        return f"<{name}>{inner}</{name}>"
-    if shape.type_name == "list":
+        inner = _members(shape, value)
+    elif shape.type_name == "list":
         item = shape.member.serialization.get("name", "item")
-        return f"<{name}>{''.join(shape_xml(shape.member, each, item) for each in value)}</{name}>"
-    return element(name, value)
+        inner = "".join(xml(shape.member, each, item) for each in value)
+    else:
+        inner = str(value).lower() if isinstance(value, bool) else escape(str(value))
+    return Xml(f"<{name}>{inner}</{name}>")
 
 
-def page(
-    items: Iterable[Any], call: Call, *, size: int, token: str | None, invalid: Callable[[], Refused]
-) -> tuple[list[Any], str]:
-    """One page and the token of the next, empty on the last; the token only fits the same question."""
-    question = {k: v for k, v in (call.data or call.form).items() if k not in {"NextToken", "ClientToken", "DryRun"}}
+def _members(shape: Any, value: dict[str, Any]) -> str:
+    return "".join(
+        xml(member, value[key], member.serialization.get("name", key))
+        for key, member in shape.members.items()
+        if key in value
+    )
+
+
+def page(items: Iterable[Any], call: Call, most: int = 100) -> tuple[list[Any], dict[str, str]]:
+    """One page, and the NextToken of the next if there is one; a token is valid for the same question only."""
+    asked = call.data or call.form
+    fewest, bad_size, bad_token = _PAGES[call.service]
+    size = int(asked.get("MaxResults") or most)
+    if not fewest <= size <= most:
+        raise AwsError(bad_size, f"MaxResults must be {fewest} to {most}")
+    question = {key: value for key, value in asked.items() if key not in {"NextToken", "ClientToken", "DryRun"}}
     digest = hashlib.sha256(json.dumps([call.service, call.region, question], sort_keys=True).encode()).hexdigest()[:16]
     start = 0
-    if token:
+    if token := asked.get("NextToken"):
         try:
             start, of = json.loads(base64.urlsafe_b64decode(token))
-            if of != digest:
-                raise ValueError(of)
         except ValueError:
-            raise invalid() from None
-    found: list[Any] = []
-    for number, item in enumerate(items):
-        if number >= start + size:
-            return found, base64.urlsafe_b64encode(json.dumps([start + size, digest]).encode()).decode()
-        if number >= start:
-            found.append(item)
-    return found, ""
+            of = ""
+        if of != digest:
+            raise AwsError(bad_token, "The token is not valid for this request.")
+    found = list(islice(items, start, start + size + 1))
+    if len(found) <= size:
+        return found, {}
+    return found[:size], {"NextToken": base64.urlsafe_b64encode(json.dumps([start + size, digest]).encode()).decode()}

@@ -7,8 +7,7 @@ import pytest
 from dstackweb.backends.aws import client, config, quotas
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.devtools.fixtures import cloud
 
 __all__ = ["cloud"]

@@ -9,8 +9,7 @@ import pytest
 
 from dstackweb.backends.aws import check, check_words, config, public_url
 from dstackweb.backends.aws.check import Finding, FindingState
-from dstackweb.devtools.aws import Cloud
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

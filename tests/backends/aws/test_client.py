@@ -16,8 +16,7 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.rate_limits import RateLimit
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
-from dstackweb.devtools.aws.handle import ACCESS_KEY, SECRET_KEY
+from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.lib.models import Bucket, Circuit
 
 REGION = "us-east-1"
