@@ -23,16 +23,13 @@ from dstackweb.accounts.models import (
     User,
 )
 from dstackweb.accounts.services import create_token, set_secret
+from dstackweb.lib.pages import ReadOnly
 
 
-class ViewAndDeleteAdmin(admin.ModelAdmin[Any]):
+class ViewAndDeleteAdmin(ReadOnly):
     """Rows that only services create and change: the admin site shows and deletes them."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
+    has_delete_permission = admin.ModelAdmin.has_delete_permission
 
 
 class MembershipFormSet(forms.BaseInlineFormSet[Any, Any, Any]):

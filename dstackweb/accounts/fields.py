@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from dstackweb.accounts.services.project_secrets import check_value
+from dstackweb.accounts.services import check_value
 from dstackweb.lib.errors import Invalid
 
 

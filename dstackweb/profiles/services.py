@@ -1,12 +1,12 @@
-"""The profile of a run, the first profile, and the default profile."""
+"""The profiles that a project's runs can use, and which of them is the default."""
 
 from __future__ import annotations
 
 from django.db import transaction
+from django.db.models import F, Q, QuerySet
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid
-from dstackweb.profiles import selectors
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.resolve import ProfileData
 from dstackweb.spec.run_file import parse_profile_settings
@@ -15,16 +15,37 @@ SEED = {"backends": ["hosts"], "max_duration": "24h"}
 """No paid backends unless a run names them, and a time limit."""
 
 
+def visible(project: Project) -> list[Profile]:
+    """The profiles that runs of the project can use, by name; its own hides one with the same name for all projects."""
+    found = {profile.name: profile for profile in _own_last(project)}
+    return [found[name] for name in sorted(found)]
+
+
+def named(project: Project, name: str) -> Profile | None:
+    """The project's profile of this name, else that of all projects."""
+    return _own_last(project).filter(name=name).last()
+
+
+def default(project: Project) -> Profile | None:
+    """The profile of runs that name none: the project's default, else that of all projects."""
+    return _own_last(project).filter(is_default=True).last()
+
+
+def _own_last(project: Project) -> QuerySet[Profile]:
+    found = Profile.objects.filter(Q(project=project) | Q(project__isnull=True))
+    return found.select_related("project").order_by(F("project").asc(nulls_first=True))
+
+
 def profile_for(project: Project, name: str | None) -> ProfileData | None:
     """The profile `name`, or for None the project's default, if it has one.
 
     Raises Invalid at `profile` when there is none of that name, or it can't be used.
     """
-    profile = selectors.default(project) if name is None else selectors.named(project, name)
+    profile = default(project) if name is None else named(project, name)
     if profile is None:
         if name is None:
             return None
-        known = ", ".join(found.name for found in selectors.visible(project)) or "none"
+        known = ", ".join(found.name for found in visible(project)) or "none"
         raise Invalid.at("profile", msg=f"there is no profile {name!r}; profiles: {known}")
     try:
         return ProfileData(profile.name, parse_profile_settings(profile.settings))
@@ -36,15 +57,8 @@ def profile_for(project: Project, name: str | None) -> ProfileData | None:
 def ensure_default_profile() -> None:
     """Create the default profile for all projects unless there is a profile for all projects. Safe to repeat."""
     if not Profile.objects.filter(project=None).exists():
-        Profile.objects.get_or_create(
-            project=None,
-            name="default",
-            defaults={
-                "is_default": True,
-                "settings": SEED,
-                "description": "Your own hosts, for at most one day",
-            },
-        )
+        values = {"is_default": True, "settings": SEED, "description": "Your own hosts, for at most one day"}
+        Profile.objects.get_or_create(project=None, name="default", defaults=values)
 
 
 def make_default(profile: Profile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.test import Client
@@ -143,6 +144,16 @@ def test_an_invite_with_an_unknown_role_or_time_is_refused_beside_its_field(page
     assert not Invite.objects.exists()
 
 
+def test_the_members_page_lists_the_projects_open_invites(page: Client, project: Project, ada: User) -> None:
+    other = services.create_project(make_user("eve"), "speech")
+    services.invite(other, ada, "member")
+    services.invite(project, ada, "member", ttl=timedelta(0))
+    row, _token = services.invite(project, ada, "member")
+    context = page.get("/p/vision/members/").context
+    assert [membership.user for membership in context["members"]] == [ada]
+    assert list(context["invites"]) == [row]
+
+
 def test_a_withdrawn_invite_leaves_the_page(page: Client, project: Project, ada: User) -> None:
     invite, _token = services.invite(project, ada, "member")
     assert f'id="invite-{invite.pk}"' in page.get("/p/vision/members/").content.decode()
@@ -184,6 +195,8 @@ def test_a_secret_is_set_replaced_and_deleted_and_never_shown(page: Client, proj
         assert "${{ secrets.HF_TOKEN }}" in answer.content.decode()
         assert value not in answer.content.decode()
         assert services.secret_values(project) == {"HF_TOKEN": value.replace("\r", "")}
+    (row,) = page.get("/p/vision/secrets/").context["secrets"]
+    assert "ciphertext" not in row.__dict__, "the page reads no ciphertext"
     page.post("/p/vision/secrets/HF_TOKEN/delete/")
     assert services.secret_names(project) == []
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from dstackweb.accounts import selectors, services
+from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
-from dstackweb.accounts.models import Invite, Membership, Project, User
+from dstackweb.accounts.models import Invite, Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
 from tests.factories import join, make_user
 
@@ -160,13 +160,3 @@ def test_an_invite_of_another_project_cannot_be_withdrawn(project: Project, admi
     with pytest.raises(NotFound):
         services.withdraw_invite(services.create_project(admin, "speech"), row.pk)
     assert services.open_invite(token) == row
-
-
-def test_lists_hold_one_projects_rows_only(project: Project, admin: User) -> None:
-    other = services.create_project(make_user("eve"), "speech")
-    services.invite(other, admin, "member")
-    services.invite(project, admin, "member", ttl=timedelta(0))
-    row, _token = services.invite(project, admin, "member")
-    assert [membership.user for membership in selectors.members(project)] == [admin]
-    assert list(selectors.open_invites(project)) == [row]
-    assert Membership.objects.count() == 2

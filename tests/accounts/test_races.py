@@ -1,4 +1,4 @@
-"""Two people or two processes at the same moment, on real connections: one wins, and the other is told."""
+"""Two people or two processes at the same moment, on real connections: one wins, and the other gets an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def project() -> Project:
 
 def test_one_invite_lets_one_of_two_in(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _row, token = services.invite(project, User.objects.get(username="ada"), "member")
-    all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.members.open_invite", 2)
+    all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.open_invite", 2)
     outcomes = at_once(
         lambda: services.accept_invite(token, "grace", PASSWORD),
         lambda: services.accept_invite(token, "linus", PASSWORD),
@@ -42,7 +42,7 @@ def test_two_invites_cannot_make_one_name_twice(project: Project) -> None:
 
 def test_one_login_link_signs_one_of_two_browsers_in(monkeypatch: pytest.MonkeyPatch) -> None:
     token = services.make_login_link(make_user("ada"))
-    all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.tokens.open_login_link", 2)
+    all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.open_login_link", 2)
     outcomes = at_once(*[lambda: services.use_login_link(token)] * 2)
     assert {type(outcome) for outcome in outcomes} == {User, Conflict}
 

@@ -8,9 +8,8 @@ from django.db import IntegrityError, transaction
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid
-from dstackweb.profiles import selectors
 from dstackweb.profiles.models import Profile
-from dstackweb.profiles.services import ensure_default_profile, make_default, profile_for
+from dstackweb.profiles.services import ensure_default_profile, make_default, profile_for, visible
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
@@ -47,7 +46,7 @@ def test_a_projects_own_profile_hides_one_of_all_with_its_name(project: Project)
     chosen = profile_for(project, "nightly")
     assert chosen is not None
     assert chosen.fields.max_duration == 12 * 3600
-    assert [profile.project for profile in selectors.visible(project)] == [project, None]
+    assert [profile.project for profile in visible(project)] == [project, None]
 
 
 def test_an_unknown_profile_is_refused_with_those_there_are(project: Project) -> None:

@@ -16,12 +16,13 @@ from django.forms import Form
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
+from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dstackweb.accounts import selectors, services
+from dstackweb.accounts import services
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound
@@ -131,10 +132,11 @@ def members(request: PageRequest) -> HttpResponse:
 
 def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> HttpResponse:
     may_change = allows(request.role, Role.ADMIN)
+    invites = request.project.invites.filter(used_at=None, expires_at__gt=timezone.now())
     values |= {
         "project": request.project,
-        "members": selectors.members(request.project),
-        "invites": selectors.open_invites(request.project) if may_change else [],
+        "members": request.project.memberships.select_related("user").order_by("user__username"),
+        "invites": invites.select_related("created_by") if may_change else [],
         "roles": Role.choices,
         "may_change": may_change,
         "form": form,
@@ -192,10 +194,10 @@ def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
 
 
 def _member(request: PageRequest, user_id: int) -> User:
-    membership = selectors.members(request.project).filter(user_id=user_id).first()
-    if membership is None:
+    member = User.objects.filter(pk=user_id, memberships__project=request.project).first()
+    if member is None:
         raise NotFound("Not a member of this project.")
-    return membership.user
+    return member
 
 
 def _back_to_members(request: PageRequest, text: str) -> HttpResponse:
@@ -211,7 +213,7 @@ def secrets(request: PageRequest) -> HttpResponse:
 def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
-        "secrets": selectors.secrets(request.project),
+        "secrets": request.project.secrets.defer("ciphertext").select_related("updated_by"),
         "may_change": allows(request.role, Role.ADMIN),
         "form": form,
     }
@@ -244,7 +246,8 @@ def tokens(request: PageRequest) -> HttpResponse:
 
 
 def _tokens_page(request: PageRequest, form: TokenForm, **values: Any) -> HttpResponse:
-    values |= {"tokens": selectors.live_tokens(request.user), "form": form, "api_url": settings.DSTACKWEB_API_URL}
+    live = request.user.api_tokens.filter(revoked_at=None)
+    values |= {"tokens": live, "form": form, "api_url": settings.DSTACKWEB_API_URL}
     return render(request, "accounts/tokens.html", values, status=_status(form))
 
 

@@ -23,7 +23,7 @@ from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.gpus.samples import selectors
 from dstackweb.gpus.samples.latest import is_fresh, throttle_reasons
 from dstackweb.gpus.samples.selectors import Columns
-from dstackweb.profiles import selectors as profiles
+from dstackweb.profiles import services as profiles
 from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus

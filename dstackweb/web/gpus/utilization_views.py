@@ -20,7 +20,7 @@ from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
-from dstackweb.profiles import selectors as profiles
+from dstackweb.profiles import services as profiles
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
 from dstackweb.web.accounts.forms import Styled, attempt

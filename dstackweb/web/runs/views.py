@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import allows
-from dstackweb.profiles import selectors as profiles
+from dstackweb.profiles import services as profiles
 from dstackweb.runs import files, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX

@@ -22,8 +22,7 @@ from django.db import DatabaseError, connections
 from django.utils import timezone
 from django_q.status import Stat
 
-from dstackweb.accounts.services import bootstrap
-from dstackweb.accounts.services.bootstrap import Bootstrap
+from dstackweb.accounts.services import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.process import try_lock

@@ -1,0 +1,400 @@
+"""Changes to accounts. Functions validate their input, not permissions: callers check those with `access` first."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+from django.conf import settings
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db import IntegrityError, transaction
+from django.db.models import Model
+from django.utils import timezone
+
+from dstackweb.accounts.access import role_in
+from dstackweb.accounts.models import (
+    ENVIRONMENT,
+    ApiToken,
+    Invite,
+    LoginLink,
+    Membership,
+    Project,
+    ProjectSecret,
+    Role,
+    User,
+)
+from dstackweb.lib import sql
+from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
+from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
+
+INVITE_TTL = timedelta(days=7)
+
+
+def create_project(user: User, name: str) -> Project:
+    """A new project with `user` as its admin. Raises Invalid for a bad name, Conflict for a taken one."""
+    project = Project(name=name)
+    check(project, "name")
+    try:
+        with transaction.atomic():
+            project.save()
+            Membership.objects.create(project=project, user=user, role=Role.ADMIN)
+    except IntegrityError:
+        raise Conflict(f"A project named {name} already exists.") from None
+    return project
+
+
+def set_role(project: Project, user: User, role: str) -> Membership:
+    """Change a member's role. Raises NotFound if the user is not a member, Conflict for the last admin."""
+    _check_role(role)
+    with transaction.atomic():
+        membership = _locked_membership(project, user, stays_admin=role == Role.ADMIN)
+        membership.role = role
+        membership.save(update_fields=["role"])
+    return membership
+
+
+def remove_member(project: Project, user: User) -> None:
+    """Remove a member. Raises NotFound if the user is not a member, Conflict for the last admin."""
+    with transaction.atomic():
+        _locked_membership(project, user, stays_admin=False).delete()
+
+
+def _locked_membership(project: Project, user: User, stays_admin: bool) -> Membership:
+    """The membership, with the project's row locked until the transaction ends.
+
+    The lock puts role changes in order: two admins who remove each other at the same time must not both succeed.
+    (On SQLite the transaction has the write lock from its start.)
+    """
+    Project.objects.select_for_update().get(pk=project.pk)
+    membership = Membership.objects.filter(project=project, user=user).first()
+    if membership is None:
+        raise NotFound(f"{user} is not a member of {project}.")
+    if membership.role == Role.ADMIN and not stays_admin:
+        admins = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
+        if not admins.exclude(user=user).exists():
+            raise Conflict(f"{user} is the last admin of {project}. Make another member an admin first.")
+    return membership
+
+
+def _check_role(role: str) -> None:
+    if role not in Role.values:
+        raise Invalid.at("role", msg=f"Unknown role {role}. Roles are {', '.join(Role.values)}.")
+
+
+def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -> tuple[Invite, str]:
+    """A new invite and its token, which is not stored and can't be shown again."""
+    _check_role(role)
+    token = new_token("inv")
+    row = Invite.objects.create(
+        project=project, role=role, created_by=by, digest=digest(token), expires_at=timezone.now() + ttl
+    )
+    return row, token
+
+
+def withdraw_invite(project: Project, invite_id: int) -> None:
+    """Delete an unused invite of this project. Raises NotFound if there is none."""
+    if not Invite.objects.filter(project=project, pk=invite_id, used_at=None).delete()[0]:
+        raise NotFound("This invite was already used or withdrawn.")
+
+
+def open_invite(token: str) -> Invite:
+    """The valid invite of a token.
+
+    Raises NotFound if unknown, Conflict if used, expired, or created by a user who is no longer an admin.
+    """
+    row = Invite.objects.select_related("project", "created_by").filter(digest=digest(token)).first()
+    if row is None:
+        raise NotFound("This invite does not exist or was withdrawn. Ask for a new one.")
+    _check_open(row, "invite")
+    if role_in(row.project, row.created_by) != Role.ADMIN:
+        raise Conflict(f"The creator of this invite is no longer an admin of {row.project}. Ask for a new one.")
+    return row
+
+
+def accept_invite(token: str, username: str, password: str) -> Membership:
+    """Create an account that joins the project. After an error the invite is still unused.
+
+    Raises Invalid at `username` or `password`, and what `open_invite` raises.
+    """
+    row = open_invite(token)
+    user = User(username=User.normalize_username(username.strip()))
+    _check_account(user, password)
+    user.set_password(password)
+    try:
+        with transaction.atomic():
+            user.save()
+            return _join(row, user)
+    except IntegrityError:
+        raise Invalid.at("username", msg="This username is taken.") from None
+
+
+def join_by_invite(token: str, user: User) -> Membership:
+    """Join with an existing account. Raises Conflict for members; their role and the invite stay unchanged."""
+    row = open_invite(token)
+    try:
+        with transaction.atomic():
+            return _join(row, user)
+    except IntegrityError:
+        raise Conflict(f"You are already a member of {row.project}.") from None
+
+
+def _join(row: Invite, user: User) -> Membership:
+    _use(row, "invite", used_by=user)
+    return Membership.objects.create(project=row.project, user=user, role=row.role)
+
+
+def _check_account(user: User, password: str) -> None:
+    errors: list[FieldError] = []
+    try:
+        check(user, "username")
+        # A username that differs only in case could impersonate another user.
+        if User.objects.filter(username__iexact=user.username).exists():
+            errors.append({"loc": ["username"], "line": None, "msg": "This username is taken."})
+    except Invalid as error:
+        errors += error.errors
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        errors += field_errors(error, "password")
+    if errors:
+        raise invalid(errors)
+
+
+LOGIN_LINK_TTL = timedelta(minutes=15)
+# A token may be used many times a second: its last use is stored once a minute, so that most requests write nothing.
+USED_EVERY = timedelta(minutes=1)
+
+
+def hint(token: str) -> str:
+    """The last characters of a token, which identify it to its owner."""
+    return f"…{token[-4:]}" if len(token) >= 20 else "…"
+
+
+def create_token(user: User, name: str) -> tuple[ApiToken, str]:
+    """A new API token and its plain text, which is not stored and can't be shown again. Raises Invalid at `name`."""
+    token = new_token("dw")
+    row = ApiToken(user=user, name=name.strip(), digest=digest(token), hint=hint(token))
+    check(row, "name")
+    row.save()
+    return row, token
+
+
+def revoke_token(user: User, token_id: int) -> None:
+    """Revoke a token of this user. Raises NotFound if they have no such valid token."""
+    live = ApiToken.objects.filter(pk=token_id, user=user, revoked_at=None)
+    if not live.update(revoked_at=timezone.now()):
+        raise NotFound("This token does not exist or was already revoked.")
+
+
+_WHOSE = """
+SELECT person.*, token.id AS token_id, token.last_used_at AS token_used_at
+FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
+WHERE token.digest = %s AND token.revoked_at IS NULL
+"""
+
+
+def authenticate_token(plaintext: str) -> User | None:
+    """The active user of a valid token, or None.
+
+    Tokens are looked up by digest, so the time does not depend on how much of a guess is right.
+    """
+    user: Any = next(iter(User.objects.raw(_WHOSE, [digest(plaintext)])), None)
+    if user is None or not user.is_active:
+        return None
+    now = timezone.now()
+    if user.token_used_at is None or now - sql.utc(user.token_used_at) >= USED_EVERY:
+        ApiToken.objects.filter(pk=user.token_id).update(last_used_at=now)
+    return cast(User, user)
+
+
+def make_login_link(user: User, ttl: timedelta = LOGIN_LINK_TTL) -> str:
+    """The token of a new single-use sign-in link. Raises Conflict for an inactive user."""
+    if not user.is_active:
+        raise Conflict(f"{user} is not active and can't sign in.")
+    token = new_token("in")
+    LoginLink.objects.create(user=user, digest=digest(token), expires_at=timezone.now() + ttl)
+    return token
+
+
+def open_login_link(token: str) -> LoginLink:
+    """The valid link of a token. Raises NotFound if unknown, Conflict if used or expired."""
+    link = LoginLink.objects.select_related("user").filter(digest=digest(token)).first()
+    if link is None or not link.user.is_active:
+        raise NotFound("This sign-in link does not exist.")
+    _check_open(link, "sign-in link")
+    return link
+
+
+def use_login_link(token: str) -> User:
+    """Mark the link as used, and return its user. Raises what `open_login_link` raises."""
+    link = open_login_link(token)
+    _use(link, "sign-in link")
+    return link.user
+
+
+def _check_open(row: Invite | LoginLink, what: str) -> None:
+    if row.used_at is not None:
+        raise Conflict(f"This single-use {what} was already used. Ask for a new one.")
+    if row.expires_at <= timezone.now():
+        raise Conflict(f"This {what} has expired. Ask for a new one.")
+
+
+def _use(row: Invite | LoginLink, what: str, **values: Any) -> None:
+    """Mark as used. Of two users at once the first UPDATE wins.
+
+    It reads no other table: PostgreSQL would show it the state before the other commit.
+    """
+    now = timezone.now()
+    unused = type(row)._default_manager.filter(pk=row.pk, used_at=None, expires_at__gt=now)
+    if not unused.update(used_at=now, **values):
+        raise Conflict(f"This single-use {what} was already used. Ask for a new one.")
+
+
+VALUE_LIMIT = 64 * 1024
+
+
+def check_value(value: str) -> None:
+    """Raise Invalid unless an environment variable can have the value: up to 64 KiB in UTF-8, no NUL, not empty."""
+    if not value:
+        raise Invalid.at("value", msg="The value is empty.")
+    if "\0" in value:
+        raise Invalid.at("value", msg="The value can't contain NUL characters.")
+    if len(value.encode()) > VALUE_LIMIT:
+        raise Invalid.at("value", msg="The value is larger than 64 KiB.")
+
+
+def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecret:
+    """Create a secret or replace its value. Raises Invalid at `name` or `value`."""
+    check(ProjectSecret(project=project, name=name), "name")
+    check_value(value)
+    row, _ = ProjectSecret.objects.update_or_create(
+        project=project,
+        name=name,
+        defaults={"ciphertext": encrypt(value), "updated_by": by, "updated_at": timezone.now()},
+    )
+    return row
+
+
+def delete_secret(project: Project, name: str) -> None:
+    """Delete a secret. Raises NotFound if there is none of this name."""
+    if not ProjectSecret.objects.filter(project=project, name=name).delete()[0]:
+        raise NotFound(f"{project} has no secret {name}.")
+
+
+def secret_names(project: Project) -> list[str]:
+    """The names of the project's secrets, sorted."""
+    return list(ProjectSecret.objects.filter(project=project).order_by("name").values_list("name", flat=True))
+
+
+def secret_values(project: Project) -> dict[str, str]:
+    """All secrets in plain text by name, for a run's environment and for masking its log; never for a page.
+
+    Raises Conflict for a secret that was encrypted with another secret key.
+    """
+    values = {}
+    for row in ProjectSecret.objects.filter(project=project):
+        try:
+            values[row.name] = decrypt(row.ciphertext)
+        except DomainError:
+            raise Conflict(
+                f"The secret {row.name} of {project} was encrypted with another secret key. Set it again."
+            ) from None
+    return values
+
+
+ADMIN = "admin"
+FIRST_PROJECT = "main"
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """The result of a start. `password` is set only if this start generated it: show it once."""
+
+    created: bool
+    username: str
+    password: str | None = field(default=None, repr=False)
+
+
+def first_admin() -> User | None:
+    """The oldest active superuser: the user of DSTACKWEB_ADMIN_PASSWORD and DSTACKWEB_ADMIN_TOKEN."""
+    return User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+
+
+def bootstrap() -> Bootstrap:
+    """Create the superuser `admin` and the project `main` if there is no admin, and set the environment's password
+    and token. Safe to call by several processes at once: one of them creates the admin, and only that one knows the
+    password.
+
+    Raises Conflict if there is no active superuser, and another account has the name `admin`.
+    """
+    wanted: str = settings.DSTACKWEB_ADMIN_PASSWORD
+    password = wanted or secrets.token_urlsafe(12)
+    found = first_admin()
+    admin, created = (found, False) if found else _create_admin(password)
+    # Setting a password ends the user's sessions, so an unchanged password is not set again.
+    if wanted and not admin.check_password(wanted):
+        admin.set_password(wanted)
+        admin.save(update_fields=["password"])
+    if settings.DSTACKWEB_ADMIN_TOKEN:
+        _apply_token(admin, settings.DSTACKWEB_ADMIN_TOKEN)
+    return Bootstrap(created, admin.username, password if created and not wanted else None)
+
+
+def _create_admin(password: str) -> tuple[User, bool]:
+    """The first admin, and whether this call created it: another process may have been faster."""
+    admin = User(username=ADMIN, is_staff=True, is_superuser=True)
+    admin.set_password(password)
+    try:
+        with transaction.atomic():
+            admin.save()
+            project, _ = Project.objects.get_or_create(name=FIRST_PROJECT)
+            Membership.objects.create(project=project, user=admin, role=Role.ADMIN)
+        return admin, True
+    except IntegrityError:
+        other = first_admin()
+        if other is None:
+            raise Conflict(
+                f"There is no active superuser, and the account {ADMIN} is not one. "
+                "Create a superuser with `manage.py createsuperuser`."
+            ) from None
+        return other, False
+
+
+def _apply_token(admin: User, plaintext: str) -> None:
+    """Make the environment's value a valid token of the first admin, and revoke earlier values."""
+    current = digest(plaintext)
+    values = {"user": admin, "name": ENVIRONMENT, "hint": hint(plaintext), "revoked_at": None}
+    with transaction.atomic():
+        ApiToken.objects.update_or_create(digest=current, defaults=values)
+        earlier = ApiToken.objects.filter(name=ENVIRONMENT, revoked_at=None).exclude(digest=current)
+        earlier.update(revoked_at=timezone.now())
+
+
+def check(row: Model, *fields: str) -> None:
+    """Validate these fields of an unsaved row; raises Invalid with an error for each.
+
+    Uniqueness is left to the database: only there it can be checked without a race.
+    """
+    others = {field.name for field in row._meta.get_fields()} - set(fields)
+    try:
+        row.clean_fields(exclude=others)
+    except ValidationError as error:
+        raise invalid(list(field_errors(error))) from None
+
+
+def field_errors(error: ValidationError, field: str = "") -> Iterator[FieldError]:
+    """The messages of a ValidationError with their fields; a message without a field gets `field`."""
+    by_field = error.message_dict if hasattr(error, "error_dict") else {field: error.messages}
+    for name, messages in by_field.items():
+        loc: list[str | int] = [name] if name and name != NON_FIELD_ERRORS else []
+        for message in messages:
+            yield {"loc": loc, "line": None, "msg": message}
+
+
+def invalid(errors: list[FieldError]) -> Invalid:
+    """An Invalid with several field errors; its text names each field."""
+    return Invalid(" ".join(": ".join([*map(str, e["loc"]), e["msg"]]) for e in errors), errors)
