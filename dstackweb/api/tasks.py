@@ -20,89 +20,32 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from ninja import Field, Path, Router, Schema
 from ninja.security import HttpBearer
+from pydantic import TypeAdapter
 
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import authenticate_token
 from dstackweb.api.app import refusals, run_of
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge, TooMany
 from dstackweb.lib.models import room
-from dstackweb.progress import ingest
+from dstackweb.progress import ingest, parse
 from dstackweb.progress.events import EntryList, Receipt
-from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.parse import (
-    COUNT_MAX,
-    ENTRIES_MAX,
-    REPORTER_MAX,
-    SECONDS_MAX,
-    SEQ_MAX,
-    ParsedRequest,
-    parse_request,
-)
-from dstackweb.progress.states import ALIASES
+from dstackweb.progress.parse import ENTRIES_MAX, ParsedRequest, parse_request
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs.launch import job_of_tasks_token, scope_for
 from dstackweb.runs.models import Job, Run
 
-_SEQ = {
-    "type": "integer",
-    "minimum": 0,
-    "maximum": SEQ_MAX,
-    "description": "Increases; default: the body's",
-}
-_KEY = {"type": "string", "minLength": 1, "maxLength": KEY_MAX}
-_PREFIX = {"type": "string", "maxLength": NAME_MAX, "description": "Default: derived from the key"}
-_GROUP = {
-    "type": "string",
-    "maxLength": NAME_MAX,
-    "description": "Default: the prefix, or derived from the key",
-}
-_SECONDS = {"type": "number", "minimum": 0, "maximum": SECONDS_MAX}
-_NUMBER = {"type": "integer", "minimum": 0, "maximum": COUNT_MAX}
 
-
-def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
-
-
-_EVENT = _object(
-    ["key", "state"],
-    key=_KEY,
-    state={"enum": list(ALIASES)},
-    seq=_SEQ,
-    prefix=_PREFIX,
-    group=_GROUP,
-    duration_s=_SECONDS,
-    message={"type": "string", "description": "Why it failed"},
-)
-_COUNT = _object(
-    ["prefix", "states"],
-    prefix=_PREFIX | {"minLength": 1},
-    group=_GROUP,
-    seq=_SEQ,
-    states={"type": "object", "propertyNames": {"enum": list(ALIASES)}, "additionalProperties": _NUMBER},
-    duration_n=_NUMBER | {"description": "How many finished tasks were timed so far"},
-    duration_s=_SECONDS | {"description": "Total duration of the timed tasks so far"},
-)
-_FAILURE = _object(["key"], key=_KEY, prefix=_PREFIX, group=_GROUP, seq=_SEQ, message={"type": "string"})
-
-
-def _entries(item: dict[str, Any], text: str) -> dict[str, Any]:
+def _entries(entries: TypeAdapter[Any], text: str) -> dict[str, Any]:
+    (item,) = entries.json_schema()["$defs"].values()
     return {"type": "array", "items": item, "description": f"{text}; at most {ENTRIES_MAX} entries in all lists"}
 
 
-BODY = _object(
-    [],
-    reporter={"type": "string", "minLength": 1, "maxLength": REPORTER_MAX},
-    seq=_SEQ | {"description": "For entries without one; default: the server's time in microseconds"},
-    events=_entries(_EVENT, "Tasks that entered a state"),
-    counts=_entries(_COUNT, "This reporter's tasks of a group in each state"),
-    failures=_entries(_FAILURE, "Failed tasks, in addition to counts"),
-    ended={
-        "type": "boolean",
-        "description": "The reporter has finished: its unfinished tasks are released",
-    },
-    attempt={"type": "integer", "minimum": 1, "description": "409 unless it is the current attempt"},
-)
+BODY = parse.BODY.json_schema()
+BODY["properties"] |= {
+    "events": _entries(parse.EVENTS, "Tasks that entered a state"),
+    "counts": _entries(parse.COUNTS, "This reporter's tasks of a group in each state"),
+    "failures": _entries(parse.FAILURES, "Failed tasks, in addition to counts"),
+}
 REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": BODY}}}
 
 REASONS = {
