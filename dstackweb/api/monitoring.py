@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from django.db import connection
 from django.db.models import Case, Count, Exists, F, OuterRef, Q, Value, When
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,68 +29,15 @@ from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState, PeriodicJob
 
-GAUGES = (
-    ("utilization", "dstackweb_gpu_utilization_percent", "GPU utilization", 1),
-    ("memory_used_mib", "dstackweb_gpu_memory_used_bytes", "GPU memory in use", 1 << 20),
-    ("power_w", "dstackweb_gpu_power_watts", "GPU power draw", 1),
-    ("temperature_c", "dstackweb_gpu_temperature_celsius", "GPU temperature", 1),
+Rows = Iterable[tuple[Sequence[str], float]]
+"""The values of a metric, each with its labels."""
+GPU_GAUGES = (
+    ("utilization", "gpu_utilization_percent", "GPU utilization", 1),
+    ("memory_used_mib", "gpu_memory_used_bytes", "GPU memory in use", 1 << 20),
+    ("power_w", "gpu_power_watts", "GPU power draw", 1),
+    ("temperature_c", "gpu_temperature_celsius", "GPU temperature", 1),
 )
-
-
-class Gpus(Collector):
-    """GPU metrics as of `now`. GPUs without a fresh sample, or without a value, are left out."""
-
-    def __init__(self, now: dt.datetime) -> None:
-        self._now = now
-
-    def collect(self) -> Iterable[Metric]:
-        """GPU metrics from stored samples."""
-        yield from self._gpus()
-        yield from self._hosts()
-        yield from self._stops()
-
-    def _gpus(self) -> Iterator[Metric]:
-        gpus = list(Gpu.objects.select_related("host").order_by("host__name", "index"))
-        seen = newest(gpus)
-        fresh = [gpu for gpu in gpus if gpu.uuid in seen and is_fresh(seen[gpu.uuid], to_ms(self._now))]
-        for name, metric, help_text, factor in GAUGES:
-            gauge = GaugeMetricFamily(metric, help_text, labels=["host", "gpu", "uuid"])
-            for gpu in fresh:
-                value = getattr(seen[gpu.uuid], name)
-                if value is not None:
-                    gauge.add_metric([gpu.host.name, str(gpu.index), gpu.uuid], value * factor)
-            yield gauge
-
-    def _hosts(self) -> Iterator[Metric]:
-        works = GaugeMetricFamily(
-            "dstackweb_host_sampling_ok", "Whether all GPUs of a host can be read", labels=["host"]
-        )
-        library = GaugeMetricFamily("dstackweb_host_nvml", "Whether a host has the NVML library", labels=["host"])
-        age = GaugeMetricFamily(
-            "dstackweb_host_sample_age_seconds", "Time since the last sample of a host's GPUs", labels=["host"]
-        )
-        took = GaugeMetricFamily("dstackweb_host_sample_duration_ms", "Duration of the last sample", labels=["host"])
-        for sampling in HostSampling.objects.select_related("host"):
-            host = [sampling.host.name]
-            works.add_metric(host, not sampling.error)
-            library.add_metric(host, sampling.library)
-            age.add_metric(host, max(0.0, (self._now - sampling.at).total_seconds()))
-            took.add_metric(host, sampling.took_ms)
-        yield from (works, library, age, took)
-
-    def _stops(self) -> Iterator[Metric]:
-        counter = CounterMetricFamily(
-            "dstackweb_policy_stops",
-            "Runs that utilization policies stopped, or (observed) would have stopped",
-            labels=["project", "observed"],
-        )
-        rows = PolicyStop.objects.order_by().values(name=F("project__name"), only=F("observed")).annotate(n=Count("pk"))
-        for row in rows:
-            counter.add_metric([row["name"], str(row["only"]).lower()], row["n"])
-        yield counter
-
-
-COUNTED = {
+OFFER_COUNTERS = {
     "hits": "Looks at offers answered from a kept result",
     "misses": "Reads that were not in the cache",
     "coalesced": "Calls saved because the same call was already in progress",
@@ -102,115 +49,158 @@ COUNTED = {
 }
 
 
-class Clouds(Collector):
-    """Cloud metrics as of `now`. Counters restart at midnight UTC, as after a restart of the process."""
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    return _filled(GaugeMetricFamily(f"dstackweb_{name}", text, labels=labels), rows)
+
+
+def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    return _filled(CounterMetricFamily(f"dstackweb_{name}", text, labels=labels), rows)
+
+
+def _filled(metric: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
+    for labels, value in rows:
+        metric.add_metric(labels, value)
+    return metric
+
+
+class StoredMetrics(Collector):
+    """All metrics as of `now`, from stored counters: no cloud or host is called, and a scrape reads few rows."""
 
     def __init__(self, now: dt.datetime) -> None:
         self._now = now
 
-    def collect(self) -> Iterable[Metric]:
-        """Cloud metrics from stored rows; no cloud is called."""
-        yield from self._cache()
-        yield from self._sources()
-        yield from self._apis()
-        yield from self._machines()
-        yield from self._money()
-
-    def _cache(self) -> Iterator[Metric]:
-        midnight = self._now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        totals = counts.totals(midnight)
-        for name, help_text in COUNTED.items():
-            counter = CounterMetricFamily(f"dstackweb_offers_{name}", help_text, labels=["backend"])
-            for backend, found in totals.items():
-                counter.add_metric([backend], getattr(found, name))
-            yield counter
-        saved = GaugeMetricFamily(
-            "dstackweb_offers_calls_saved", "Calls that the cache saved since midnight UTC", labels=["backend"]
-        )
-        for backend, found in totals.items():
-            saved.add_metric([backend], found.saved)
-        yield saved
-
-    def _sources(self) -> Iterator[Metric]:
-        labels = ["backend", "source", "region"]
-        age = GaugeMetricFamily("dstackweb_source_age_seconds", "Age of a source's data", labels=labels)
-        state = GaugeMetricFamily(
-            "dstackweb_source_state", "1 for the current state of a source", labels=[*labels, "state"]
-        )
-        for found in freshness.of_backends(sources.sourced_backends(), self._now):
-            names = [found.backend, found.source, found.region]
-            if found.fetched_at is not None:
-                age.add_metric(names, (self._now - found.fetched_at).total_seconds())
-            for each in SourceState:
-                state.add_metric([*names, each.value], float(found.state is each))
-        yield age
-        yield state
-
-    def _apis(self) -> Iterator[Metric]:
-        labels = ["api", "region"]
-        left = GaugeMetricFamily(
-            "dstackweb_api_calls_left", "Calls allowed now; negative: calls that wait", labels=labels
-        )
-        most = GaugeMetricFamily("dstackweb_api_calls_at_once", "Maximum burst of calls", labels=labels)
-        alone = GaugeMetricFamily(
-            "dstackweb_api_left_alone_seconds", "Time until a throttled API is called again", labels=labels
-        )
-        for found in (one for kind in registry.KINDS.values() for one in kind.api_usage(self._now)):
-            names = [found.api, found.region]
-            left.add_metric(names, found.left)
-            most.add_metric(names, found.burst)
-            alone.add_metric(names, (found.open_until - self._now).total_seconds() if found.open_until else 0.0)
-        yield left
-        yield most
-        yield alone
-
-    def _machines(self) -> Iterator[Metric]:
-        there = Instance.objects.exclude(status=InstanceStatus.GONE).order_by()
-        counts = GaugeMetricFamily(
-            "dstackweb_instances", "Cloud instances; idle: kept for another run",
-            labels=["backend", "status"],
-        )  # fmt: skip
-        idle = When(status=InstanceStatus.RUNNING, holder=None, then=Value("idle"))
-        state = Case(idle, default=F("status"))
-        for backend, status, count in there.values_list("backend__name", state).annotate(Count("pk")):
-            counts.add_metric([backend, status], count)
-        yield counts
-
-    def _money(self) -> Iterator[Metric]:
-        spent = GaugeMetricFamily("dstackweb_spent_usd", "USD spent on clouds this month (UTC)", labels=["project"])
-        budget = GaugeMetricFamily("dstackweb_budget_usd", "Monthly budget in USD", labels=["project"])
-        pays = Exists(Instance.objects.filter(project=OuterRef("pk")))
-        for project in Project.objects.filter(Q(monthly_budget__isnull=False) | pays).order_by("name"):
-            spent.add_metric([project.name], float(spend.spent_this_month(project.pk, self._now)))
-            if project.monthly_budget is not None:
-                budget.add_metric([project.name], float(project.monthly_budget))
-        yield spent
-        yield budget
+    def collect(self) -> Iterator[Metric]:
+        for part in (_runs, _hosts, _periodic, _offers, _sources, _apis, _instances, _money, _gpus, _stops, _tasks):
+            yield from part(self._now)
 
 
-class Tasks(Collector):
-    """Task counters by run; prefixes, of which there may be thousands, are only in the API."""
+def _runs(now: dt.datetime) -> Iterator[Metric]:
+    queues = QueueCount.objects.select_related("queue__project")
+    rows = [
+        ((row.queue.project.name, row.queue.name, status.value), getattr(row, status.value))
+        for row in queues
+        for status in RunStatus
+    ]
+    yield _gauge("runs", "Runs by queue and status", ["project", "queue", "status"], rows)
 
-    def collect(self) -> Iterable[Metric]:
-        """Task metrics of attempts that have not ended."""
-        tasks = GaugeMetricFamily("dstackweb_tasks", "Tasks of running attempts", labels=["project", "run", "state"])
-        groups = GaugeMetricFamily(
-            "dstackweb_task_groups", "Task groups with tasks that are not forgotten", labels=["project", "run"]
-        )
-        scopes = list(Scope.objects.filter(run_id__gt=0, ended_ms=None).select_related("project").order_by("id"))
-        names = dict(Run.objects.filter(pk__in=[scope.run_id for scope in scopes]).values_list("pk", "name"))
-        newest = {(scope.project.name, names[scope.run_id]): scope for scope in scopes if scope.run_id in names}
-        for labels, scope in newest.items():
-            for state in TaskState:
-                tasks.add_metric([*labels, state.value], getattr(scope, state.value))
-            groups.add_metric(labels, scope.groups)
-        yield tasks
-        yield groups
-        unsettled = GaugeMetricFamily(
-            "dstackweb_task_attempts_unsettled", "Ended attempts whose unfinished tasks are not released yet"
-        )
-        unsettled.add_metric([], Scope.objects.filter(ended_ms__isnull=False, settled=False).count())
-        yield unsettled
+
+def _hosts(now: dt.datetime) -> Iterator[Metric]:
+    hosts = list(Host.joined.all())
+    yield _gauge(
+        "host_online", "Whether a host is online", ["host"], [((host.name,), is_online(host)) for host in hosts]
+    )
+    yield _gauge("host_cpus_used", "CPUs in use by jobs", ["host"], [((host.name,), host.cpus_used) for host in hosts])
+    found = [((sampling.host.name,), sampling) for sampling in HostSampling.objects.select_related("host")]
+    for name, text, value in (
+        ("host_sampling_ok", "Whether all GPUs of a host can be read", lambda one: not one.error),
+        ("host_nvml", "Whether a host has the NVML library", lambda one: one.library),
+        (
+            "host_sample_age_seconds",
+            "Time since the last sample of a host's GPUs",
+            lambda one: max(0.0, (now - one.at).total_seconds()),
+        ),
+        ("host_sample_duration_ms", "Duration of the last sample", lambda one: one.took_ms),
+    ):
+        yield _gauge(name, text, ["host"], [(host, value(sampling)) for host, sampling in found])
+
+
+def _periodic(now: dt.datetime) -> Iterator[Metric]:
+    late = [((job.name,), max(0.0, (now - job.due_at).total_seconds())) for job in PeriodicJob.objects.all()]
+    yield _gauge("periodic_late_seconds", "How late a periodic job is", ["job"], late)
+    passes = PassState.objects.filter(pk=1)
+    yield _gauge("pass_duration_ms", "Duration of the last pass", [], [((), state.duration_ms) for state in passes])
+
+
+def _gpus(now: dt.datetime) -> Iterator[Metric]:
+    """GPUs without a fresh sample, or without a value, are left out."""
+    gpus = list(Gpu.objects.select_related("host").order_by("host__name", "index"))
+    seen = newest(gpus)
+    fresh = [
+        ((gpu.host.name, str(gpu.index), gpu.uuid), seen[gpu.uuid])
+        for gpu in gpus
+        if gpu.uuid in seen and is_fresh(seen[gpu.uuid], to_ms(now))
+    ]
+    for field, name, text, factor in GPU_GAUGES:
+        values = [(labels, getattr(series, field)) for labels, series in fresh]
+        rows = [(labels, value * factor) for labels, value in values if value is not None]
+        yield _gauge(name, text, ["host", "gpu", "uuid"], rows)
+
+
+def _stops(now: dt.datetime) -> Iterator[Metric]:
+    stops = PolicyStop.objects.order_by().values_list("project__name", "observed").annotate(Count("pk"))
+    yield _counter(
+        "policy_stops",
+        "Runs that utilization policies stopped, or (observed) would have stopped",
+        ["project", "observed"],
+        [((project, str(observed).lower()), count) for project, observed, count in stops],
+    )
+
+
+def _offers(now: dt.datetime) -> Iterator[Metric]:
+    """Counters restart at midnight UTC, as after a restart of the process."""
+    midnight = now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    totals = counts.totals(midnight)
+    for field, text in OFFER_COUNTERS.items():
+        rows = [((backend,), getattr(found, field)) for backend, found in totals.items()]
+        yield _counter(f"offers_{field}", text, ["backend"], rows)
+    saved = [((backend,), found.saved) for backend, found in totals.items()]
+    yield _gauge("offers_calls_saved", "Calls that the cache saved since midnight UTC", ["backend"], saved)
+
+
+def _sources(now: dt.datetime) -> Iterator[Metric]:
+    labels = ["backend", "source", "region"]
+    found = [
+        ((one.backend, one.source, one.region), one) for one in freshness.of_backends(sources.sourced_backends(), now)
+    ]
+    ages = [(names, (now - one.fetched_at).total_seconds()) for names, one in found if one.fetched_at is not None]
+    yield _gauge("source_age_seconds", "Age of a source's data", labels, ages)
+    states = [((*names, state.value), float(one.state is state)) for names, one in found for state in SourceState]
+    yield _gauge("source_state", "1 for the current state of a source", [*labels, "state"], states)
+
+
+def _apis(now: dt.datetime) -> Iterator[Metric]:
+    found = [((one.api, one.region), one) for kind in registry.KINDS.values() for one in kind.api_usage(now)]
+    for name, text, value in (
+        ("api_calls_left", "Calls allowed now; negative: calls that wait", lambda one: one.left),
+        ("api_calls_at_once", "Maximum burst of calls", lambda one: one.burst),
+        (
+            "api_left_alone_seconds",
+            "Time until a throttled API is called again",
+            lambda one: (one.open_until - now).total_seconds() if one.open_until else 0.0,
+        ),
+    ):
+        yield _gauge(name, text, ["api", "region"], [(names, value(one)) for names, one in found])
+
+
+def _instances(now: dt.datetime) -> Iterator[Metric]:
+    idle = When(status=InstanceStatus.RUNNING, holder=None, then=Value("idle"))
+    there = Instance.objects.exclude(status=InstanceStatus.GONE).order_by()
+    statuses = there.values_list("backend__name", Case(idle, default=F("status"))).annotate(Count("pk"))
+    rows = [((backend, status), count) for backend, status, count in statuses]
+    yield _gauge("instances", "Cloud instances; idle: kept for another run", ["backend", "status"], rows)
+
+
+def _money(now: dt.datetime) -> Iterator[Metric]:
+    pays = Exists(Instance.objects.filter(project=OuterRef("pk")))
+    projects = list(Project.objects.filter(Q(monthly_budget__isnull=False) | pays).order_by("name"))
+    spent = [((project.name,), float(spend.spent_this_month(project.pk, now))) for project in projects]
+    yield _gauge("spent_usd", "USD spent on clouds this month (UTC)", ["project"], spent)
+    budgets = [((each.name,), float(each.monthly_budget)) for each in projects if each.monthly_budget is not None]
+    yield _gauge("budget_usd", "Monthly budget in USD", ["project"], budgets)
+
+
+def _tasks(now: dt.datetime) -> Iterator[Metric]:
+    """Tasks of attempts that have not ended, by run; prefixes, of which there may be thousands, are only in the API."""
+    scopes = list(Scope.objects.filter(run_id__gt=0, ended_ms=None).select_related("project").order_by("id"))
+    names = dict(Run.objects.filter(pk__in=[scope.run_id for scope in scopes]).values_list("pk", "name"))
+    found = {(scope.project.name, names[scope.run_id]): scope for scope in scopes if scope.run_id in names}
+    rows = [((*run, state.value), getattr(scope, state.value)) for run, scope in found.items() for state in TaskState]
+    yield _gauge("tasks", "Tasks of running attempts", ["project", "run", "state"], rows)
+    groups = [(run, scope.groups) for run, scope in found.items()]
+    yield _gauge("task_groups", "Task groups with tasks that are not forgotten", ["project", "run"], groups)
+    unsettled = Scope.objects.filter(ended_ms__isnull=False, settled=False).count()
+    text = "Ended attempts whose unfinished tasks are not released yet"
+    yield _gauge("task_attempts_unsettled", text, [], [((), unsettled)])
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
@@ -229,25 +219,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Metrics in Prometheus' text format, from stored counters: a scrape reads a few rows."""
-    registry = CollectorRegistry()
-    runs = Gauge("dstackweb_runs", "Runs by queue and status", ["project", "queue", "status"], registry=registry)
-    for row in QueueCount.objects.select_related("queue__project"):
-        for status in RunStatus:
-            runs.labels(row.queue.project.name, row.queue.name, status.value).set(getattr(row, status.value))
-    hosts = Gauge("dstackweb_host_online", "Whether a host is online", ["host"], registry=registry)
-    cpus = Gauge("dstackweb_host_cpus_used", "CPUs in use by jobs", ["host"], registry=registry)
-    for host in Host.joined.all():
-        hosts.labels(host.name).set(is_online(host))
-        cpus.labels(host.name).set(host.cpus_used)
-    late = Gauge("dstackweb_periodic_late_seconds", "How late a periodic job is", ["job"], registry=registry)
-    now = timezone.now()
-    for job in PeriodicJob.objects.all():
-        late.labels(job.name).set(max(0.0, (now - job.due_at).total_seconds()))
-    state = PassState.objects.filter(pk=1).first()
-    if state is not None:
-        Gauge("dstackweb_pass_duration_ms", "Duration of the last pass", registry=registry).set(state.duration_ms)
-    registry.register(Clouds(now))
-    registry.register(Gpus(now))
-    registry.register(Tasks())
-    return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+    """Metrics in Prometheus' text format."""
+    collectors = CollectorRegistry()
+    collectors.register(StoredMetrics(timezone.now()))
+    return HttpResponse(generate_latest(collectors), content_type=CONTENT_TYPE_LATEST)

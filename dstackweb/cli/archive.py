@@ -19,7 +19,7 @@ from typing import IO
 
 from pathspec import GitIgnoreSpec
 
-from dstackweb.cli.errors import CliError
+from dstackweb.cli.output import CliError
 from dstackweb.spec.units import size_text
 
 LARGEST_NAMED = 5

@@ -12,8 +12,17 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
-from dstackweb.cli.errors import OUTAGE, ApiError, ChangeInterrupted, CliError, TryLater, Unreachable, UsageError
-from dstackweb.cli.output import clean, note
+from dstackweb.cli.output import (
+    OUTAGE,
+    ApiError,
+    ChangeInterrupted,
+    CliError,
+    TryLater,
+    Unreachable,
+    UsageError,
+    clean,
+    note,
+)
 from dstackweb.lib.network import full_jitter
 
 T = TypeVar("T")

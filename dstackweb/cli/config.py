@@ -6,12 +6,13 @@ import json
 import os
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dstackweb.cli.errors import CliError, UsageError
+from dstackweb.cli.output import CliError, UsageError
 from dstackweb.lib.network import is_loopback
 
 if TYPE_CHECKING:
@@ -107,19 +108,20 @@ def connect() -> Api:
 
 
 def store(url: str, token: str, project: str) -> Path:
-    """Save the settings for later calls, readable by this user only, and replace the old file in one step.
-
-    Raises CliError where the file can't be written.
-    """
-    path = config_path()
+    """Save the settings for later calls. Raises CliError where the file can't be written."""
     # A JSON string is also a TOML basic string, except for DEL, which no token, URL or project contains.
     lines = [
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
         for key, value in (("url", url), ("token", token), ("project", project))
     ]
+    return write_private(config_path(), lines)
+
+
+def write_private(path: Path, lines: Iterable[str]) -> Path:
+    """Write a file that only this user can read, and replace the old one in one step. Raises CliError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # made with 0600
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # made with 0600
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.writelines(lines)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import INTERRUPTED, UsageError
-from dstackweb.cli.output import DIM, RunName, note, paint
+from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, note, paint
 from dstackweb.cli.runs import ENDED, status_text
 
 if TYPE_CHECKING:

@@ -10,9 +10,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dstackweb.cli import apply, config, history, hold, hosts, logs, offers, progress, queue, runs, utilization
-from dstackweb.cli.errors import INTERRUPTED, ChangeInterrupted, CliError, UsageError
-from dstackweb.cli.output import Column, note, show_error, show_table, warn
+from dstackweb.cli import apply, config, hosts, logs, offers, progress, queue, runs, utilization
+from dstackweb.cli.output import (
+    INTERRUPTED,
+    ChangeInterrupted,
+    CliError,
+    Column,
+    UsageError,
+    note,
+    show_error,
+    show_table,
+    warn,
+)
 from dstackweb.lib.network import is_exposed
 
 
@@ -128,8 +137,8 @@ def version() -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    apply.apply, hold.hold, hold.extend, runs.ps, queue.queue, queue.move, runs.priority, runs.stop, logs.logs,
-    progress.progress, utilization.metrics, utilization.keep, utilization.what_if, history.history, offers.offers,
+    apply.apply, runs.hold, runs.extend, runs.ps, queue.queue, queue.move, runs.priority, runs.stop, logs.logs,
+    progress.progress, utilization.metrics, utilization.keep, utilization.what_if, queue.history, offers.offers,
     offers.quotas, offers.cache, version,
 )  # fmt: skip
 for command in COMMANDS:

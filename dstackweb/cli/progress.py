@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import UsageError
 from dstackweb.cli.output import (
     Column,
     Json,
+    UsageError,
     age_text,
     clean,
     columns_that_fit,

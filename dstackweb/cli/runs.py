@@ -1,27 +1,37 @@
-"""`dstackweb ps`, `priority` and `stop`, and a run's status in words."""
+"""`dstackweb ps`, `priority`, `stop`, `hold` and `extend`, and a run's status in words."""
 
 from __future__ import annotations
 
 import sys
+import time
+import uuid
+from collections.abc import Callable
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.errors import ApiError, CliError
 from dstackweb.cli.output import (
+    INTERRUPTED,
+    ApiError,
+    CliError,
     Column,
     ItemColumns,
     Json,
     RunName,
+    UsageError,
     age_text,
     clean,
     clock_text,
     note,
+    plural,
     show_items,
     show_json,
 )
+
+if TYPE_CHECKING:
+    from dstackweb.cli.client import Api
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
@@ -136,3 +146,129 @@ def status_text(run: dict[str, Any]) -> str:
     if why := run.get("reason_detail") or message_of(run):
         parts.append(clean(why))
     return f"{clean(run['name'])}: {', '.join(parts)}"
+
+
+def hold(
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, e.g. 30m, 3h or 1d.")],
+    gpu: Annotated[str, typer.Option(metavar="GPUS", help="A number, or a GPU request such as A100:2.")] = "",
+    cpu: Annotated[str, typer.Option(metavar="N", help="CPU cores, with or without GPUs.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory, e.g. 16GB.")] = "",
+    name: Annotated[str, typer.Option(help="The run's name; generated if empty.")] = "",
+    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
+    queue: Annotated[str, typer.Option(help="Queue to wait in.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow its log until it ends.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't wait; print the run's name.")] = False,
+    extend: Annotated[str, typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.")] = "",
+) -> None:
+    """Hold GPUs for interactive work: wait in the queue, then print how to connect.
+
+    The GPUs are released when the time is over. `dstackweb stop RUN` releases them earlier, and `dstackweb extend`
+    adds time.
+    """
+    if extend:
+        if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
+            raise UsageError("--extend takes only --for: it adds time to a run and makes no new hold.")
+        _extend(config.connect(), extend, duration)
+        return
+    if not (gpu or cpu):
+        raise UsageError("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu.")
+    api = config.connect()
+    values = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
+    body: dict[str, Any] = {key: text for key, text in values.items() if text}
+    if priority is not None:
+        body["priority"] = priority
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+    try:
+        run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
+    except KeyboardInterrupt:
+        note("\nInterrupted. The hold may have been submitted: check with dstackweb ps.")
+        raise typer.Exit(INTERRUPTED) from None
+    if detach:
+        note(f"Submitted {run['name']}. Connection details appear once it starts: dstackweb logs {run['name']}")
+        typer.echo(run["name"])
+        return
+    raise typer.Exit(_wait(api, run, follow))
+
+
+def extend(
+    run: RunName,
+    duration: Annotated[str, typer.Argument(metavar="TIME", help="Time to add, e.g. 30m or 1h.")],
+) -> None:
+    """Add time to a running hold, or to the max_duration of another run that has been placed."""
+    _extend(config.connect(), run, duration)
+
+
+def _extend(api: Api, name: str, duration: str) -> None:
+    run = api.json(api.send("POST", api.in_project("runs", name, "extend"), json={"for": duration}))
+    until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
+    typer.echo(f"{clean(run['name'])}: {until}")
+
+
+def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
+    """Wait until the hold has started and print how to connect; with `follow` stay until it ends."""
+    from dstackweb.cli.logs import Cursor, Follower, StatusLine
+
+    note(f"Submitted {run['name']}. Ctrl-C leaves it in the queue.")
+    line = StatusLine()
+    try:
+        run = wait_for_start(api, run, lambda run: line.show(status_text(run)))
+        line.clear()
+        if follow and run["jobs"]:
+            run = Follower(api, Cursor(attempt=run["attempt"])).follow(run)
+    except KeyboardInterrupt:
+        line.clear()
+        return _interrupted(api, run)
+    if run["hold"]:
+        show_connection(run)
+    elif run["status"] == "done":
+        note(status_text(run))
+    else:
+        raise CliError(f"the hold did not start: {status_text(run)}")
+    return 0
+
+
+def wait_for_start(
+    api: Api,
+    run: dict[str, Any],
+    show: Callable[[dict[str, Any]], object],
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Poll the run, through outages of the server, until it runs or has ended; `show` gets each answer."""
+    from dstackweb.cli.client import until_answered
+
+    idle, path = 0.3, api.in_project("runs", run["id"])
+    while run["status"] in ("pending", "submitted", "provisioning", "terminating"):
+        show(run)
+        sleep(idle)
+        idle = min(2.0, idle * 1.25)
+        run = until_answered(lambda: api.get(path), "The hold keeps its position.", sleep=sleep)
+    return run
+
+
+def show_connection(run: dict[str, Any]) -> None:
+    """On stdout the host and the commands that connect to it; on stderr how to extend and release it."""
+    hold, name = run["hold"], clean(run["name"])
+    host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
+    gpus = plural(len(hold["gpus"]), "GPU") if hold["gpus"] else "no GPU"
+    typer.echo(f"{name}: {host}, {gpus}, held until {clock_text(run['held_until'])}")
+    if hold["here"]:
+        note("In a shell on the dstackweb server:")
+    for line in hold["lines"]:
+        typer.echo(f"  {clean(line)}")
+    note(f"Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}")
+
+
+def _interrupted(api: Api, run: dict[str, Any]) -> int:
+    """After Ctrl-C: at a terminal ask whether to cancel a hold that still waits; otherwise leave it."""
+    name, status = run["name"], run["status"]
+    if sys.stdin.isatty() and status != "running":
+        try:
+            if typer.confirm(f"\nCancel {name}?", default=False, err=True):
+                api.send("POST", api.in_project("runs", run["id"], "stop"), json={})
+                note(f"{name} was canceled.")
+                return INTERRUPTED
+        except typer.Abort:
+            note("")
+    state = "keeps its GPUs" if status == "running" else "stays in the queue"
+    note(f"{name} {state}.\n  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}")
+    return INTERRUPTED

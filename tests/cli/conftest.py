@@ -9,12 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
 from typer import testing
 from typer.testing import CliRunner, Result
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
+from dstackweb.cli import client
 from dstackweb.cli.main import app
 from tests.cli.proxy import Proxy
 from tests.factories import join, make_project, make_user
@@ -93,7 +98,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def project(transactional_db: None) -> Project:
+def project(db: None) -> Project:
     return make_project("main")
 
 
@@ -102,12 +107,33 @@ def ada(project: Project) -> User:
     return join(project, make_user("ada"))
 
 
+@functools.cache
+def application() -> WSGIHandler:
+    """The server as a function, whose middleware is loaded once."""
+    return WSGIHandler()
+
+
 @pytest.fixture
-def connect(live_server: Any, tmp_path: Path, work: Path, request: pytest.FixtureRequest) -> Callable[..., Cli]:
-    """A command line with a user's fresh token; `url` goes another way than straight to the server."""
+def connect(
+    tmp_path: Path, work: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> Callable[..., Cli]:
+    """A command line with a user's fresh token; `url` goes another way than straight to the server.
+
+    The server is called as a function, in the test's transaction. Tests with `live_server` use a real one.
+    """
+    if "live_server" in request.fixturenames:
+        server = request.getfixturevalue("live_server").url
+    else:
+        server = "http://localhost:8000"
+        settings.ALLOWED_HOSTS = ["localhost"]
+        transport = httpx.WSGITransport(application())
+        monkeypatch.setattr(client, "Api", functools.partial(client.Api, transport=transport))
+        for signal in (request_started, request_finished):  # as in Django's test client: the test's connection stays
+            signal.disconnect(close_old_connections)
+            request.addfinalizer(functools.partial(signal.connect, close_old_connections))  # noqa: PT021
 
     def make(user: User, url: str = "") -> Cli:
-        made = Cli(url or live_server.url, create_token(user, "test")[1], tmp_path / "config", work)
+        made = Cli(url or server, create_token(user, "test")[1], tmp_path / "config", work)
         request.addfinalizer(made.close)
         return made
 

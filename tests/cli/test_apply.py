@@ -9,10 +9,8 @@ import pytest
 from django.conf import LazySettings
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.cli.apply import show_plan
-from dstackweb.cli.errors import ApiError
-from dstackweb.cli.output import clock_text
-from dstackweb.cli.runfile import LocalRunFile, explain
+from dstackweb.cli.apply import LocalRunFile, explain, show_plan
+from dstackweb.cli.output import ApiError, clock_text
 from dstackweb.runs.files import archive_path as archive_path
 from dstackweb.runs.models import Archive, Run
 from dstackweb.runs.recurrence import next_time
@@ -23,7 +21,7 @@ HELLO = "type: task\nname: hello\ncommands: [echo hello]\n"
 
 
 @pytest.fixture(autouse=True)
-def host(transactional_db: None) -> None:
+def host(db: None) -> None:
     make_host()
 
 

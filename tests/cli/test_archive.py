@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstackweb.cli.archive import CodeArchive, pack
-from dstackweb.cli.errors import CliError
+from dstackweb.cli.output import CliError
 
 MB = 1 << 20
 

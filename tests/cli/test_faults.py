@@ -13,8 +13,8 @@ import pytest
 
 from dstackweb.cli.client import PATIENCE_S, TRIES, Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.errors import CliError, Unreachable
 from dstackweb.cli.logs import Cursor, Follower
+from dstackweb.cli.output import CliError, Unreachable
 from tests.support import REPO
 
 Answer = httpx.Response | Exception

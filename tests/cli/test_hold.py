@@ -11,9 +11,8 @@ import pytest
 from django.db import connection
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.cli.errors import Unreachable
-from dstackweb.cli.hold import wait_for_start
-from dstackweb.cli.output import clock_text
+from dstackweb.cli.output import Unreachable, clock_text
+from dstackweb.cli.runs import wait_for_start
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import Reason
@@ -23,7 +22,7 @@ from tests.support import eventually
 
 
 @pytest.fixture
-def scheduler(project: Project) -> Any:
+def scheduler(live_server: Any, project: Project) -> Any:
     """What places and starts whatever waits, once it is told to, in a thread of its own."""
     threads: list[threading.Thread] = []
 

@@ -13,8 +13,8 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
-from dstackweb.cli import joining
-from dstackweb.cli.errors import CliError, UsageError
+from dstackweb.cli import hosts as joining
+from dstackweb.cli.output import CliError, UsageError
 from tests.cli.conftest import Cli
 from tests.factories import make_host
 from tests.support import free_port
@@ -88,19 +88,19 @@ class FakeServer:
         return httpx.Response(200, json=self.answer | {"environment": environment})
 
 
-def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.Request:
+def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinRequest:
     values = {"token": "dwj_x", "name": "far", "labels": {"disk": "nvme"}, "insecure": False}
-    return joining.Request(url=url, home=home, **values | changes)
+    return joining.JoinRequest(url=url, home=home, **values | changes)
 
 
 def test_what_came_is_kept_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeServer(monkeypatch)
     monkeypatch.setenv("DSTACKWEB_SHARED_UID", "1")
-    file = joining.join(wants(tmp_path / "home"))
+    file = joining.use_token(wants(tmp_path / "home"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     ran: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *call: ran.append(call))
-    joining.run(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
+    joining.start_host(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
     _program, argv, env = ran[0]
     assert argv[1:] == ["-m", "dstackweb.manage", "host", "--label=disk=nvme", "--address=10.0.0.2"]
     assert (env["DSTACKWEB_SECRET_KEY"], env["A"], env["DSTACKWEB_SHARED_UID"]) == ("it's $ecret", "b c", "1")
@@ -115,7 +115,7 @@ def test_everything_in_the_way_is_told_before_the_token_is_used(
     server = FakeServer(monkeypatch, obstacles=["a host called far is online"], reach=[nobody, nowhere])
     monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(502))
     with pytest.raises(CliError, match="The token is still valid") as caught:
-        joining.join(wants(tmp_path))
+        joining.use_token(wants(tmp_path))
     first, second, third, fourth = caught.value.notes
     assert first == "a host called far is online"
     assert f"can't reach the server's PostgreSQL at 127.0.0.1:{nobody['port']}: Connection refused." in second
@@ -131,9 +131,9 @@ def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
 ) -> None:
     server = FakeServer(monkeypatch)
     with pytest.raises(UsageError, match=r"is not encrypted\. Nothing was sent"):
-        joining.join(wants(tmp_path, "http://10.0.0.1:8000"))
+        joining.use_token(wants(tmp_path, "http://10.0.0.1:8000"))
     assert not server.calls
-    joining.join(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
+    joining.use_token(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
     assert [call["insecure"] for call in server.calls] == [True, True]
 
 
@@ -141,18 +141,18 @@ def test_the_command_line_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch, t
     server = FakeServer(monkeypatch)
     monkeypatch.setattr(joining, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs the server's packages"):
-        joining.join(wants(tmp_path))
+        joining.use_token(wants(tmp_path))
     assert not server.calls
 
 
 def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this machine has not joined"):
-        joining.run(tmp_path, labels={}, address="")
+        joining.start_host(tmp_path, labels={}, address="")
 
 
 def test_a_home_that_can_not_be_written_is_told_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     (tmp_path / "file").touch()
     with pytest.raises(CliError, match="Nothing was sent"):
-        joining.join(wants(tmp_path / "file" / "home"))
+        joining.use_token(wants(tmp_path / "file" / "home"))
     assert not server.calls

@@ -55,6 +55,7 @@ def test_a_token_that_no_header_can_carry_is_refused_before_it_is_sent(cli: Cli)
         assert "invalid API token" in result.stderr
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_server_that_is_not_there_is_told_in_one_line_with_exit_code_3(cli: Cli) -> None:
     result = cli("login", f"http://127.0.0.1:{free_port()}", "--token", "dw_x", **NOTHING_SET)
     assert result.exit_code == 3

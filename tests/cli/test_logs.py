@@ -41,6 +41,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
     return process.returncode, out, err.decode()
 
 
+@pytest.mark.usefixtures("live_server")
 def test_logs_are_the_very_bytes(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, ANY_BYTES * 8000)
     code, out, err = finish(cli.spawn("logs", "train"))
@@ -64,6 +65,7 @@ def test_without_output_it_says_why(cli: Cli, project: Project, ada: User) -> No
     assert "No output yet. waiting: submitted, position 1" in result.stderr
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
@@ -77,6 +79,7 @@ def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, j
     assert "train: done" in err
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"one\ntwo\n")
     following = cli.spawn("logs", "-f", "--tail", "1", "train")
@@ -86,6 +89,7 @@ def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
     assert finish(following)[1] == b"three\n"
 
 
+@pytest.mark.usefixtures("live_server")
 def test_following_goes_on_with_the_next_attempt(cli: Cli, project: Project, ada: User) -> None:
     make_host()
     run = make_run(project, ada, "train", retry=True)
@@ -156,6 +160,7 @@ def placed(deadline: float = 5) -> Job:
     return start(placed_job(Run.objects.get()))
 
 
+@pytest.mark.usefixtures("live_server")
 @pytest.mark.parametrize("code", [0, 3])
 def test_apply_follows_to_the_end_and_exits_as_the_run_did(cli: Cli, project: Project, code: int) -> None:
     applying = submitted(cli, "--force")
@@ -168,6 +173,7 @@ def test_apply_follows_to_the_end_and_exits_as_the_run_did(cli: Cli, project: Pr
     assert f"hello: {'failed' if code else 'done'}" in err
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     assert cli("stop", "hello").exit_code == 0
@@ -176,6 +182,7 @@ def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> N
     assert "hello: terminated" in err
 
 
+@pytest.mark.usefixtures("live_server")
 def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     job = placed()
@@ -191,6 +198,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, projec
     assert Run.objects.get().status == "running"
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_reader_that_goes_away_ends_the_command_quietly(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"x\n" * 1_000_000)
     following = cli.spawn("logs", "train")

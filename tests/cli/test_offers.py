@@ -23,7 +23,7 @@ from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.cli import offers as command
-from dstackweb.cli.errors import Unreachable
+from dstackweb.cli.output import Unreachable
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.backends.kinds import use_driver
@@ -89,6 +89,7 @@ def test_nothing_is_said_to_be_nothing_and_why_a_backend_is_silent(cli: Cli, clo
     assert "warning: cluster: Its offers cannot be read: the scheduler is away" in told.stderr
 
 
+@pytest.mark.usefixtures("live_server")  # sources are read in threads
 def test_the_age_of_each_source_is_told_and_what_failed(cli: Cli, cloud: Cloud) -> None:
     Backend.objects.create(name="aws", kind="aws")
     cloud.says[SourceKey("types", "us")] = SourceFailed("access_denied", action="ec2:Describe", region="us")
@@ -98,6 +99,7 @@ def test_the_age_of_each_source_is_told_and_what_failed(cli: Cli, cloud: Cloud) 
     assert told.count("warning: aws: Access denied in us: the policy lacks ec2:Describe.") == 1
 
 
+@pytest.mark.usefixtures("live_server")  # sources are read in threads
 def test_a_refresh_waits_for_what_is_asked_anew(cli: Cli, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     Backend.objects.create(name="aws", kind="aws")
     sources.refresh_due(timezone.now())
@@ -131,6 +133,7 @@ def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     Backend.objects.create(name="aws", kind="aws", config={"regions": ["eu-west-1"]})
 
 
+@pytest.mark.usefixtures("live_server")  # sources are read in threads
 def test_quotas_are_lines_with_what_is_used_of_them(cli: Cli, quoted: None) -> None:
     sources.refresh_due(timezone.now())
     told = cli("quotas")

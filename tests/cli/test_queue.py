@@ -170,6 +170,7 @@ def test_whoever_may_not_is_told_who_may(connect: Callable[..., Cli], project: P
         assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
 
 
+@pytest.mark.usefixtures("live_server")
 def test_a_terminal_that_lacks_a_sign_is_told_of_the_change_all_the_same(cli: Cli, runs: dict[str, Run]) -> None:
     process = cli.spawn("priority", "a", "60", PYTHONIOENCODING="latin-1")
     out, told = process.communicate(timeout=20)
