@@ -1,7 +1,6 @@
 """Report a program's tasks to the progress pages. Standard library only."""
 
 from dstackweb.tracking.current import flush
-from dstackweb.tracking.items import track
-from dstackweb.tracking.tasks import task, waiting
+from dstackweb.tracking.tasks import task, track, waiting
 
 __all__ = ["flush", "task", "track", "waiting"]

@@ -53,7 +53,7 @@ class TasksClient:
         self._connection: http.client.HTTPConnection | None = None
 
     def __call__(self, body: bytes, timeout_s: float = TIMEOUT_S) -> SendResult:
-        """TasksClient `body`; no response within `timeout_s` means later."""
+        """Post `body`; without a response within `timeout_s` the result is RETRY."""
         try:
             response, raw = self._send(body, timeout_s)
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -12,18 +12,19 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import cloudpickle
 from distributed import Client, Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import TaskGroup
 
 import dstackweb.tracking
 from dstackweb.tracking.current import TOKEN, URL
 from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, shorten_name
-from dstackweb.tracking.group_counts import GroupCounter
 from dstackweb.tracking.sender import EXIT_S, Sender
 
 log = logging.getLogger("dstackweb.tracking")
@@ -40,6 +41,22 @@ BACKLOG_MAX = 10_000
 """While so many groups wait to be sent, no more are read. They stay marked and are reported later."""
 FAILURES_MAX = 1_000
 """Messages per tick. Tasks that failed because of another task take at most half of them."""
+
+GROUPS_MAX = 100_000
+"""Groups that are reported individually. Later ones are counted together, in one group of their prefix."""
+PREFIXES_MAX = 1_900
+OTHERS = "…"
+
+STATES = {
+    "memory": "memory", "erred": "erred", "released": "released", "processing": "processing", "queued": "queued",
+    "no-worker": "no_worker", "waiting": "waiting", "forgotten": "forgotten",
+}  # fmt: skip
+"""Dask's states and the server's names for them. An unknown state counts as waiting, which keeps totals right."""
+
+GroupName = tuple[str, str]
+"""Prefix and group, as reported."""
+CountArgs = tuple[str, str, dict[str, int], int, float]
+"""Arguments of `Sender.count`: prefix, group, states, number of timed tasks, their total seconds."""
 
 
 def watch(client: Client, *, url: str | None = None, token: str | None = None) -> Any:
@@ -195,3 +212,114 @@ def _unpickle_plugin(code: bytes, url: str, token: str) -> Any:
     """The plugin. Uses the module where it is loaded: unpickling the code would overwrite it there."""
     module = sys.modules.get("dstackweb.tracking.dask")
     return cloudpickle.loads(code) if module is None else module.ReportingPlugin(url, token)
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What a live group object has added to the totals of its name so far."""
+
+    name: GroupName
+    states: dict[str, int]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """Totals of one name over all its group objects, including dropped ones."""
+
+    states: dict[str, int]
+    timed: int = 0
+    seconds: float = 0.0
+
+    def nonzero(self) -> dict[str, int]:
+        """The states that have tasks."""
+        return {state: n for state, n in self.states.items() if n}
+
+
+class GroupCounter:
+    """Turns changed groups into absolute counts per name, which keep what Dask has dropped.
+
+    A `TaskGroup` lives until all its tasks are forgotten; a later group of the same name is another object.
+
+    Not thread-safe: use it on the scheduler's event loop only.
+    """
+
+    def __init__(self, groups_max: int = GROUPS_MAX, prefixes_max: int = PREFIXES_MAX) -> None:
+        self.dirty: dict[TaskGroup, int] = {}
+        """Changed groups, longest waiting first, with the number of tasks timed since."""
+        self._contributions: dict[TaskGroup, Contribution] = {}
+        self._totals: dict[GroupName, Totals] = {}
+        self._prefixes: set[str] = set()
+        self._groups_max = groups_max
+        self._prefixes_max = prefixes_max
+
+    def attach(self, groups: Iterable[TaskGroup]) -> None:
+        """Start with existing groups. Their number of timed tasks is unknown, so only later durations count."""
+        for group in groups:
+            self._add_contribution(group, _seconds(group))
+            self.dirty.setdefault(group, 0)
+
+    def mark_changed(self, groups: Iterable[TaskGroup]) -> None:
+        """Mark groups that changed without a transition, such as scattered data. Some may have been dropped since."""
+        for group in groups:
+            contribution = self._contributions.get(group)
+            if group not in self.dirty and (
+                contribution.states != group.states if contribution else _has_live(group.states)
+            ):
+                self.dirty[group] = 0
+
+    def collect(self, limit: int | None = None) -> list[CountArgs]:
+        """Counts of at most `limit` dirty groups (None: all), which become clean."""
+        changed: dict[GroupName, Totals] = {}
+        for group in list(islice(self.dirty, limit)):
+            timed = self.dirty.pop(group)
+            contribution = self._contributions.get(group) or self._add_contribution(group, 0.0)
+            changed[contribution.name] = self._add_changes(group, contribution, timed)
+        return [(*name, total.nonzero(), total.timed, total.seconds) for name, total in changed.items()]
+
+    def reported_name(self, group: TaskGroup) -> GroupName:
+        """The prefix and group name under which a group is reported."""
+        contribution = self._contributions.get(group)
+        return contribution.name if contribution else self._name(group)
+
+    def _add_contribution(self, group: TaskGroup, seconds: float) -> Contribution:
+        name = self._name(group)
+        self._prefixes.add(name[0])
+        self._totals.setdefault(name, Totals({}))
+        self._contributions[group] = contribution = Contribution(name, {}, seconds)
+        return contribution
+
+    def _add_changes(self, group: TaskGroup, contribution: Contribution, timed: int) -> Totals:
+        total = self._totals[contribution.name]
+        now: dict[Any, int] = dict(group.states)
+        was = contribution.states
+        for state, n in now.items():
+            if n != (before := was.get(state, 0)):
+                reported = STATES.get(state, "waiting")
+                total.states[reported] = total.states.get(reported, 0) + n - before
+        if timed:
+            seconds = _seconds(group)
+            total.timed += timed
+            total.seconds += max(0.0, seconds - contribution.seconds)
+            contribution.seconds = seconds
+        if _has_live(now):
+            contribution.states = now
+        else:  # the scheduler drops this object: it changes no more
+            del self._contributions[group]
+        return total
+
+    def _name(self, group: TaskGroup) -> GroupName:
+        prefix, name = shorten_name(group.prefix.name), shorten_name(group.name)
+        if prefix not in self._prefixes and len(self._prefixes) >= self._prefixes_max:
+            return OTHERS, OTHERS
+        if (prefix, name) not in self._totals and len(self._totals) >= self._groups_max:
+            return prefix, OTHERS
+        return prefix, name
+
+
+def _has_live(states: Mapping[Any, int]) -> bool:
+    return any(n for state, n in states.items() if state != "forgotten")
+
+
+def _seconds(group: TaskGroup) -> float:
+    return group.all_durations.get("compute", 0.0)

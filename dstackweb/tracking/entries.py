@@ -39,7 +39,7 @@ def _text(text: str) -> str:
 
 
 def _event(
-    key: str, state: str, seq: int, prefix: str | None, group: str | None, duration_s: float | None, message: str
+    key: str, seq: int, state: str, prefix: str | None, group: str | None, duration_s: float | None, message: str
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {"key": shorten_name(key, KEY_MAX), "state": state, "seq": seq}
     if prefix:
@@ -54,7 +54,7 @@ def _event(
 
 
 def _count(
-    place: tuple[str, str], states: Mapping[str, int], seq: int, duration_n: int, duration_s: float
+    place: tuple[str, str], seq: int, states: Mapping[str, int], duration_n: int, duration_s: float
 ) -> dict[str, Any]:
     names = {"prefix": shorten_name(place[0]), "group": shorten_name(place[1])}
     entry: dict[str, Any] = {**names, "seq": seq, "states": states}
@@ -63,7 +63,7 @@ def _count(
     return entry
 
 
-def _failure(key: str, prefix: str, group: str, seq: int, message: str) -> dict[str, Any]:
+def _failure(key: str, seq: int, prefix: str, group: str, message: str) -> dict[str, Any]:
     names = {"key": shorten_name(key, KEY_MAX), "prefix": shorten_name(prefix), "group": shorten_name(group)}
     return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
 

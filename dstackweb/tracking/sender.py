@@ -76,9 +76,7 @@ class Sender:
         # Reentrant: a signal handler or the garbage collector may report while its thread reports.
         self.lock = threading.RLock()
         self._seq = 0
-        self._events: dict[str, tuple[Any, ...]] = {}
-        self._counts: dict[tuple[str, str], tuple[Any, ...]] = {}
-        self._failures: dict[str, tuple[Any, ...]] = {}
+        self._pending: dict[str, dict[Any, tuple[Any, ...]]] = {"counts": {}, "failures": {}, "events": {}}
         self._sources: dict[CountSource, None] = {}
         self._sending: list[Entry] = []
         self._dropped = 0
@@ -111,15 +109,10 @@ class Sender:
         When prefix and group are None, the server derives them from the key. `duration_s`: how long the task was
         processed. Returns whether the report was accepted for sending.
         """
-        with self.lock:
-            seq = self._next_seq()
-            if (key not in self._events and len(self._events) >= self._pending_max) or self._stopped:
-                self._dropped += 1
-                return False
-            self._events[key] = values = (state, seq, prefix, group, duration_s, message)
-            if self.spool is not None:
-                self.spool.write("events", key, values)
-        return self._wake_thread()
+        accepted = self._add("events", key, (state, prefix, group, duration_s, message))
+        if not accepted:
+            self._dropped += 1
+        return accepted
 
     def count(
         self, prefix: str, group: str, states: Mapping[str, int], duration_n: int = 0, duration_s: float = 0.0
@@ -129,25 +122,22 @@ class Sender:
         `duration_n`, `duration_s`: number of timed tasks so far, and their total seconds. Returns whether the report
         was accepted for sending; if not, report again later: counts are absolute.
         """
-        with self.lock:
-            seq = self._next_seq()
-            if ((prefix, group) not in self._counts and len(self._counts) >= self._pending_max) or self._stopped:
-                return False
-            self._counts[prefix, group] = values = (dict(states), seq, duration_n, duration_s)
-            if self.spool is not None:
-                self.spool.write("counts", (prefix, group), values)
-        return self._wake_thread()
+        return self._add("counts", (prefix, group), (dict(states), duration_n, duration_s))
 
     def failure(self, key: str, prefix: str, group: str, message: str) -> bool:
         """Report the failure of a task that `count` counts. Returns whether it was accepted for sending."""
+        return self._add("failures", key, (prefix, group, message))
+
+    def _add(self, kind: str, key: Any, values: tuple[Any, ...]) -> bool:
         with self.lock:
-            seq = self._next_seq()
-            if (key not in self._failures and len(self._failures) >= self._pending_max) or self._stopped:
+            seq, pending = self._next_seq(), self._pending[kind]
+            if (key not in pending and len(pending) >= self._pending_max) or self._stopped:
                 return False
-            self._failures[key] = values = (prefix, group, seq, message)
+            pending[key] = values = (seq, *values)
             if self.spool is not None:
-                self.spool.write("failures", key, values)
-        return self._wake_thread()
+                self.spool.write(kind, key, values)
+        self._wake_thread()
+        return True
 
     def add_source(self, source: CountSource) -> None:
         """Call `source` before each sending, in the sender's thread, until it returns False."""
@@ -158,7 +148,7 @@ class Sender:
     @property
     def backlog(self) -> int:
         """Number of entries that wait to be sent."""
-        return len(self._events) + len(self._counts) + len(self._failures) + len(self._sending)
+        return sum(map(len, self._pending.values())) + len(self._sending)
 
     @property
     def stopped(self) -> bool:
@@ -214,11 +204,10 @@ class Sender:
         self._seq = seq = max(self._seq + 1, time.time_ns() // 1000)
         return seq
 
-    def _wake_thread(self) -> bool:
+    def _wake_thread(self) -> None:
         self._wake()
         if self._thread is None:
             self._start()
-        return True
 
     def _wake(self) -> None:
         if not self._awake:
@@ -281,18 +270,12 @@ class Sender:
             if source():
                 with self.lock:
                     self._sources[source] = None
-        self._drain()
-
-    def _drain(self) -> None:
         with self.lock:
             if self.spool is not None:
                 self.spool.rotate()
-            events, self._events = self._events, {}
-            groups, self._counts = self._counts, {}
-            failures, self._failures = self._failures, {}
-        self._sending += [("counts", key, values) for key, values in groups.items()]
-        self._sending += [("failures", key, values) for key, values in failures.items()]
-        self._sending += [("events", key, values) for key, values in events.items()]
+            taken, self._pending = self._pending, {kind: {} for kind in self._pending}
+        for kind, entries in taken.items():
+            self._sending += [(kind, key, values) for key, values in entries.items()]
 
     def _deliver(self) -> None:
         """Send the gathered entries until none is left, the attempt has ended, or time is up at exit."""
@@ -339,15 +322,15 @@ class Sender:
             self._unreachable = True
             log.warning("cannot report tasks to %s, will retry (%s)", self.url, detail)
 
-    def _pause(self, asked_s: float | None, failed: int) -> bool:
+    def _pause(self, retry_after_s: float | None, failed: int) -> bool:
         """Wait before the next attempt. Returns False when the program ends before that."""
         closing = self._closing.is_set()
-        wait_s = asked_s
+        wait_s = retry_after_s
         if wait_s is None:
             cap_s = 1.0 if closing else BACKOFF_CAP_S
             wait_s = random.random() * min(cap_s, BACKOFF_BASE_S * 2.0 ** min(failed, 20))
         until = time.monotonic() + wait_s
-        if not closing and (not self._closing.wait(wait_s) or asked_s is None):
+        if not closing and (not self._closing.wait(wait_s) or retry_after_s is None):
             return True
         if until >= self._deadline:
             return False
@@ -382,5 +365,7 @@ class Sender:
 
     def _forget(self) -> None:
         with self.lock:
-            for pending in (self._events, self._counts, self._failures, self._sources, self._sending):
+            for pending in self._pending.values():
                 pending.clear()
+            self._sources.clear()
+            self._sending.clear()

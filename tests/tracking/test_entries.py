@@ -25,7 +25,7 @@ def test_long_names_with_the_same_beginning_stay_apart() -> None:
 
 def test_names_are_as_long_as_the_server_takes() -> None:
     assert (KEY_MAX, NAME_MAX) == (models.KEY_MAX, models.NAME_MAX)
-    event = to_json("events", "k" * 999, ("erred", 1, "p" * 999, "g" * 999, None, "m" * 9999))
+    event = to_json("events", "k" * 999, (1, "erred", "p" * 999, "g" * 999, None, "m" * 9999))
     assert [len(event[name]) for name in ("key", "prefix", "group", "message")] == [300, 200, 200, MESSAGE_MAX]
-    count = to_json("counts", ("p" * 999, "g" * 999), ({"memory": 1}, 1, 0, 0.0))
+    count = to_json("counts", ("p" * 999, "g" * 999), (1, {"memory": 1}, 0, 0.0))
     assert [len(count[name]) for name in ("prefix", "group")] == [200, 200]

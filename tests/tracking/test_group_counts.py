@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.tracking.group_counts import OTHERS, STATES, GroupCounter
+from dstackweb.tracking.dask import OTHERS, STATES, GroupCounter
 
 
 class Prefix:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.tracking import current, flush, items, track
+from dstackweb.tracking import current, flush, tasks, track
 from dstackweb.tracking.sender import Sender
 from tests.tracking.ear import Ear
 
@@ -166,15 +166,15 @@ def test_a_loop_that_ends_amid_another_threads_report_does_not_deadlock(
 def test_who_begins_a_loop_while_another_begins_does_not_lock_itself_out(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = items._LoopCounts
+    original = tasks._LoopCounts
 
     class Interrupted(original):
         def __init__(self, sender: Sender, place: tuple[str, str]) -> None:
             super().__init__(sender, place)
-            monkeypatch.setattr(items, "_LoopCounts", original)
+            monkeypatch.setattr(tasks, "_LoopCounts", original)
             list(track(range(2), prefix="inner"))
 
-    monkeypatch.setattr(items, "_LoopCounts", Interrupted)
+    monkeypatch.setattr(tasks, "_LoopCounts", Interrupted)
     one = threading.Thread(target=lambda: list(track(range(3))), daemon=True)
     one.start()
     one.join(5)

@@ -310,7 +310,7 @@ def test_the_sending_thread_imports_nothing(ear: Ear, tmp_path: Path, scheme: st
     """A child that is forked amid an import finds it locked for ever, or half done."""
     code = """
 import sys, threading
-from dstackweb.tracking import flush, task
+from dstackweb.tracking import current, flush, task
 main, found = threading.main_thread(), []
 def heard(event, args):
     if event == "import" and threading.current_thread() is not main:
@@ -318,7 +318,8 @@ def heard(event, args):
 sys.addaudithook(heard)
 with task("one"):
     pass
-flush(2)
+flush(1)
+current.close(0.1)
 print(found)
 """
     env = ear.env | {"DSTACKWEB_TASKS_URL": ear.url.replace("http", scheme).replace("127.0.0.1", "localhost")}
