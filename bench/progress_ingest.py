@@ -26,7 +26,7 @@ from bench import sides
 if TYPE_CHECKING:
     from multiprocessing.pool import Pool
 
-    from dstackweb.progress.events import Batch
+    from dstackweb.progress.reports import Batch
 
 BATCH = 1_000
 PREFIXES = 23
@@ -136,7 +136,7 @@ def events(
     tasks: int, groups: int, first: str = "", states: Sequence[str] = ("waiting", "processing", "memory")
 ) -> Iterator[Batch]:
     """Batches of a reporter's events, the tasks going round the groups."""
-    from dstackweb.progress.events import Batch, Event
+    from dstackweb.progress.reports import Batch, Event
     from dstackweb.progress.states import TaskState
 
     first = first or f"new{next(_numbers)}"
@@ -152,7 +152,7 @@ def events(
 
 def counts(number: int, first: str = "") -> Iterator[Batch]:
     """Batches of a reporter's counts: three of each group."""
-    from dstackweb.progress.events import Batch, Count
+    from dstackweb.progress.reports import Batch, Count
     from dstackweb.progress.states import TaskState
 
     first = first or f"new{next(_numbers)}"

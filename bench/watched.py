@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from bench import sides
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.clock import to_ms
-from dstackweb.gpus.models import GpuSample, GpuSeries
+from dstackweb.gpus.models import GpuSample, GpuSeries, to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Allocation, Job, Run

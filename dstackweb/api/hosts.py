@@ -17,9 +17,8 @@ from dstackweb.accounts.models import User
 from dstackweb.api.app import Username, admin, caller, refusals
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import HostSampling
-from dstackweb.gpus.samples.latest import newest, throttle_reasons
+from dstackweb.gpus.models import HostSampling, to_moment
+from dstackweb.gpus.samples.selectors import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts

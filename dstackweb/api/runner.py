@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from dstackweb.api import tasks
 from dstackweb.api.tasks import TasksOut
-from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.runner.nvml import Sample

@@ -27,9 +27,8 @@ from dstackweb.accounts.services import authenticate_token
 from dstackweb.api.app import refusals, run_of
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge, TooMany
 from dstackweb.lib.models import room
-from dstackweb.progress import ingest, parse
-from dstackweb.progress.events import EntryList, Receipt
-from dstackweb.progress.parse import ENTRIES_MAX, ParsedRequest, parse_request
+from dstackweb.progress import ingest, reports
+from dstackweb.progress.reports import ENTRIES_MAX, EntryList, ParsedRequest, Receipt, parse_request
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs.launch import job_of_tasks_token, scope_for
 from dstackweb.runs.models import Job, Run
@@ -40,11 +39,11 @@ def _entries(entries: TypeAdapter[Any], text: str) -> dict[str, Any]:
     return {"type": "array", "items": item, "description": f"{text}; at most {ENTRIES_MAX} entries in all lists"}
 
 
-BODY = parse.BODY.json_schema()
+BODY = reports.BODY.json_schema()
 BODY["properties"] |= {
-    "events": _entries(parse.EVENTS, "Tasks that entered a state"),
-    "counts": _entries(parse.COUNTS, "This reporter's tasks of a group in each state"),
-    "failures": _entries(parse.FAILURES, "Failed tasks, in addition to counts"),
+    "events": _entries(reports.EVENTS, "Tasks that entered a state"),
+    "counts": _entries(reports.COUNTS, "This reporter's tasks of a group in each state"),
+    "failures": _entries(reports.FAILURES, "Failed tasks, in addition to counts"),
 }
 REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": BODY}}}
 

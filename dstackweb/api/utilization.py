@@ -15,8 +15,8 @@ from dstackweb.api.app import Id, Name, Username, UsernameOrNull, caller, projec
 from dstackweb.gpus.policy.exemptions import exempt, policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.policy_status import PolicyStatus
-from dstackweb.gpus.policy.simulation_store import WhatIf, parse_policy
-from dstackweb.gpus.policy.simulation_store import what_if as apply_policy
+from dstackweb.gpus.policy.simulation import WhatIf, parse_policy
+from dstackweb.gpus.policy.simulation import what_if as apply_policy
 
 router = Router(tags=["utilization"])
 of_runs = Router(tags=["utilization"])

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from dstackweb.progress import bulk
-from dstackweb.progress.batch import TASKS_MAX, BatchUpdate
-from dstackweb.progress.counters import Delta, GroupName
-from dstackweb.progress.events import Count
+from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, Delta, GroupName
+from dstackweb.progress.reports import Count
 from dstackweb.progress.states import LIVE, TaskState
 
 STATES = tuple(TaskState)

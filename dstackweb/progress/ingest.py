@@ -12,10 +12,9 @@ from django.db import transaction
 
 from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import bulk, group_counts, task_events
-from dstackweb.progress.batch import BatchUpdate
-from dstackweb.progress.counters import CounterRows, lock_scope
-from dstackweb.progress.events import Batch, Failure, Receipt
+from dstackweb.progress.counters import BatchUpdate, CounterRows, lock_scope
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
+from dstackweb.progress.reports import Batch, Failure, Receipt
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from django.db import connection
 
 from dstackweb.progress import bulk
-from dstackweb.progress.batch import TASKS_MAX, BatchUpdate
-from dstackweb.progress.counters import CounterRows, Delta, GroupName
-from dstackweb.progress.events import Event, Failure
+from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta, GroupName
 from dstackweb.progress.models import Reporter, TaskGroup
+from dstackweb.progress.reports import Event, Failure
 from dstackweb.progress.states import CODES, LIVE, STATE_OF, TaskState
 
 FORGOTTEN = TaskState.FORGOTTEN

@@ -16,7 +16,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host
-from dstackweb.gpus.clock import to_ms
+from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.process import try_lock
 from dstackweb.runner import nvml

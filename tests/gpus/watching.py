@@ -7,8 +7,8 @@ from typing import Any
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.policy.warnings import PolicyAction
+from dstackweb.gpus.models import to_moment
+from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs import attempts

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from dstackweb.progress.events import Batch, Count, Event
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
+from dstackweb.progress.reports import Batch, Count, Event
 from dstackweb.progress.states import LIVE, SHOWN, TaskState
 
 S = TaskState

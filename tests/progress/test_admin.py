@@ -6,8 +6,8 @@ from django.urls import reverse
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import counters, finalize
-from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.ingest import ingest_batch
+from dstackweb.progress.reports import Batch, Event
 from dstackweb.progress.states import TaskState
 
 pytestmark = pytest.mark.django_db

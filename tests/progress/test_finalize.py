@@ -9,7 +9,6 @@ import pytest
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict
 from dstackweb.progress import counters, finalize, recount
-from dstackweb.progress.events import Batch, Count, Event, Failure
 from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import (
     Reporter,
@@ -20,6 +19,7 @@ from dstackweb.progress.models import (
     TaskGroup,
     TaskPrefix,
 )
+from dstackweb.progress.reports import Batch, Count, Event, Failure
 from dstackweb.progress.states import CODES, LIVE, TaskState
 
 S = TaskState

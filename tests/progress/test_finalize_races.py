@@ -11,10 +11,10 @@ from django.db import connection, transaction
 
 from dstackweb.lib.errors import Conflict
 from dstackweb.progress import counters, finalize
-from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import Scope, Task
 from dstackweb.progress.recount import differences
+from dstackweb.progress.reports import Batch, Event
 from dstackweb.progress.states import CODES, TaskState
 from tests.factories import make_project
 

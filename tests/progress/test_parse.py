@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.lib.errors import Invalid, TooLarge
-from dstackweb.progress.events import Batch, Count, Event, Failure
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.parse import COUNT_MAX, ENTRIES_MAX, MESSAGE_MAX, SEQ_MAX, ParsedRequest, parse_request
+from dstackweb.progress.reports import (
+    COUNT_MAX,
+    ENTRIES_MAX,
+    MESSAGE_MAX,
+    SEQ_MAX,
+    Batch,
+    Count,
+    Event,
+    Failure,
+    ParsedRequest,
+    parse_request,
+)
 from dstackweb.progress.states import ALIASES, CODES, TaskState
 
 S = TaskState

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.prefixes import DATA, OTHER, ParsedKey, split
+from dstackweb.progress.reports import DATA, OTHER, ParsedKey, split
 
 TABLE: list[tuple[object, str, str]] = [
     # What Dask's own documentation promises.

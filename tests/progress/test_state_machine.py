@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dstackweb.lib.errors import Conflict
 from dstackweb.progress import finalize, ingest
-from dstackweb.progress.events import Batch
 from dstackweb.progress.models import Scope
+from dstackweb.progress.reports import Batch
 from dstackweb.progress.states import LIVE, TaskState
 from dstackweb.runs.launch import scope_for
 from dstackweb.runs.models import Run

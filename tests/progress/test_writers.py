@@ -11,9 +11,9 @@ from django.db import connection
 
 from dstackweb.progress import ingest
 from dstackweb.progress.counters import ensure_scope
-from dstackweb.progress.events import Batch, Count, Event, Failure
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup
 from dstackweb.progress.recount import differences
+from dstackweb.progress.reports import Batch, Count, Event, Failure
 from dstackweb.progress.states import TaskState
 from tests.factories import make_project
 

@@ -12,7 +12,7 @@ from django.utils import translation
 
 from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
 from dstackweb.backends.models import HostEvent, HostEventKind, Isolation
-from dstackweb.gpus.samples.latest import ThrottleReason
+from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.codes import (
     Impossible,

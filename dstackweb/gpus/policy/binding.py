@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from dstackweb.gpus.clock import interval_ms, to_ms
-from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy
+from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms, to_ms
 from dstackweb.gpus.policy.window import NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy

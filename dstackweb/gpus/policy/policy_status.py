@@ -13,12 +13,10 @@ from typing import Any
 
 from django.db.models import F
 
-from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
-from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
+from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy.binding import stretches, window_of
 from dstackweb.gpus.policy.exemptions import policies_by_project
-from dstackweb.gpus.policy.warnings import StopWarning, stop_warning
-from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, VerdictKind, judge
+from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, StopWarning, VerdictKind, judge, stop_warning
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus
 from dstackweb.spec.effective import UtilizationPolicy

@@ -18,8 +18,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
-from dstackweb.gpus.models import GpuSeries, JobPolicy
+from dstackweb.gpus.models import GpuSeries, JobPolicy, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy import binding, window
 from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile

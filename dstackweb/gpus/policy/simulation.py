@@ -1,16 +1,279 @@
-"""When a policy would have stopped a job, from the samples of its GPUs. Pure; one pass over the samples.
+"""What a policy would have stopped, from the samples of a project's runs in the last day.
 
-It reaches the same verdicts as the watcher: judged at the time of each sample.
+It changes nothing, and the runs' own policies are ignored. The work is bounded: newest runs first, up to `MOST_SAMPLES`
+samples, and the answer says how many runs were left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
+from django.db.models import Q
+
+from dstackweb.accounts.models import Project
+from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy.window import MAX_GAP, Stretch, VerdictKind, Window, judge
+from dstackweb.lib.errors import FieldError, Invalid
+from dstackweb.runs.models import Job, Run
+from dstackweb.spec.effective import UtilizationPolicy
+from dstackweb.spec.run_file import parse_profile_settings
+
+LOOKS_BACK = dt.timedelta(hours=24)
+"""As long as single samples are kept."""
+MOST_SAMPLES = 1_000_000
+"""Samples read at most: those of 115 GPUs in a day."""
+MOST_RUNS = 2000
+_AT_ONCE = 100_000
+"""Samples in memory at a time; a single run may have more."""
+_SERIES_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class WouldStop:
+    """A run that would have been stopped, and what it used after that.
+
+    `gpu_hours` and `usd` are those of all its nodes and attempts from then until they ended, or until now; `gpu_index`
+    is NVML's index of the idle GPU, None with the scope `all`.
+    """
+
+    run: Run
+    attempt: int
+    node: int
+    at: dt.datetime
+    low_since: dt.datetime
+    gpu_index: int | None
+    gpus: int
+    gpu_hours: float
+    usd: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The stopped runs, earliest first, and the data that the policy was applied to.
+
+    `runs` of the project had GPUs and samples in that time, with `gpus` GPUs and `gpu_hours` in total; `left_out` more
+    had too many samples, and `holds` are never stopped by a policy.
+    """
+
+    policy: UtilizationPolicy
+    since: dt.datetime
+    until: dt.datetime
+    runs: int
+    gpus: int
+    samples: int
+    gpu_hours: float
+    left_out: int
+    holds: int
+    stops: list[WouldStop]
+
+    @property
+    def saved_gpu_hours(self) -> float:
+        """GPU-hours of all those runs after their stops."""
+        return sum(stop.gpu_hours for stop in self.stops)
+
+    @property
+    def saved_usd(self) -> float:
+        """The price of the machines for these hours."""
+        return sum(stop.usd for stop in self.stops)
+
+
+def parse_policy(given: Mapping[str, Any]) -> UtilizationPolicy:
+    """The policy in the notation of a run file's `utilization_policy`. Raises Invalid with the key of each fault."""
+    try:
+        fields = parse_profile_settings({"utilization_policy": dict(given)}).utilization_policy
+    except Invalid as error:
+        faults: list[FieldError] = [
+            {"loc": fault["loc"][1:], "line": None, "msg": _bare(fault["msg"])} for fault in error.errors
+        ]
+        raise Invalid(_bare(error.detail), faults) from None
+    assert fields is not None
+    return UtilizationPolicy.of(fields)
+
+
+def _bare(text: str) -> str:
+    return text.replace("`utilization_policy.", "`")
+
+
+def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> WhatIf:
+    """Apply a policy to what the project's runs did in the last 24 hours."""
+    since = now - LOOKS_BACK
+    by_run = _jobs(project, policy, since, now)
+    runs = Run.objects.filter(pk__in=by_run).select_related("user").defer("provenance", "config_text").order_by("-pk")
+    chosen = _select(runs, by_run, since)
+    stops, read = [], 0
+    for batch in chosen.batches:
+        of_series = _samples([one for run in batch for job in by_run[run.pk] for one in job.judged], since, now)
+        read += sum(map(len, of_series.values()))
+        stops += [stop for run in batch if (stop := _stop_of(run, by_run[run.pk], of_series, policy, now))]
+    everything = [job for batch in chosen.batches for run in batch for job in by_run[run.pk]]
+    return WhatIf(
+        policy=policy,
+        since=since,
+        until=now,
+        runs=sum(map(len, chosen.batches)),
+        gpus=sum(len(job.series) for job in everything),
+        samples=read,
+        gpu_hours=sum(_gpu_hours(job.job, since, now) for job in everything),
+        left_out=chosen.left_out,
+        holds=chosen.holds,
+        stops=sorted(stops, key=lambda stop: stop.at),
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job with the series of its GPUs, and those to read: none where the job was too short for the window."""
+
+    job: Job
+    series: list[GpuSeries]
+    judged: list[GpuSeries]
+
+
+def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> dict[int, list[_Job]]:
+    """By run, the jobs with samples in that time, oldest first."""
+    series = GpuSeries.objects.filter(
+        Q(job__ended_at=None) | Q(job__ended_at__gt=since),
+        job__run__project=project,
+        job__started_at__isnull=False,
+        last_ms__gte=to_ms(since),
+    )
+    by_job: dict[Any, list[GpuSeries]] = defaultdict(list)
+    for one in series.select_related("job").defer("processes").order_by("job_id", "index", "id"):
+        by_job[one.job_id].append(one)
+    by_run: dict[int, list[_Job]] = defaultdict(list)
+    for of_job in by_job.values():
+        job = of_job[0].job
+        assert job is not None
+        by_run[job.run_id].append(_Job(job, of_job, of_job if _lasted(job, policy, since, now) else []))
+    for jobs in by_run.values():
+        jobs.sort(key=lambda one: (one.job.attempt, one.job.node))
+    return by_run
+
+
+@dataclass
+class _Selection:
+    """The runs to simulate, in batches whose samples are in memory together."""
+
+    batches: list[list[Run]] = field(default_factory=list)
+    left_out: int = 0
+    holds: int = 0
+
+
+def _select(runs: Iterable[Run], by_run: Mapping[int, list[_Job]], since: dt.datetime) -> _Selection:
+    """As many of the runs as the bounds allow, in order."""
+    chosen, runs_left, samples_left, room, series_room = _Selection(), MOST_RUNS, MOST_SAMPLES, 0, 0
+    for run in runs:
+        if run.is_hold:
+            chosen.holds += 1
+            continue
+        series = [one for job in by_run[run.pk] for one in job.judged]
+        samples = sum(_samples_between(one, since) for one in series)
+        if samples > samples_left or not runs_left:
+            chosen.left_out += 1
+            continue
+        runs_left, samples_left = runs_left - 1, samples_left - samples
+        if not chosen.batches or samples > room or len(series) > series_room:
+            chosen.batches.append([])
+            room, series_room = _AT_ONCE, _SERIES_AT_ONCE
+        chosen.batches[-1].append(run)
+        room, series_room = room - samples, series_room - len(series)
+    return chosen
+
+
+def _lasted(job: Job, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> bool:
+    """Whether the job ran long enough after its warm-up for the policy's window."""
+    assert job.started_at is not None
+    judged_from = max(job.started_at + dt.timedelta(seconds=policy.warmup_s), since)
+    interval = dt.timedelta(milliseconds=interval_ms())  # covered by the first sample
+    return (job.ended_at or now) - judged_from + interval >= dt.timedelta(seconds=policy.time_window_s)
+
+
+def _samples_between(series: GpuSeries, since: dt.datetime) -> int:
+    """The most samples that a series can have from then on."""
+    last_ms = series.last_ms or 0
+    first_ms = max(to_ms(since), last_ms if series.first_ms is None else series.first_ms)
+    return max(0, last_ms - first_ms) // interval_ms() + 1
+
+
+def _samples(series: Iterable[GpuSeries], since: dt.datetime, now: dt.datetime) -> dict[int, list[tuple[int, int]]]:
+    """By series, `(at_ms, utilization)` in that time, oldest first."""
+    ids = [one.pk for one in series]
+    rows = GpuSample.objects.filter(
+        series__in=ids, at_ms__gte=to_ms(since), at_ms__lte=to_ms(now), utilization__isnull=False
+    )
+    samples: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    columns = rows.order_by("series_id", "at_ms").values_list("series_id", "at_ms", "utilization")
+    for series_id, at_ms, used in columns.iterator():
+        assert used is not None
+        samples[series_id].append((at_ms, used))
+    return samples
+
+
+def _stop_of(
+    run: Run,
+    jobs: Sequence[_Job],
+    samples: Mapping[int, Sequence[tuple[int, int]]],
+    policy: UtilizationPolicy,
+    now: dt.datetime,
+) -> WouldStop | None:
+    """The first stop of any of its jobs, which ends the whole run without another attempt."""
+    first: WouldStop | None = None
+    for job in jobs:
+        stop = _of_job(job, samples, policy)
+        if stop is not None and (first is None or to_moment(stop.at_ms) < first.at):
+            first = WouldStop(
+                run=run,
+                attempt=job.job.attempt,
+                node=job.job.node,
+                at=to_moment(stop.at_ms),
+                low_since=to_moment(stop.low_since_ms),
+                gpu_index=_index(job, stop.gpu),
+                gpus=0,
+                gpu_hours=0,
+                usd=0,
+            )
+    if first is None:
+        return None
+    at = first.at
+    after = [one.job for one in jobs if _hours(one.job, at, now) > 0]
+    return replace(
+        first,
+        gpus=sum(len(job.gpus) for job in after),
+        gpu_hours=sum(_gpu_hours(job, at, now) for job in after),
+        usd=sum(float(job.price) * _hours(job, at, now) for job in after),
+    )
+
+
+def _of_job(job: _Job, samples: Mapping[int, Sequence[tuple[int, int]]], policy: UtilizationPolicy) -> Stop | None:
+    """The stop of one job; `gpu` is a place in `job.gpus`. A GPU without a series was never sampled: unknown."""
+    assert job.job.started_at is not None
+    by_uuid = {series.uuid: series.pk for series in job.series}
+    gpus = [samples.get(by_uuid.get(uuid, 0), ()) for uuid in job.job.gpus]
+    from_ms = to_ms(job.job.started_at) + policy.warmup_s * 1000
+    window = Window(policy.time_window_s * 1000, policy.scope, from_ms)
+    return first_stop(gpus, policy.min_gpu_utilization, window, interval_ms())
+
+
+def _index(job: _Job, place: int | None) -> int | None:
+    """NVML's index of a GPU of the job."""
+    indexes = {series.uuid: series.index for series in job.series}
+    return None if place is None else indexes.get(job.job.gpus[place])
+
+
+def _gpu_hours(job: Job, since: dt.datetime, now: dt.datetime) -> float:
+    return len(job.gpus) * _hours(job, since, now)
+
+
+def _hours(job: Job, since: dt.datetime, now: dt.datetime) -> float:
+    """Hours for which the job held its GPUs after a moment."""
+    held = (job.ended_at or now) - max(since, job.placed_at)
+    return max(0.0, held.total_seconds() / 3600)
 
 
 @dataclass(frozen=True, slots=True)

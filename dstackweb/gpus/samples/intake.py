@@ -7,21 +7,21 @@ Locking the series' rows in the order of their IDs serializes everyone who folds
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
 from django.utils import timezone
 
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
-from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
-from dstackweb.gpus.models import HostSampling
+from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy import binding, window
-from dstackweb.gpus.policy.warnings import notice_before
-from dstackweb.gpus.samples import statements
+from dstackweb.gpus.policy.window import notice_before
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
-from dstackweb.gpus.samples.statements import BoundPolicy, JobId, SeriesRow
 from dstackweb.lib import sql
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Job
@@ -36,8 +36,56 @@ SAMPLING_EVENTS = (
     HostEventKind.NVML_MISSING, HostEventKind.NVML_FOUND, HostEventKind.SAMPLING_FAILS, HostEventKind.SAMPLING_WORKS,
 )  # fmt: skip
 
+SAMPLE = {
+    "series_id": "bigint", "at_ms": "bigint", "utilization": "smallint", "memory_used_mib": "integer",
+    "power_w": "smallint", "temperature_c": "smallint", "throttle": "bigint",
+}  # fmt: skip
+SERIES = {
+    "index": "smallint", "name": "text", "memory_mib": "bigint", "power_limit_w": "smallint", "first_ms": "bigint",
+    "last_ms": "bigint", "utilization": "smallint", "memory_used_mib": "bigint", "power_w": "smallint",
+    "temperature_c": "smallint", "throttle": "bigint", "processes": "jsonb", "low_since_ms": "bigint",
+    "low_last_ms": "bigint", "averaged_ms": "bigint",
+}  # fmt: skip
+"""The columns of a series that samples change."""
+
+JobId = UUID | str
+"""A job's ID as the database driver returns and takes it."""
+
 Key = tuple[JobId | None, str]
 """A series: its job, None while no job holds the GPU, and the GPU's UUID."""
+
+
+@dataclass(slots=True)
+class SeriesRow:
+    """A series, as far as samples change it; `processes` is JSON."""
+
+    id: int
+    job_id: JobId | None
+    uuid: str
+    index: int
+    name: str
+    memory_mib: int | None
+    power_limit_w: int | None
+    first_ms: int | None
+    last_ms: int | None
+    utilization: int | None
+    memory_used_mib: int | None
+    power_w: int | None
+    temperature_c: int | None
+    throttle: int | None
+    processes: Any
+    low_since_ms: int | None
+    low_last_ms: int | None
+    averaged_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPolicy:
+    """What a job is judged by; not at all without a minimum."""
+
+    minimum: int | None
+    window: window.Window
+    noticed_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +126,7 @@ def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_m
     now_ms = to_ms(timezone.now()) if now_ms is None else now_ms
     if job.started_at is None or job.status not in JOB_ACTIVE:
         return []
-    job_id, since_ms = statements.db_id(job.pk), max(to_ms(job.started_at), now_ms - KEPT_MS)
+    job_id, since_ms = db_id(job.pk), max(to_ms(job.started_at), now_ms - KEPT_MS)
     own = [
         TimedSample((job_id, sample.uuid), None, min(at_ms, now_ms), sample)
         for at_ms, of_moment in sorted(samples, key=lambda timed: timed[0])
@@ -95,11 +143,16 @@ def _on_host(host: Host, samples: Iterable[Sample], at_ms: int) -> tuple[list[Ti
     """The samples with their series, by what jobs hold now."""
     known: dict[str, tuple[int, JobId | None]] = {}
     jobs: dict[JobId, HoldingJob] = {}
-    for gpu in statements.host_gpus(host.pk):
-        known[gpu.uuid] = gpu.gpu_id, None
-        if gpu.job_id is not None and gpu.started_at is not None and at_ms >= to_ms(gpu.started_at):
-            known[gpu.uuid] = gpu.gpu_id, gpu.job_id
-            jobs[gpu.job_id] = HoldingJob(gpu.status == JobStatus.RUNNING, gpu.gpus)
+    for uuid, gpu_id, job_id, status, started_at, gpus in sql.rows(
+        "SELECT gpu.uuid, gpu.id, job.id, job.status, job.started_at, job.gpus FROM backends_gpu gpu"
+        " LEFT JOIN runs_allocation held ON held.gpu_id = gpu.id LEFT JOIN runs_job job ON job.id = held.job_id"
+        " WHERE gpu.host_id = %s",
+        [host.pk],
+    ):
+        known[uuid] = gpu_id, None
+        if job_id is not None and started_at is not None and at_ms >= to_ms(started_at):
+            known[uuid] = gpu_id, job_id
+            jobs[job_id] = HoldingJob(status == JobStatus.RUNNING, json.loads(gpus) if gpus else ())
     timed = []
     for sample in samples:
         if sample.uuid in known:
@@ -130,7 +183,7 @@ def _store(samples: Sequence[TimedSample], jobs: Mapping[JobId, HoldingJob], now
         }
         for one in samples
     ]
-    statements.write(rows, {one.key: series[one.key] for one in samples}.values())
+    _write(rows, {one.key: series[one.key] for one in samples}.values())
     return [
         UUID(sql.uid(job_id))
         for job_id, policy in policies.items()
@@ -141,28 +194,42 @@ def _store(samples: Sequence[TimedSample], jobs: Mapping[JobId, HoldingJob], now
 def _series(samples: Sequence[TimedSample], jobs: Iterable[JobId]) -> dict[Key, SeriesRow]:
     """The series of the samples and all others of the same jobs, locked by ID; missing ones are created."""
     job_ids, gpu_ids = list(jobs), [one.gpu_id for one in samples if one.key[0] is None and one.gpu_id is not None]
-    series = statements.locked(job_ids, gpu_ids)
+    series = _locked(job_ids, gpu_ids)
     missing = {one.key: one.gpu_id for one in samples if one.key not in series}
     if not missing:
         return series
     # In a fixed order, whatever the order of the samples: others may be adding the same series.
     in_order = sorted(missing.items(), key=lambda item: item[0][1])
-    statements.add((UUID(sql.uid(job_id)) if job_id else None, uuid, gpu_id) for (job_id, uuid), gpu_id in in_order)
-    return statements.locked(job_ids, gpu_ids)
+    GpuSeries.objects.bulk_create(
+        (
+            GpuSeries(job_id=UUID(sql.uid(job_id)) if job_id else None, uuid=uuid, gpu_id=gpu_id)
+            for (job_id, uuid), gpu_id in in_order
+        ),
+        ignore_conflicts=True,
+    )
+    return _locked(job_ids, gpu_ids)
 
 
 def _policies(jobs: Sequence[JobId]) -> dict[JobId, BoundPolicy]:
     """The policies that running jobs are bound to, binding now those with their first sample (R17).
 
-    Whoever changes a run's policy later rebinds its jobs.
+    A later change of a run's policy rebinds its jobs.
     """
     if not jobs:
         return {}
-    policies = statements.policies(jobs)
+    found = sql.rows(
+        "SELECT job_id, min_gpu_utilization, noticed_ms, time_window_s, scope, from_ms FROM gpus_jobpolicy"
+        f" WHERE job_id IN ({sql.places(jobs)})",
+        jobs,
+    )
+    policies = {
+        job_id: BoundPolicy(minimum, window.Window(window_s * 1000, scope, from_ms), noticed_ms)
+        for job_id, minimum, noticed_ms, window_s, scope, from_ms in found
+    }
     for job_id in jobs:
         if job_id not in policies:
-            job = Job.objects.select_related("run").get(pk=sql.uid(job_id))
-            policies[job_id] = BoundPolicy.of(binding.bind(job))
+            bound = binding.bind(Job.objects.select_related("run").get(pk=sql.uid(job_id)))
+            policies[job_id] = BoundPolicy(bound.min_gpu_utilization, binding.window_of(bound), bound.noticed_ms)
     return policies
 
 
@@ -240,3 +307,50 @@ def _touch_unchanged(host: Host, snapshot: Snapshot, at: dt.datetime) -> bool:
             ],
         )  # fmt: skip
         return bool(cursor.rowcount)
+
+
+def db_id(job_id: UUID) -> JobId:
+    """A job's ID as a parameter of raw SQL."""
+    return job_id if connection.features.has_native_uuid_field else job_id.hex
+
+
+def _locked(jobs: Sequence[JobId], gpus: Sequence[int]) -> dict[tuple[JobId | None, str], SeriesRow]:
+    """All series of these jobs, and of these GPUs without a job, locked in the order of their ids."""
+    parts = [f"job_id IN ({sql.places(jobs)})"] if jobs else []
+    parts += [f"job_id IS NULL AND gpu_id IN ({sql.places(gpus)})"] if gpus else []
+    lock = " FOR NO KEY UPDATE" if connection.features.has_select_for_update else ""
+    names = ", ".join(map(connection.ops.quote_name, SERIES))
+    found = sql.rows(
+        f"SELECT id, job_id, uuid, {names} FROM gpus_gpuseries WHERE {' OR '.join(parts)} ORDER BY id{lock}",
+        [*jobs, *gpus],
+    )
+    series = [SeriesRow(*row) for row in found]
+    for row in series:
+        if isinstance(row.processes, str):
+            row.processes = json.loads(row.processes)
+    return {(row.job_id, row.uuid): row for row in series}
+
+
+def _write(samples: Sequence[Mapping[str, Any]], series: Collection[SeriesRow]) -> None:
+    """Insert samples, by SAMPLE's names, and update their series. A second sample of the same moment is ignored."""
+    sql.write(_insert(connection.vendor), samples)
+    sql.write(_update(connection.vendor), [{name: getattr(row, name) for name in ("id", *SERIES)} for row in series])
+
+
+@functools.cache
+def _insert(_vendor: str) -> str:
+    names = ", ".join(map(connection.ops.quote_name, SAMPLE))
+    return (
+        f"INSERT INTO gpus_gpusample ({names}) SELECT {names} FROM {sql.rows_of(SAMPLE)}"
+        " WHERE true ON CONFLICT DO NOTHING"
+    )
+
+
+@functools.cache
+def _update(_vendor: str) -> str:
+    names = map(connection.ops.quote_name, SERIES)
+    values = ", ".join(f"{name} = given.{name}" for name in names)
+    return (
+        f"UPDATE gpus_gpuseries SET {values} FROM {sql.rows_of({'id': 'bigint', **SERIES})}"
+        " WHERE gpus_gpuseries.id = given.id"
+    )

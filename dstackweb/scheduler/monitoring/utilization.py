@@ -19,12 +19,19 @@ from uuid import UUID
 
 from django.db import transaction
 
-from dstackweb.gpus.clock import interval_ms, to_moment, to_ms
-from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy import binding, exemptions
 from dstackweb.gpus.policy.policy_status import index_of
-from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_action, stop_warning
-from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, VerdictKind, judge
+from dstackweb.gpus.policy.window import (
+    UNKNOWN,
+    Enforcement,
+    PolicyAction,
+    PolicyVerdict,
+    VerdictKind,
+    judge,
+    next_action,
+    stop_warning,
+)
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run

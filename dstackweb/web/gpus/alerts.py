@@ -12,8 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_ms
-from dstackweb.gpus.models import GpuSeries
+from dstackweb.gpus.models import GpuSeries, to_ms
 from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_statuses
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.runs import selectors

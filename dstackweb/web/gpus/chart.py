@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dstackweb.gpus.clock import to_moment, to_ms
+from dstackweb.gpus.models import to_moment, to_ms
 from dstackweb.gpus.samples.selectors import Columns
 
 POINTS = 360

@@ -17,9 +17,8 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.clock import to_moment, to_ms
-from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.samples import latest
+from dstackweb.gpus.models import GpuSeries, to_moment, to_ms
+from dstackweb.gpus.samples import selectors as samples
 from dstackweb.runs import rows
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts
@@ -111,7 +110,7 @@ class GpuRow:
     @cached_property
     def throttle_reasons(self) -> list[str]:
         """Why its clocks are throttled now, in words."""
-        reasons = latest.throttle_reasons(self.current.throttle) if self.current else ()
+        reasons = samples.throttle_reasons(self.current.throttle) if self.current else ()
         return [policy_words.throttled(reason) for reason in reasons]
 
     @property
@@ -250,13 +249,13 @@ def all_gpus(project: Project, user: User, now: dt.datetime) -> list[GpuRow]:
 
 def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuRow]:
     """The GPUs of these hosts; `seen` are the projects that the user can see."""
-    now_ms, series = to_ms(now), latest.newest([gpu for one in hosts for gpu, _run in one.gpus])
+    now_ms, series = to_ms(now), samples.newest([gpu for one in hosts for gpu, _run in one.gpus])
     return [_of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]
 
 
 def elsewhere(project: Project, now: dt.datetime) -> list[GpuRow]:
     """The GPUs of cloud instances that the project's jobs hold now."""
-    return [_of_series(one, to_ms(now)) for one in latest.elsewhere(project.pk)]
+    return [_of_series(one, to_ms(now)) for one in samples.elsewhere(project.pk)]
 
 
 def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, seen: set[int], now_ms: int) -> GpuRow:
@@ -268,7 +267,7 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
         state = "outside"
     else:
         state = "free" if is_online(host) and not host.draining else "away"
-    fresh = series is not None and latest.is_fresh(series, now_ms)
+    fresh = series is not None and samples.is_fresh(series, now_ms)
     hidden = run is not None and run.project_id not in seen
     return GpuRow(
         gpu.uuid, gpu.index, gpu.name, gpu.memory_mib, host.name, state, series, fresh, run, hidden, gpu, host
@@ -278,5 +277,5 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
 def _of_series(series: GpuSeries, now_ms: int) -> GpuRow:
     job = series.job
     assert job is not None
-    place, fresh = rows.job_place(job), latest.is_fresh(series, now_ms)
+    place, fresh = rows.job_place(job), samples.is_fresh(series, now_ms)
     return GpuRow(series.uuid, series.index, series.name, series.memory_mib, place, "held", series, fresh, job.run)

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from dstackweb.accounts.access import allows
 from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
-from dstackweb.gpus.policy.simulation_store import LOOKS_BACK, parse_policy, what_if
+from dstackweb.gpus.policy.simulation import LOOKS_BACK, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import services as profiles
 from dstackweb.spec.run_file import parse_profile_settings

@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from dstackweb.gpus.clock import to_moment
+from dstackweb.gpus.models import to_moment
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress

@@ -7,8 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
+from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies, to_moment
 from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status, policy_statuses
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.profiles.models import Profile

@@ -11,10 +11,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, JobPolicy
+from dstackweb.gpus.models import GpuSeries, JobPolicy, to_moment
 from dstackweb.gpus.policy import rollout
-from dstackweb.gpus.policy.warnings import PolicyAction
+from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services

@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.warnings import Enforcement, PolicyAction, next_action, notice_before, stop_warning
-from dstackweb.gpus.policy.window import UNKNOWN, USED, PolicyVerdict, VerdictKind
+from dstackweb.gpus.policy.window import (
+    UNKNOWN,
+    USED,
+    Enforcement,
+    PolicyAction,
+    PolicyVerdict,
+    VerdictKind,
+    next_action,
+    notice_before,
+    stop_warning,
+)
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

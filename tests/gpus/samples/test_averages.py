@@ -7,8 +7,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
-from dstackweb.gpus.clock import to_moment, to_ms
-from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, to_moment, to_ms
 from dstackweb.gpus.samples import averages, intake
 from dstackweb.gpus.samples.averages import BUCKET_MS
 from dstackweb.runs.models import Job

@@ -6,8 +6,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, HostEvent
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy
+from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy, to_moment
 from dstackweb.gpus.policy import binding, window
 from dstackweb.gpus.samples import intake
 from dstackweb.runner.nvml import Snapshot

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection, transaction
 
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, JobPolicy
+from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, JobPolicy, to_moment
 from dstackweb.gpus.policy import binding
 from dstackweb.gpus.policy.window import Stretch, replay
 from dstackweb.gpus.samples import averages, intake

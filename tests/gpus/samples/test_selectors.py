@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, to_moment
 from dstackweb.gpus.samples import averages
 from dstackweb.gpus.samples.selectors import Columns, samples_of
 from dstackweb.runs.models import Job

@@ -9,8 +9,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_ms
-from dstackweb.gpus.models import GpuSample, HostSampling
+from dstackweb.gpus.models import GpuSample, HostSampling, to_ms
 from dstackweb.runner import nvml
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job

@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.progress import counters
-from dstackweb.progress.events import Batch, Event
 from dstackweb.progress.ingest import ingest_batch
 from dstackweb.progress.models import Scope
+from dstackweb.progress.reports import Batch, Event
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, PolicyExemption, PolicyStop, ProjectPolicies
+from dstackweb.gpus.models import (
+    GpuSample,
+    GpuSeries,
+    JobPolicy,
+    PolicyExemption,
+    PolicyStop,
+    ProjectPolicies,
+    to_moment,
+)
 from dstackweb.gpus.policy import exemptions
-from dstackweb.gpus.policy.warnings import PolicyAction
+from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts

@@ -7,10 +7,9 @@ import functools
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.clock import to_moment
-from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyExemption, PolicyStop
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyExemption, PolicyStop, to_moment
 from dstackweb.gpus.policy import exemptions, rollout
-from dstackweb.gpus.policy.warnings import PolicyAction
+from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services

@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.progress import counters, ingest
 from dstackweb.progress.counters import Delta
-from dstackweb.progress.events import Batch, Event, Failure
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
+from dstackweb.progress.reports import Batch, Event, Failure
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
 from dstackweb.web.progress import cards

@@ -1,18 +1,22 @@
-"""Parse the JSON of a report. An invalid entry is rejected alone. Pure."""
+"""Reports: their JSON, parsed to plain data, and prefix and group of a task from its key.
+
+An invalid entry is rejected alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypeVar
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from dstackweb.lib.errors import Invalid, TooLarge
-from dstackweb.progress.events import Batch, Count, EntryList, Event, Failure, Rejection
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.prefixes import split
 from dstackweb.progress.states import ALIASES, TaskState
 
 ENTRIES_MAX = 5000
@@ -26,6 +30,76 @@ STORABLE = r"^[^\x00]*$"
 """No NUL, which PostgreSQL can't store. Lone surrogates are no text for pydantic either."""
 
 T = TypeVar("T")
+
+EntryList = Literal["events", "counts", "failures"]
+"""Name of a list of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One task entered a state. Per task the event with the highest (seq, reporter) counts; forgotten is final."""
+
+    key: str
+    state: TaskState
+    seq: int
+    prefix: str
+    group: str
+    duration_s: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Number of a group's tasks in each state now, by one reporter; number of timed tasks and their total seconds."""
+
+    prefix: str
+    group: str
+    seq: int
+    states: Mapping[TaskState, int]
+    duration_n: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed task, reported in addition to counts, which have no keys."""
+
+    key: str
+    prefix: str
+    group: str
+    seq: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The reports of one request. `ended_seq`: the reporter has ended; its live tasks up to here are released."""
+
+    reporter: str
+    events: tuple[Event, ...] = ()
+    counts: tuple[Count, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    ended_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected entry: its list and index there, its key (of counts the prefix), the reason's code, and a sentence."""
+
+    list: EntryList
+    index: int
+    key: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """Result of a batch. `outdated`: number of entries that were known already or older than known ones."""
+
+    applied: int = 0
+    outdated: int = 0
+    rejected: list[Rejection] = field(default_factory=list)
 
 
 def _storable(message: object) -> object:
@@ -237,3 +311,61 @@ def _rejection(name: EntryList, index: int, entry: object, fault: ErrorDetails) 
 def _printable(text: str) -> str:
     """A given text, shortened, in characters that every response can contain."""
     return text[:KEY_MAX].encode("utf-8", "replace").decode()
+
+
+OTHER = "Other"
+"""Prefix of keys without a name."""
+
+DATA = "data"
+"""Prefix of keys that are a hash, as Dask gives to data sent to workers."""
+
+_HASH = re.compile(r"[a-f0-9]{32}")
+_LETTERS_OF_A_HASH = re.compile(r"[a-f]{8}")
+
+
+class ParsedKey(NamedTuple):
+    """Prefix and group, each at most NAME_MAX characters."""
+
+    prefix: str
+    group: str
+
+
+def split(key: object) -> ParsedKey:
+    """The prefix (the name without numbers and hashes), and the group (the name of a tuple key, else the prefix).
+
+    Keys are strings, bytes, or tuples whose first item is the name. Anything else is OTHER.
+    """
+    if type(key) is str:
+        return _of_text(key)
+    if type(key) is bytes:
+        return _of_text(key.decode(errors="replace"))
+    if type(key) is tuple and key:
+        name = key[0]
+        parsed = split(name)
+        return ParsedKey(parsed.prefix, name[:NAME_MAX]) if type(name) is str and name else parsed
+    return ParsedKey(OTHER, OTHER)
+
+
+@lru_cache(16_384)
+def _of_text(key: str) -> ParsedKey:
+    prefix = _prefix(key)[:NAME_MAX]
+    if key.startswith("("):
+        return ParsedKey(prefix, key.split(",", 1)[0].strip("()\"'")[:NAME_MAX] or prefix)
+    return ParsedKey(prefix, prefix)
+
+
+def _prefix(key: str) -> str:
+    first, *words = key.split("-")
+    if not first:
+        return OTHER
+    name = first if first[0].isalpha() else first.split(",")[0].strip("_'()\"")
+    for word in words:
+        if not word.isalpha() or _LETTERS_OF_A_HASH.fullmatch(word):
+            break
+        name += f"-{word}"
+    if _HASH.fullmatch(name):
+        return DATA
+    if name.startswith("<"):
+        kind = name.strip("<>").split()
+        return (kind[0].split(".")[-1] if kind else "") or OTHER
+    return name or OTHER
