@@ -89,7 +89,7 @@ class FakeCloud:
         use_driver(monkeypatch, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
-        monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", STEP_S / watch.MAX_STEP)
+        monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", 60 / watch.MAX_STEP)
         monkeypatch.setattr(watch, "boot_id", lambda: "boot")
         self.backend = Backend.objects.create(name="aws", kind="aws")
 
@@ -118,10 +118,10 @@ class FakeCloud:
     def set(self, cloud_id: str, **fields: Any) -> None:
         self.there[cloud_id] = replace(self.there[cloud_id], **fields)
 
-    def tick(self, seconds: float = 5.0) -> None:
+    def tick(self, seconds: float = 5.0, step_s: float = STEP_S) -> None:
         """Time passes, as the watcher's and everybody's; then one look of the watcher, and one at the clouds."""
         while seconds > 0:
-            step = min(seconds, STEP_S)
+            step = min(seconds, step_s)
             self.now += dt.timedelta(seconds=step)
             self.monotonic += step
             seconds -= step

@@ -91,7 +91,7 @@ def test_with_no_offer_left_the_run_waits_again_with_its_rank_and_without_retry(
     assert (now.status, now.attempt, now.rank, now.first_failed_at) == (RunStatus.PENDING, 2, run.rank, None)
     assert Job.objects.get(run=run).termination_reason == Reason.OUT_OF_CAPACITY
     fake.fails = {}
-    fake.tick(600)
+    fake.tick(600, step_s=60)
     assert place_all() == 1
     cloud_watch.poll_all()
     assert job_of(run).instance.status == "starting"
@@ -139,7 +139,7 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
     fake.throttled = THROTTLED
     for _ in range(20):
         Job.objects.filter(run=at_work).update(beat=Job.objects.get(run=at_work).beat + 1)
-        fake.tick(60)
+        fake.tick(60, step_s=60)
         place_all()
     assert fresh(at_work).status == RunStatus.RUNNING
     assert fresh(waiting).status in (RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING)
@@ -147,7 +147,7 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
     assert fake.terminated == []
     assert Instance.objects.get(jobs__run=at_work).status == "running"
     fake.throttled = None
-    fake.tick(700)
+    fake.tick(700, step_s=60)
     place_all()
     fake.tick()
     assert job_of(waiting).instance.status == "starting"
@@ -236,7 +236,7 @@ def test_an_unasked_machine_of_a_stopped_run_is_gone_once_the_cloud_knows_none(
     place_all()
     attempts.end_job(job_of(run).pk, Reason.TERMINATED_BY_USER)
     fake.throttled = THROTTLED
-    fake.tick(300)
+    fake.tick(300, step_s=60)
     assert Instance.objects.get().status == "stopping"
     fake.throttled = None
     fake.tick(20)

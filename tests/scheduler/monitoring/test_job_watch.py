@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from django.conf import settings
 from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,16 +25,18 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.boot = 1000.0, "boot-1"
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(watch, "boot_id", lambda: self.boot)
         watch.watch()
 
-    def pass_time(self, seconds: float) -> None:
-        """Look every 2 s for `seconds`; every 6 s, the longest pause that counts in full, where these are many."""
-        every = 2.0 if seconds < 120 else 6.0
-        for _ in range(round(seconds / every)):
-            self.now += every
-            watch.watch()
+    def pass_time(self, seconds: float, looks: int = 5) -> None:
+        """Look so often while `seconds` pass, with pauses that count in full."""
+        with self.monkeypatch.context() as patched:
+            patched.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", seconds / looks / watch.MAX_STEP)
+            for _ in range(looks):
+                self.now += seconds / looks
+                watch.watch()
 
 
 @pytest.fixture
@@ -115,24 +118,25 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
 def test_two_machines_that_look_in_turn_find_what_is_lost_when_one_would(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
-    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
+    settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 20, 10
     make_host()
     run = running(project, member, retry=True, stop_duration=20)
-    for _ in range(43):
-        clock.pass_time(2)
-        clock.now, clock.boot = clock.now + 1e6, "boot-2"
-        clock.pass_time(2)
+    for _ in range(16):
+        clock.now += 3
+        watch.watch()
+        clock.now, clock.boot = clock.now + 1e6 + 3, "boot-2"
+        watch.watch()
         clock.now, clock.boot = clock.now - 1e6, "boot-1"
-    assert fresh(run).status == RunStatus.RUNNING  # after 172 s of the 180 that its runner has
+    assert fresh(run).status == RunStatus.RUNNING  # after 96 s of the 100 that its runner has
     clock.pass_time(20)
     assert fresh(run).status == RunStatus.PENDING
 
 
 def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
     clock.boot = "boot-2"
-    clock.pass_time(2)
+    clock.pass_time(2, looks=1)
     Watch.objects.update(counted_s=watch.FORGET_S + 100)
-    clock.pass_time(2)
+    clock.pass_time(2, looks=1)
     assert list(Watch.objects.get().looks) == ["boot-2"]
 
 
@@ -167,9 +171,10 @@ def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
     host = make_host()
     run = running(project, member, retry=True)
-    for _ in range(50):
-        Host.objects.filter(pk=host.pk).update(beat=host.beat + 1 + _)
-        clock.pass_time(20)
+    for beat in range(1, 13):
+        Host.objects.filter(pk=host.pk).update(beat=host.beat + beat)
+        clock.pass_time(20, looks=2)
+    assert Job.objects.get(run=run).silent_s == 240  # a job of a silent host is lost after 180
     assert fresh(run).status == RunStatus.RUNNING
 
 

@@ -310,7 +310,7 @@ def simulate(seed: int, hours: int = 3) -> World:
 @given(st.integers(0, 10**9))
 def test_a_reserved_run_is_never_delayed_by_a_backfilled_one_whose_limit_is_honest(seed: int) -> None:
     """Nor is any GPU given twice, any CPU twice, or any gang placed by half."""
-    simulate(seed)
+    simulate(seed, hours=2)
 
 
 def test_the_simulation_reserves_keeps_its_promises_and_backfills() -> None:
