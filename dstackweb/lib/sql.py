@@ -1,18 +1,22 @@
-"""Helpers for raw SQL that works on both databases.
+"""Helpers for raw SQL that works on both databases, and for work on many rows.
 
-For queries that programs make many times a second, where the ORM takes longer than the database.
+Raw SQL is for queries that programs make many times a second, where the ORM takes longer than the database.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -74,3 +78,18 @@ def utc(time: dt.datetime) -> dt.datetime:
 def uid(stored: UUID | str) -> str:
     """A stored UUID as text. SQLite stores its hexadecimal digits."""
     return str(stored if isinstance(stored, UUID) else UUID(stored))
+
+
+def for_each(items: Iterable[T], act: Callable[[T], object]) -> None:
+    """Act on every item even when one fails; the last error is raised at the end, one of the database at once."""
+    failed: Exception | None = None
+    for item in items:
+        try:
+            act(item)
+        except DatabaseError:
+            raise
+        except Exception as error:
+            log.exception("failed, continuing: %s", item)
+            failed = error
+    if failed is not None:
+        raise failed

@@ -60,19 +60,18 @@ class OfferReader:
         key = (name, spec.requirements, spec.image)
         if name not in self.backends:
             return Unavailable.NO_SUCH_BACKEND
-        if name not in self._failed and key not in self._answers:
-            self._read(name, key)
-        return self._failed[name] if name in self._failed else self._answers[key]
-
-    def _read(self, name: str, key: tuple[str, Requirements, str | None]) -> None:
-        _, requirements, image = key
+        if name in self._failed or key in self._answers:
+            return self._failed.get(name) or self._answers[key]
         try:
-            self._answers[key] = catalog.driver(self.backends[name], wait_s=0).offers(requirements, image=image)
+            driver = catalog.driver(self.backends[name], wait_s=0)
+            self._answers[key] = driver.offers(spec.requirements, image=spec.image)
+            return self._answers[key]
         except registry.UnknownKind:
             self._failed[name] = Unavailable.NOT_SERVED
         except Exception as error:
             log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)
             self._failed[name] = Unavailable.FAILED
+        return self._failed[name]
 
 
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:

@@ -256,17 +256,13 @@ def _other_offer(job: Job) -> Offer | None:
     if budget is not None and budget.is_spent:
         return None
     place = (job.backend.name, job.region) if spec.nodes > 1 else None
-    tried = _refused_offers(job) | {(job.backend.name, job.region, job.instance_type, job.is_spot, "")}
-    return next_offer(spec, OfferReader().offers_for(spec), tried, place)
-
-
-def _refused_offers(job: Job) -> set[offers.OfferKey]:
-    """The offers that this attempt was refused."""
-    events = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED)
-    return {
+    refused = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED)
+    tried: set[offers.OfferKey] = {
         (data["backend"], data["region"], data["instance_type"], data["spot"], "")
-        for data in events.values_list("data", flat=True)
+        for data in refused.values_list("data", flat=True)
     }
+    tried.add((job.backend.name, job.region, job.instance_type, job.is_spot, ""))
+    return next_offer(spec, OfferReader().offers_for(spec), tried, place)
 
 
 def refresh_quotas(backend: Backend, region: str) -> None:

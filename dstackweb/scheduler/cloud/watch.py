@@ -6,7 +6,9 @@ All work is found from rows. Clouds are called outside transactions, one region 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import logging
+import math
 import random
 import time
 import uuid
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from uuid import UUID
 
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -23,6 +25,7 @@ from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease
+from dstackweb.lib.sql import for_each
 from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job
@@ -87,27 +90,18 @@ def _add_regions(places: list[tuple[Backend, str]], backend: Backend, now: dt.da
     places += [(backend, region) for region in configured if (backend, region) not in places]
 
 
-def _run_all(acts: Iterable[Callable[[], object]], within_s: float | None = None) -> None:
-    """Run all of them, even when one fails. An unreachable cloud is logged; any other error is raised at the end.
-
-    `within_s`: none begins later than that.
-    """
+def _run_all(acts: Iterable[Callable[[], object]], within_s: float = math.inf) -> None:
+    """Run all of them, even when one fails. `within_s`: none begins later than that."""
     began = time.monotonic()
-    failed: Exception | None = None
-    for act in acts:
-        if within_s is not None and time.monotonic() - began > within_s:
-            break
-        try:
-            act()
-        except DatabaseError:
-            raise
-        except (SourceFailed, DomainError, registry.UnknownKind) as error:
-            log.warning("cloud unreachable, instances unchanged: %s", error)
-        except Exception as error:
-            log.exception("failed, continuing: %s", act)
-            failed = error
-    if failed is not None:
-        raise failed
+    in_time = itertools.takewhile(lambda _: time.monotonic() - began <= within_s, acts)
+    for_each(in_time, _run)
+
+
+def _run(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except (SourceFailed, DomainError, registry.UnknownKind) as error:
+        log.warning("cloud unreachable, instances unchanged: %s", error)
 
 
 def poll_region(backend: Backend, region: str) -> None:

@@ -54,12 +54,20 @@ Resource = str | UUID
 
 @dataclass(frozen=True)
 class _BoundJob:
-    """A running job bound to a policy, with its GPU series."""
+    """A running job bound to a policy at `now`, with its GPU series. Its run's other nodes are in `nodes`."""
 
     job: Job
     bound: JobPolicy
     series: Sequence[GpuSeries]
-    now_ms: int
+    now: dt.datetime
+
+    @property
+    def run(self) -> Run:
+        return self.job.run
+
+    @property
+    def now_ms(self) -> int:
+        return to_ms(self.now)
 
     @cached_property
     def verdict(self) -> PolicyVerdict:
@@ -68,6 +76,41 @@ class _BoundJob:
             return UNKNOWN
         gpus = binding.stretches(self.job.gpus, self.series)
         return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the job is bound to a policy other than its run's."""
+        return not binding.is_bound_to(self.bound, self.job, binding.policy_of(self.run))
+
+    @cached_property
+    def exempt_until_ms(self) -> int | None:
+        until = exemptions.exempt_until(self.run.pk)
+        return to_ms(until) if until else None
+
+    @property
+    def due(self) -> PolicyAction:
+        """What its policy asks for now."""
+        enforcement = Enforcement(
+            window_ms=self.bound.time_window_s * 1000,
+            reports_only=self.bound.action == "notify" or exemptions.policies_of(self.run.project).observe_only,
+            noticed_ms=self.bound.noticed_ms,
+            acted_ms=self.bound.acted_ms,
+            paused_until_ms=self.exempt_until_ms,
+        )
+        return next_action(enforcement, self.verdict, self.now_ms)
+
+    def event_data(self, verdict: PolicyVerdict) -> dict[str, Any]:
+        """The data of events about a low stretch."""
+        assert verdict.low_since_ms is not None
+        return {
+            "gpu": index_of(self.job, self.series, verdict),
+            "node": self.job.node,
+            "nodes": self.run.spec.get("nodes", 1),
+            "min": self.bound.min_gpu_utilization,
+            "window_s": self.bound.time_window_s,
+            "scope": self.bound.scope,
+            "low_since": to_moment(verdict.low_since_ms).isoformat(),
+        }
 
 
 def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:
@@ -86,7 +129,7 @@ def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
         return PolicyAction.NOTHING
     # Mostly nothing is due: then no row is locked and no page is woken.
     nodes = _bound_jobs([job], now)
-    if not any(_is_outdated(node) or _due(node, job.run, now) != PolicyAction.NOTHING for node in nodes):
+    if not any(node.is_outdated or node.due != PolicyAction.NOTHING for node in nodes):
         return PolicyAction.NOTHING
     with transaction.atomic():
         done = _apply_locked(lock_run(job.run_id), job_id, now)
@@ -110,18 +153,21 @@ def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> PolicyAction:
     mine = next((node for node in nodes if node.job.pk == job_id), None)
     if mine is None:
         return PolicyAction.NOTHING
-    if _is_outdated(mine):
+    if mine.is_outdated:
         binding.rebind(mine.job)
         return PolicyAction.NOTHING
-    found = _due(mine, run, now)
-    match found:
-        case PolicyAction.NOTICE:
-            return _notice(run, mine, nodes, now)
-        case PolicyAction.STOP:
-            return _stop(run, mine, jobs, now)
-        case PolicyAction.WOULD_STOP:
-            return _report_would_stop(run, mine, nodes, jobs, now)
-    return found
+    due = mine.due
+    if due == PolicyAction.NOTHING:
+        return due
+    if due == PolicyAction.NOTICE:
+        return _notice(mine, nodes)
+    verdict = binding.confirmed(mine.bound, mine.job.gpus, mine.series, mine.now_ms)
+    if verdict.kind != VerdictKind.STOP:
+        # A stop needs the stored samples as well.
+        return PolicyAction.NOTHING
+    if due == PolicyAction.STOP:
+        return _stop(mine, verdict, jobs)
+    return _report_would_stop(mine, verdict, nodes, jobs)
 
 
 def _bound_jobs(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) -> list[_BoundJob]:
@@ -132,78 +178,52 @@ def _bound_jobs(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) ->
     for one in rows.select_for_update(no_key=True) if lock else rows.defer("processes"):
         series[one.job_id].append(one)
     policies = {bound.job_id: bound for bound in JobPolicy.objects.filter(job__in=ids)}
-    return [
-        _BoundJob(job, bound, series[job.pk], to_ms(now)) for job in jobs if (bound := policies.get(job.pk)) is not None
-    ]
+    return [_BoundJob(job, policies[job.pk], series[job.pk], now) for job in jobs if job.pk in policies]
 
 
-def _is_outdated(node: _BoundJob) -> bool:
-    """Whether the job is bound to a policy other than its run's."""
-    return not binding.is_bound_to(node.bound, node.job, binding.policy_of(node.job.run))
-
-
-def _due(node: _BoundJob, run: Run, now: dt.datetime) -> PolicyAction:
-    until = exemptions.exempt_until(run.pk)
-    enforcement = Enforcement(
-        window_ms=node.bound.time_window_s * 1000,
-        reports_only=node.bound.action == "notify" or exemptions.policies_of(run.project).observe_only,
-        noticed_ms=node.bound.noticed_ms,
-        acted_ms=node.bound.acted_ms,
-        paused_until_ms=to_ms(until) if until else None,
-    )
-    return next_action(enforcement, node.verdict, node.now_ms)
-
-
-def _notice(run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], now: dt.datetime) -> PolicyAction:
+def _notice(node: _BoundJob, nodes: Sequence[_BoundJob]) -> PolicyAction:
     """Record a notice, once per low stretch of the run, whichever node it began on."""
-    JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=node.verdict.low_since_ms)
+    low_ms = node.verdict.low_since_ms
+    JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=low_ms)
     if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return PolicyAction.NOTHING
-    until = exemptions.exempt_until(run.pk)
-    stops_ms = stop_warning(
-        node.verdict, node.bound.time_window_s * 1000, to_ms(until) if until else None, node.now_ms
-    ).stops_ms
-    stops_at = to_moment(stops_ms).isoformat() if stops_ms is not None else None
-    data = {**_event_data(run, node, node.verdict), "stops_at": stops_at}
-    record(run, RunEventKind.UTILIZATION_NOTICE, data, node=node.job.node, attempt=node.job.attempt, at=now)
-    touch(run.queue_id)
+    warning = stop_warning(node.verdict, node.bound.time_window_s * 1000, node.exempt_until_ms, node.now_ms)
+    stops_at = to_moment(warning.stops_ms).isoformat() if warning.stops_ms is not None else None
+    _record(node, RunEventKind.UTILIZATION_NOTICE, node.event_data(node.verdict) | {"stops_at": stops_at})
     return PolicyAction.NOTICE
 
 
 def _report_would_stop(
-    run: Run, node: _BoundJob, nodes: Sequence[_BoundJob], jobs: Sequence[Job], now: dt.datetime
+    node: _BoundJob, verdict: PolicyVerdict, nodes: Sequence[_BoundJob], jobs: Sequence[Job]
 ) -> PolicyAction:
     """Record that the run would have been stopped, once per low stretch. With action `notify` this is the notice."""
-    verdict = _confirmed_verdict(node)
-    if verdict is None:
-        return PolicyAction.NOTHING
     low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
     stamps = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
     JobPolicy.objects.filter(pk=node.job.pk).update(**stamps)
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return PolicyAction.NOTHING
-    data = _event_data(run, node, verdict) | {"notifies": notifies}
-    record(run, RunEventKind.UTILIZATION_WOULD_STOP, data, node=node.job.node, attempt=node.job.attempt, at=now)
-    _add_to_ledger(run, node, verdict, jobs, now, observed=True)
-    touch(run.queue_id)
+    _add_to_ledger(node, verdict, jobs, observed=True)
+    _record(node, RunEventKind.UTILIZATION_WOULD_STOP, node.event_data(verdict) | {"notifies": notifies})
     return PolicyAction.WOULD_STOP
 
 
-def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> PolicyAction:
+def _record(node: _BoundJob, kind: RunEventKind, data: dict[str, Any]) -> None:
+    record(node.run, kind, data, node=node.job.node, attempt=node.job.attempt, at=node.now)
+    touch(node.run.queue_id)
+
+
+def _stop(node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job]) -> PolicyAction:
     """Stop the run, all of its nodes, with an entry in the ledger."""
-    verdict = _confirmed_verdict(node)
-    if verdict is None:
-        return PolicyAction.NOTHING
-    data = _event_data(run, node, verdict)
+    run, data = node.run, node.event_data(verdict)
     detail = {"code": MessageCode.LOW_UTILIZATION, **data}
     if first := _first_waiting_for_gpus(run):
         data["next"] = first
     JobPolicy.objects.filter(pk=node.job.pk).update(acted_ms=node.verdict.low_since_ms)
-    _add_to_ledger(run, node, verdict, jobs, now, observed=False)
+    _add_to_ledger(node, verdict, jobs, observed=False)
     move_run(
         run,
         RunStatus.TERMINATING,
-        now=now,
+        now=node.now,
         event=RunEventKind.UTILIZATION_STOP,
         data={"reason": Reason.UTILIZATION_POLICY, **data},
         stop_reason=Reason.UTILIZATION_POLICY,
@@ -214,41 +234,20 @@ def _stop(run: Run, node: _BoundJob, jobs: Sequence[Job], now: dt.datetime) -> P
     return PolicyAction.STOP
 
 
-def _confirmed_verdict(node: _BoundJob) -> PolicyVerdict | None:
-    """The verdict by the stored samples if they say stop too, else None."""
-    verdict = binding.confirmed(node.bound, node.job.gpus, node.series, node.now_ms)
-    return verdict if verdict.kind == VerdictKind.STOP else None
-
-
-def _event_data(run: Run, node: _BoundJob, verdict: PolicyVerdict) -> dict[str, Any]:
-    """The data of events about a low stretch."""
-    assert verdict.low_since_ms is not None
-    return {
-        "gpu": index_of(node.job, node.series, verdict),
-        "node": node.job.node,
-        "nodes": run.spec.get("nodes", 1),
-        "min": node.bound.min_gpu_utilization,
-        "window_s": node.bound.time_window_s,
-        "scope": node.bound.scope,
-        "low_since": to_moment(verdict.low_since_ms).isoformat(),
-    }
-
-
-def _add_to_ledger(
-    run: Run, node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job], now: dt.datetime, *, observed: bool
-) -> PolicyStop:
+def _add_to_ledger(node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job], *, observed: bool) -> None:
     """Add a stop to the ledger: what the run held, and until when it could have."""
     assert verdict.low_since_ms is not None
     assert node.bound.min_gpu_utilization is not None
+    run = node.run
     began = min(job.started_at for job in jobs if job.started_at is not None)
-    return PolicyStop.objects.create(
+    PolicyStop.objects.create(
         project_id=run.project_id,
         run=run,
         run_name=run.name,
         user_id=run.user_id,
         attempt=run.attempt,
         node=node.job.node,
-        at=now,
+        at=node.now,
         observed=observed,
         min_gpu_utilization=node.bound.min_gpu_utilization,
         time_window_s=node.bound.time_window_s,

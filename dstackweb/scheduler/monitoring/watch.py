@@ -10,17 +10,17 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from django.conf import settings
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from dstackweb.backends.hosts.probe import boot_id
 from dstackweb.backends.models import Host, HostEvent, HostEventKind, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
+from dstackweb.lib.sql import for_each
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
 from dstackweb.runs.attempts import end_job, requeue_due, settle_run
@@ -34,7 +34,6 @@ from dstackweb.scheduler.models import PeriodicJob, Watch
 from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 MAX_STEP = 3.0
@@ -76,22 +75,7 @@ def watch() -> None:
     _add_silence(step)
     runs = (_create_occurrences, _requeue, _end_unstarted, _end_lost_jobs, _settle_leftovers)
     parts = (*runs, record_presence, remove_left_hosts)
-    _for_each(parts, lambda part: part())
-
-
-def _for_each(items: Iterable[T], act: Callable[[T], object]) -> None:
-    """Act on every item even when one fails; the last error is raised at the end."""
-    failed: Exception | None = None
-    for item in items:
-        try:
-            act(item)
-        except DatabaseError:
-            raise
-        except Exception as error:
-            log.exception("check failed, continuing: %s", item)
-            failed = error
-    if failed is not None:
-        raise failed
+    for_each(parts, lambda part: part())
 
 
 def _add_silence(step: float) -> None:
@@ -137,10 +121,10 @@ def _end_unstarted() -> None:
     deadline_s = settings.DSTACKWEB_START_DEADLINE_S
     late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
     of_clouds = Q(host=None, backend__kind__in=cloud_kinds())
-    _for_each(late.exclude(of_clouds), _end_late_job)
+    for_each(late.exclude(of_clouds), _end_late_job)
     coming = Q(claim_nonce="") | Q(status_s__lte=deadline_s) | Q(instance__status_s__lte=deadline_s)
     others = Job.objects.filter(coming, run=OuterRef("run"), attempt=OuterRef("attempt"), status__in=JOB_ACTIVE)
-    _for_each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late_job)
+    for_each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late_job)
 
 
 def _end_late_job(late: Job) -> None:
@@ -176,7 +160,7 @@ def _end_lost_jobs() -> None:
         silent_s__gt=settings.DSTACKWEB_LOST_AFTER_S,
         host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S,
     )
-    _for_each(silent, _end_lost_job)
+    for_each(silent, _end_lost_job)
 
 
 def _end_lost_job(job: Job) -> None:
@@ -192,7 +176,7 @@ def _settle_leftovers() -> None:
     """Settle placed runs without an active job: the process that should have done it was killed."""
     active = Job.objects.filter(status__in=JOB_ACTIVE)
     left = Run.objects.filter(status__in=PLACED).exclude(jobs__in=active).values_list("pk", flat=True)
-    _for_each(left, _settle)
+    for_each(left, _settle)
 
 
 def _settle(run_id: int) -> None:

@@ -6,14 +6,14 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
-from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.runs import wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
@@ -117,13 +117,9 @@ def _lock_queues(queues: Iterable[Queue]) -> None:
     """Lock the queues in one order, unless they have changed. Raises InputsChanged."""
     for queue in sorted(queues, key=lambda queue: queue.pk):
         as_read = {name: getattr(queue, name) for name in GUARDED_FIELDS}
-        if not Queue.objects.filter(pk=queue.pk, **_guard(as_read)).update(paused=queue.paused):
+        guard = [Q(**{f"{name}__isnull": True} if value is None else {name: value}) for name, value in as_read.items()]
+        if not Queue.objects.filter(*guard, pk=queue.pk).update(paused=queue.paused):
             raise InputsChanged(f"queue {queue} was changed")
-
-
-def _guard(values: Mapping[str, object]) -> dict[str, object]:
-    return {f"{name}__isnull" if value is None else name: True if value is None else value
-            for name, value in values.items()}  # fmt: skip
 
 
 def _nodes(one: Placement) -> list[dict[str, object]]:
@@ -157,9 +153,10 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
         made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
         jobs += made
         if isinstance(one.where, HostPlacement):
-            claims += [
-                (_on_host(job, fit, backends), _claim(fit)) for job, fit in zip(made, one.where.fits, strict=True)
-            ]
+            for job, fit in zip(made, one.where.fits, strict=True):
+                job.backend, job.host_id = backends[HOSTS], fit.host_id
+                job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
+                claims.append((job, Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)))
         else:
             for job, offer in zip(made, one.where.offers, strict=True):
                 assign_offer(job, offer, backends[offer.backend])
@@ -179,16 +176,6 @@ def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, B
     for job, claim in claims:
         job.host = hosts[claim.host_id]
     wakeups.request_job_checks(jobs)
-
-
-def _on_host(job: Job, fit: Fit, backends: Mapping[str, Backend]) -> Job:
-    job.backend, job.host_id = backends[HOSTS], fit.host_id
-    job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
-    return job
-
-
-def _claim(fit: Fit) -> Claim:
-    return Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)
 
 
 def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
@@ -219,41 +206,31 @@ def _write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
     queues: set[int] = set()
     if change.before is not None and change.is_of_another_run:
         Reservation.objects.filter(pk=1, run=change.before.run_id).delete()
-        _record_event(change.before.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
+        _record(change.before.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
         queues.add(change.before.queue_id)
-    if change.after is not None:
-        _store_reservation(change.after, now if change.is_made_anew else change.after.made_at)
+    if (after := change.after) is not None:
+        row = {
+            "run_id": after.run.id,
+            "made_at": now if change.is_made_anew else after.made_at,
+            "starts_at": after.starts_at,
+            "expires_at": after.expires_at,
+            "nodes": [asdict(node) for node in after.nodes],
+        }
+        Reservation.objects.update_or_create(pk=1, defaults=row)
         if change.is_of_another_run:
-            _record_event(change.after.run.id, RunEventKind.RESERVED, _event_data(change.after), now)
-        queues.add(change.after.run.queue_id)
+            data = {
+                "hosts": sorted({node.host for node in after.nodes}),
+                "gpus": sum(len(node.gpus) for node in after.nodes),
+                "starts_at": after.starts_at.isoformat() if after.starts_at else None,
+                "expires_at": after.expires_at.isoformat() if after.expires_at else None,
+            }
+            _record(after.run.id, RunEventKind.RESERVED, data, now)
+        queues.add(after.run.queue_id)
     return queues
 
 
-def _record_event(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:
+def _record(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:
     """Record an event, unless the run was deleted meanwhile."""
     run = Run.objects.filter(pk=run_id).first()
     if run is not None:
         record(run, kind, data, at=now)
-
-
-def _store_reservation(reserved: HostReservation, made_at: dt.datetime) -> None:
-    Reservation.objects.update_or_create(
-        pk=1,
-        defaults={
-            "run_id": reserved.run.id,
-            "made_at": made_at,
-            "starts_at": reserved.starts_at,
-            "expires_at": reserved.expires_at,
-            "nodes": [node.as_row() for node in reserved.nodes],
-        },
-    )
-
-
-def _event_data(reserved: HostReservation) -> dict[str, Any]:
-    """Event data: hosts, number of GPUs, start or expiry."""
-    return {
-        "hosts": sorted({node.host for node in reserved.nodes}),
-        "gpus": sum(len(node.gpus) for node in reserved.nodes),
-        "starts_at": reserved.starts_at.isoformat() if reserved.starts_at else None,
-        "expires_at": reserved.expires_at.isoformat() if reserved.expires_at else None,
-    }

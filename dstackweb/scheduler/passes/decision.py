@@ -79,8 +79,6 @@ class VisibleReservation:
     """A reservation for a reader: `run` is None if they may not see it."""
 
     run: Run | None
-    project_id: int
-    made_at: dt.datetime
     starts_at: dt.datetime | None
     expires_at: dt.datetime | None
     nodes: tuple[ReservedNode, ...]
@@ -93,7 +91,7 @@ def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
         return None
     run = row.run if row.run.project_id in projects else None
     nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
-    return VisibleReservation(run, row.run.project_id, row.made_at, row.starts_at, row.expires_at, nodes)
+    return VisibleReservation(run, row.starts_at, row.expires_at, nodes)
 
 
 def decide_now(run: Run) -> Decision:

@@ -7,6 +7,7 @@ budgets) comes through functions that are called only when needed.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,8 @@ class Capacity:
     """Nodes placed per offer."""
 
     def __post_init__(self) -> None:
-        self._job_usage: dict[tuple[int, int], JobUsage] | None = None
+        self._read_usage = functools.cache(self.read_job_usage)
+        self._job_usage: Sequence[JobUsage] | None = None
         self._added: list[JobUsage] = []
         self._unreserved: Sequence[HostView] | None = None
 
@@ -76,8 +78,8 @@ class Capacity:
     def job_usage(self) -> Sequence[JobUsage]:
         """What jobs hold of the hosts, including runs placed by this pass."""
         if self._job_usage is None:
-            self._job_usage = {used.job: used for used in (*self.read_job_usage(), *self._added)}
-        return list(self._job_usage.values())
+            self._job_usage = list({used.job: used for used in (*self._read_usage(), *self._added)}.values())
+        return self._job_usage
 
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         """Where the run goes, own hosts first, or the most permanent reason why it waits."""
@@ -111,20 +113,14 @@ class Capacity:
         else:
             self.hosts = placed.hosts
             end = reservation.latest_end(self.now, run.spec.max_duration_s, run.spec.stop_duration_s, self.now)
-            self._add(
+            self._added += [
                 JobUsage((run.id, node), made.host_id, made.cpus, made.memory_mib, frozenset(made.gpu_uuids),
-                       since=self.now, ends_at=end)
+                         since=self.now, ends_at=end)
                 for node, made in enumerate(placed.fits)
-            )  # fmt: skip
+            ]  # fmt: skip
         if self.reserved is not None and run.id == self.reserved.run.id:
             self.set_reservation(None)
-        self._unreserved = None
-
-    def _add(self, holders: Iterable[JobUsage]) -> None:
-        for holder in holders:
-            self._added.append(holder)
-            if self._job_usage is not None:
-                self._job_usage[holder.job] = holder
+        self._job_usage = self._unreserved = None
 
     def set_reservation(self, reserved: HostReservation | None) -> None:
         """Replace the reservation."""
@@ -186,9 +182,9 @@ class Capacity:
         if isinstance(there, OfferPlacement):
             return there
         found = [waits for waits in (here, there) if waits is not None]
-        if not found:
-            return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_BACKEND})
-        return least_permanent(found)
+        # One of them must be resolved: the least permanent, the first of equals.
+        no_backend = Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_BACKEND})
+        return max(found, key=lambda waits: waits.reason.place, default=no_backend)
 
     def _on_hosts(self, run: WaitingRun) -> HostPlacement | Wait:
         outcome = place_on_hosts(run.spec, self.hosts)
@@ -256,11 +252,6 @@ def may_use_hosts(spec: EffectiveSpec) -> bool:
 def most_permanent(found: Iterable[Wait]) -> Wait:
     """The most permanent of reasons that all must be resolved."""
     return min(found, key=lambda waits: waits.reason.place)
-
-
-def least_permanent(found: Iterable[Wait]) -> Wait:
-    """The least permanent of reasons of which one must be resolved; the first of equals."""
-    return max(found, key=lambda waits: waits.reason.place)
 
 
 def budget_data(budget: Budget) -> BudgetData:

@@ -7,14 +7,17 @@ docs/decisions/0005-one-reservation.md.
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from dstackweb.backends.hosts.fit import Fit, HostView
 from dstackweb.scheduler.placement.hosts import WaitingRun, fit_nodes, may_use_host
 from dstackweb.spec.effective import EffectiveSpec
+
+T = TypeVar("T", "JobUsage", "ReservedNode")
 
 MARGIN_S = 60
 """Time for a job's start and clean-up on top of its own limits."""
@@ -45,15 +48,8 @@ class ReservedNode:
     gpus: tuple[str, ...]
 
     @classmethod
-    def of(cls, fit: Fit) -> ReservedNode:
-        return cls(fit.host_id, fit.host_name, fit.cpus, fit.memory_mib, fit.gpu_uuids)
-
-    @classmethod
     def from_row(cls, stored: dict[str, Any]) -> ReservedNode:
         return cls(**{**stored, "gpus": tuple(stored["gpus"])})
-
-    def as_row(self) -> dict[str, Any]:
-        return {**asdict(self), "gpus": list(self.gpus)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,9 @@ def plan_reservation(
     ended = _first_enough(holders, lambda gone: len(found(gone)) == run.spec.nodes)
     if ended is None:
         return None
-    nodes = tuple(ReservedNode.of(fit) for fit in found(ended))
+    nodes = tuple(
+        ReservedNode(fit.host_id, fit.host_name, fit.cpus, fit.memory_mib, fit.gpu_uuids) for fit in found(ended)
+    )
     return _with_start(HostReservation(run, nodes, now, None, None), ended, now, hold_s)
 
 
@@ -114,7 +112,7 @@ def may_finish_before(spec: EffectiveSpec, reserved: HostReservation, now: dt.da
 
 def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> list[HostView]:
     """The hosts without what a run could take only by delaying the reservation."""
-    nodes = _nodes_by_host(reserved.nodes)
+    nodes = _by_host(reserved.nodes)
     gone = [holder for holder in holders if holder.host_id in nodes and _gone_by_start(holder, reserved)]
     at_start = {host.id: host for host in hosts_after([h for h in hosts if h.id in nodes], holders, gone)}
     return [_host_without(host, at_start[host.id], nodes[host.id]) if host.id in nodes else host for host in hosts]
@@ -126,10 +124,10 @@ def hosts_after(hosts: Sequence[HostView], holders: Iterable[JobUsage], gone: Se
     return [_host_after(host, left[host.id], given[host.id]) if host.id in given else host for host in hosts]
 
 
-def _by_host(holders: Iterable[JobUsage]) -> defaultdict[int, list[JobUsage]]:
-    found: defaultdict[int, list[JobUsage]] = defaultdict(list)
-    for holder in holders:
-        found[holder.host_id].append(holder)
+def _by_host(items: Iterable[T]) -> defaultdict[int, list[T]]:
+    found: defaultdict[int, list[T]] = defaultdict(list)
+    for item in items:
+        found[item.host_id].append(item)
     return found
 
 
@@ -178,20 +176,13 @@ def _first_enough(
     order = sorted(holders, key=lambda holder: (holder.ends_at is None, holder.ends_at or holder.since))
     if not enough(order):
         return None
-    least, most = 0, len(order)
-    while least < most:
-        middle = (least + most) // 2
-        if enough(order[:middle]):
-            most = middle
-        else:
-            least = middle + 1
-    return order[:least]
+    return order[: bisect_left(range(len(order)), True, key=lambda count: enough(order[:count]))]
 
 
 def _are_free(nodes: Sequence[ReservedNode], hosts: Sequence[HostView]) -> bool:
     """Whether all reserved nodes are present and free."""
     by_id = {host.id: host for host in hosts if host.online and not host.draining and host.isolation != "none"}
-    for host_id, kept in _nodes_by_host(nodes).items():
+    for host_id, kept in _by_host(nodes).items():
         host = by_id.get(host_id)
         if host is None or host.cpus_free < sum(node.cpus for node in kept):
             return False
@@ -200,13 +191,6 @@ def _are_free(nodes: Sequence[ReservedNode], hosts: Sequence[HostView]) -> bool:
         if not {uuid for node in kept for uuid in node.gpus} <= {gpu.uuid for gpu in host.gpus if gpu.free}:
             return False
     return True
-
-
-def _nodes_by_host(nodes: Sequence[ReservedNode]) -> defaultdict[int, list[ReservedNode]]:
-    found: defaultdict[int, list[ReservedNode]] = defaultdict(list)
-    for node in nodes:
-        found[node.host_id].append(node)
-    return found
 
 
 def _with_start(

@@ -90,11 +90,9 @@ class Command(BaseCommand):
         if name_in_use(name, stopping.wait):
             raise CommandError(f"another machine is running as host {name}. Choose another --name")
         presence = HostPresence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
-        children = (
-            []
-            if embedded
-            else [HostProcess(["qcluster"], name, cluster), HostProcess(_ticker(name, cluster), name, cluster)]
-        )
+        ticker = ["ticker", "--host", name, "--cluster", cluster, "--host-only"]
+        commands = [] if embedded else [["qcluster"], ticker]
+        children = [HostProcess(command, name, cluster) for command in commands]
         background_probe = BackgroundProbe(_probe if embedded else lambda: _probe_with_api(name))
         try:
             while not stopping.is_set():
@@ -137,25 +135,22 @@ class HostPresence:
         if seen is None:
             return
         try:
-            self._write(seen)
+            close_old_connections()
+            arrangement = _arrangement()
+            if self.host is None or (seen, arrangement) != self.written or not heartbeat(self.host):
+                self.host = register(
+                    self.name,
+                    address=self.address,
+                    cluster=self.cluster,
+                    probe=seen,
+                    arrangement=arrangement,
+                    starting=self.host is None,
+                    labels=self.labels,
+                )
+                self.written = seen, arrangement
         except (DatabaseError, InterfaceError) as error:
             log.warning("host %s: database error, will retry: %s", self.name, error)
             connection.close()
-
-    def _write(self, seen: Probe) -> None:
-        close_old_connections()
-        facts = seen, _arrangement()
-        if self.host is None or facts != self.written or not heartbeat(self.host):
-            self.host = register(
-                self.name,
-                address=self.address,
-                cluster=self.cluster,
-                probe=facts[0],
-                arrangement=facts[1],
-                starting=self.host is None,
-                labels=self.labels,
-            )
-            self.written = facts
 
 
 @dataclass
@@ -194,10 +189,6 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def _ticker(name: str, cluster: str) -> list[str]:
-    return ["ticker", "--host", name, "--cluster", cluster, "--host-only"]
 
 
 def _arrangement() -> Arrangement:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -188,14 +189,13 @@ def server_processes(static_root: Path) -> list[ProcessSpec]:
 
 def _web_answers(_pid: int) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.DSTACKWEB_HOST, settings.DSTACKWEB_HOST)
-    connection = http.client.HTTPConnection(host, settings.DSTACKWEB_PORT, timeout=2)
+    headers = {"Host": settings.ALLOWED_HOSTS[0].lstrip(".*") or "localhost"}
     try:
-        connection.request("GET", "/healthz", headers={"Host": settings.ALLOWED_HOSTS[0].lstrip(".*") or "localhost"})
-        return connection.getresponse().status == 200
+        with closing(http.client.HTTPConnection(host, settings.DSTACKWEB_PORT, timeout=2)) as connection:
+            connection.request("GET", "/healthz", headers=headers)
+            return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
 
 
 def _cluster_is_alive(pid: int) -> bool:
