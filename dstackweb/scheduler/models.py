@@ -111,8 +111,8 @@ class Reservation(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="reservation")
     made_at = models.DateTimeField(default=timezone.now)
-    starts_at = models.DateTimeField(null=True, help_text="By then all of it is free; null: nobody knows")
-    expires_at = models.DateTimeField(null=True, help_text="When it is judged anew, where nobody knows the start")
+    starts_at = models.DateTimeField(null=True, help_text="All of it is free by then; null: unknown")
+    expires_at = models.DateTimeField(null=True, help_text="When it ends if the start is unknown")
     nodes: models.JSONField[Any, Any] = models.JSONField(
         help_text="One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)"
     )

@@ -1,1 +1,1 @@
-"""Cloud instances of runs: ordering, polling and ending them, and what their agents are told."""
+"""Cloud instances of runs: starting, polling and ending them, and the orders of their agents."""

@@ -22,6 +22,9 @@ from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
 
+JOB_FIELDS = ("region", "instance_type", "price", "cpus", "memory_mib")
+INSTANCE_FIELDS = (*JOB_FIELDS, "gpu_name", "gpu_count", "gpu_memory_mib")
+"""What offers have in common with jobs and instances."""
 SILENT_S = 60.0
 """An instance silent for longer is not offered: it may be gone."""
 SPARE_S = 15.0
@@ -108,15 +111,8 @@ def _idle_by_project(now: dt.datetime) -> dict[int, list[Offer]]:
 def _offer(instance: Instance) -> Offer:
     return Offer(
         backend=instance.backend.name,
-        region=instance.region,
-        instance_type=instance.instance_type,
-        cpus=instance.cpus,
-        memory_mib=instance.memory_mib,
-        gpu_name=instance.gpu_name,
-        gpu_count=instance.gpu_count,
-        gpu_memory_mib=instance.gpu_memory_mib,
         spot=instance.is_spot,
-        price=instance.price,
         availability=Availability.IDLE,
         detail={"code": "idle_instance", "instance": str(instance.pk), "fits": 1},
+        **{name: getattr(instance, name) for name in INSTANCE_FIELDS},
     )

@@ -26,17 +26,13 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
-from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
+from dstackweb.scheduler.cloud.backend_offers import INSTANCE_FIELDS, JOB_FIELDS, OfferReader, project_budget
 from dstackweb.scheduler.cloud.lifecycle import JobFollowUp, follow_up, job_end_reason, next_offer
 from dstackweb.scheduler.placement import offers
 from dstackweb.spec.effective import EffectiveSpec
 
 SEARCHED_FOR = dt.timedelta(days=1)
 """How long to search deleted backends and regions no longer used for left instances."""
-SIZE = ("cpus", "memory_mib")
-PLACE = ("region", "instance_type", "price")
-GPUS = ("gpu_name", "gpu_count", "gpu_memory_mib")
-"""Fields that offers, jobs (without GPUS) and instances share."""
 
 
 class _InstanceChanged(Exception):
@@ -86,7 +82,7 @@ def recent_regions(backend: Backend, now: dt.datetime) -> set[str]:
 def assign_offer(job: Job, offer: Offer, backend: Backend) -> None:
     """Write the offer into the job, unsaved. The job gets the whole instance."""
     job.backend, job.is_spot = backend, offer.spot
-    for name in PLACE + SIZE:
+    for name in JOB_FIELDS:
         setattr(job, name, getattr(offer, name))
 
 
@@ -101,7 +97,7 @@ def new_instance(job: Job, offer: Offer) -> Instance | None:
         holder=job.pk,
         is_spot=offer.spot,
         zone_prices=_zone_prices(offer, job.run.spec.get("max_price")),
-        **{name: getattr(offer, name) for name in PLACE + SIZE + GPUS},
+        **{name: getattr(offer, name) for name in INSTANCE_FIELDS},
     )
     return job.instance
 
@@ -244,7 +240,7 @@ def _reassign_job(
         status_s=0,
         message="",
         detail={},
-        **{name: getattr(fresh, name) for name in ("backend", "is_spot", *PLACE, *SIZE)},
+        **{name: getattr(fresh, name) for name in ("backend", "is_spot", *JOB_FIELDS)},
     )
 
 

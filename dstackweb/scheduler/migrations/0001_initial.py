@@ -61,8 +61,8 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('made_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('starts_at', models.DateTimeField(help_text='By then all of it is free; null: nobody knows', null=True)),
-                ('expires_at', models.DateTimeField(help_text='When it is judged anew, where nobody knows the start', null=True)),
+                ('starts_at', models.DateTimeField(help_text='All of it is free by then; null: unknown', null=True)),
+                ('expires_at', models.DateTimeField(help_text='When it ends if the start is unknown', null=True)),
                 ('nodes', models.JSONField(help_text='One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)')),
                 ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='reservation', to='runs.run')),
             ],

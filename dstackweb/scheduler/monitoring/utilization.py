@@ -262,10 +262,8 @@ def _add_to_ledger(node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job],
 
 def _first_waiting_for_gpus(run: Run) -> str:
     """The name of the queue's first run that waits for GPUs; empty without one."""
-    for name, wants in in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:RUNS_SEARCHED]:
-        if wants:
-            return str(name)
-    return ""
+    first = in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:RUNS_SEARCHED]
+    return next((str(name) for name, wants in first if wants), "")
 
 
 def record_next_runs(now: dt.datetime) -> int:

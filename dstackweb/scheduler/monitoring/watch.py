@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from functools import partial
 from typing import TypeVar
 
 from django.conf import settings
@@ -71,10 +72,9 @@ def countable_s(last_s: float | None, now_s: float, by_others_s: float, every_s:
 
 def watch() -> None:
     """Check once everything that is placed or waits for its time."""
-    step = elapsed_since_last_check(time.monotonic(), boot_id())
-    _add_silence(step)
-    runs = (_create_occurrences, _requeue, _end_unstarted, _end_lost_jobs, _settle_leftovers)
-    parts = (*runs, record_presence, remove_left_hosts)
+    _add_silence(elapsed_since_last_check(time.monotonic(), boot_id()))
+    timed = (partial(create_due, timezone.now()), partial(requeue_due, timezone.now()))
+    parts = (*timed, _end_unstarted, _end_lost_jobs, _settle_leftovers, record_presence, remove_left_hosts)
     for_each(parts, lambda part: part())
 
 
@@ -105,16 +105,8 @@ def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:
     return rows.model._default_manager.filter(pk__in=free)
 
 
-def _create_occurrences() -> None:
-    create_due(timezone.now())
-
-
-def _requeue() -> None:
-    requeue_due(timezone.now())
-
-
 def _end_unstarted() -> None:
-    """Fail attempts that miss the start deadline: unclaimed jobs end here, claimed ones are told to stop.
+    """Fail attempts that miss the start deadline: unclaimed jobs end here, claimed ones get the order to stop.
 
     Cloud instances have their own deadlines (`cloud.lifecycle`) until each node of the attempt has its runner.
     """

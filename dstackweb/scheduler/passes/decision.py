@@ -29,10 +29,9 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.placement import limits, offers
+from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
 from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, allows_host, fit_nodes
-from dstackweb.scheduler.placement.limits import gpus_requested
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -104,7 +103,7 @@ def decide_now(run: Run) -> Decision:
     except ValidationError:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
     kept = loading.load_reservation()
-    capacity = loading.load_capacity([run.queue], OfferReader(), now, kept.reserved if kept else None)
+    capacity = loading.load_capacity([run.queue], OfferReader(), now, kept)
     waiting = loading.waiting_run(run, run.queue, spec)
     final = _wait(waiting, run.queue, capacity) or Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
@@ -115,9 +114,7 @@ def decide_now(run: Run) -> Decision:
         candidates=candidates,
         at=now,
         reservation=visible_reservation([run.project_id]) if matters else None,
-        limits=limits.exceeded_limits(
-            loading.limits_of(run.queue), capacity.queue_usage, run.queue_id, run.user_id, gpus_requested(spec)
-        ),
+        limits=capacity.exceeded_limits(waiting),
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
     )
 
@@ -212,7 +209,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         spec=spec,
     )
     kept = loading.load_reservation()
-    capacity = loading.load_capacity([queue], OfferReader(), now, kept.reserved if kept else None)
+    capacity = loading.load_capacity([queue], OfferReader(), now, kept)
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at else position_at(queue, rank, None)
     return Plan(prepared, _offers(run, capacity), position, next_at, _wait(run, queue, capacity))

@@ -19,7 +19,7 @@ from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.placement.capacity import Capacity, ReservationRules
+from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
@@ -27,15 +27,17 @@ from dstackweb.spec.effective import EffectiveSpec
 
 
 def load_capacity(
-    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, reserved: HostReservation | None = None
+    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, kept: StoredReservation | None
 ) -> Capacity:
     """The capacity for runs of these queues, with the reservation."""
+    reserved = kept.reserved if kept else None
     # Jobs before hosts: what ends between the two queries then counts as free.
     known = job_usage(now) if reserved else None
     limits = {queue.pk: limits_of(queue) for queue in queues}
     return Capacity(
         now=now,
-        rules=ReservationRules(settings.DSTACKWEB_RESERVE_AFTER_S, settings.DSTACKWEB_RESERVE_FOR_S),
+        reserve_after_s=settings.DSTACKWEB_RESERVE_AFTER_S,
+        reserve_for_s=settings.DSTACKWEB_RESERVE_FOR_S,
         hosts=tuple(host_views()),
         limits=limits,
         queue_usage=queue_usage([queue_id for queue_id, each in limits.items() if each != QueueLimits()]),

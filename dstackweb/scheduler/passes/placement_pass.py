@@ -79,8 +79,7 @@ class PlacementPass:
         self.lines = [QueueScan(queue) for queue in _open_queues()]
         reader = OfferReader()
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
-        reserved = self.before.reserved if self.before else None
-        self.capacity = loading.load_capacity([line.queue for line in self.lines], reader, timezone.now(), reserved)
+        self.capacity = loading.load_capacity([line.queue for line in self.lines], reader, timezone.now(), self.before)
         self.held = _usage_by_project()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)

@@ -41,20 +41,15 @@ class Budget:
         return self.spent >= self.limit
 
 
-@dataclass(frozen=True)
-class ReservationRules:
-    """Settings, seconds: the wait after which capacity is reserved, and how long for if the start is unknown."""
-
-    reserve_after_s: float
-    reserve_for_s: float
-
-
 @dataclass
 class Capacity:
     """Hosts, offers, the reservation and the limits that decisions are made with."""
 
     now: dt.datetime
-    rules: ReservationRules
+    reserve_after_s: float
+    """The wait after which capacity is reserved for a run."""
+    reserve_for_s: float
+    """How long it is reserved if the start is unknown."""
     hosts: Sequence[HostView]
     limits: Mapping[int, QueueLimits] = field(default_factory=dict)
     """By queue id; a missing queue has no limits."""
@@ -83,17 +78,16 @@ class Capacity:
 
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         """Where the run goes, own hosts first, or the most permanent reason why it waits."""
-        over = limits.exceeded_limits(
-            self.limits.get(run.queue_id, QueueLimits()),
-            self.queue_usage,
-            run.queue_id,
-            run.user_id,
-            gpus_requested(run.spec),
-        )
+        over = self.exceeded_limits(run)
         outcome = self._anywhere(run)
         if not isinstance(outcome, Wait):
             return over[0] if over else outcome
         return most_permanent([outcome, *over])
+
+    def exceeded_limits(self, run: WaitingRun) -> list[Wait]:
+        """The limits of its queue that the run would exceed now, the most permanent first."""
+        queue_limits, gpus = self.limits.get(run.queue_id, QueueLimits()), gpus_requested(run.spec)
+        return limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
 
     def offers_for(self, run: WaitingRun) -> BackendOffers:
         """Offers of other backends for this run, its project's idle instances first."""
@@ -129,13 +123,13 @@ class Capacity:
     def would_reserve(self, run: WaitingRun, waits: Wait) -> HostReservation | None:
         """The reservation to make for a run that waits; None if it is not its turn."""
         waited_s = (self.now - run.queued_at).total_seconds()
-        if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.rules.reserve_after_s:
+        if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.reserve_after_s:
             return None
         if self.reserved is not None and not (run.id != self.reserved.run.id and self._is_ahead_of_reserved(run)):
             return None
         if not may_use_hosts(run.spec):
             return None
-        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
+        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
 
     def review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
         """Renew a reservation in a new pass: the renewed one, or the code of why it ends."""
@@ -145,7 +139,7 @@ class Capacity:
         outcome = self.decide(reserved.run)
         if isinstance(outcome, Wait) and outcome.reason != WaitReason.WAITING_FOR_CAPACITY:
             return outcome.reason
-        args = (self.hosts, self.job_usage, self.now, self.rules.reserve_for_s)
+        args = (self.hosts, self.job_usage, self.now, self.reserve_for_s)
         kept = reservation.renew_reservation(reserved, *args)
         # The reserved nodes are gone, but it is still the run's turn: reserve others.
         return kept or reservation.plan_reservation(reserved.run, *args) or ReservationEnd.VANISHED
@@ -204,7 +198,7 @@ class Capacity:
 
     def _on_offers(self, run: WaitingRun) -> OfferPlacement | Wait | None:
         asked = self.offers_for(run)
-        if asked.is_empty and may_use_hosts(run.spec):
+        if not asked.offers and not asked.failed and may_use_hosts(run.spec):
             return None
         outcome = offers.choose_offers(run.spec, asked, self.used)
         if isinstance(outcome, Wait) or not outcome.price:

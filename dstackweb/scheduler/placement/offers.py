@@ -38,11 +38,6 @@ class BackendOffers:
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there was no backend to ask."""
-        return not self.offers and not self.failed
-
 
 @dataclass(frozen=True)
 class OfferPlacement:

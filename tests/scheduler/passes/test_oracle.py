@@ -30,7 +30,7 @@ def one_by_one() -> tuple[Places, int | None]:
     """What a pass has to place now, and for which run capacity is reserved afterwards."""
     queues = {queue.pk: queue for queue in Queue.objects.select_related("project").order_by("pk")}
     kept = load_reservation()
-    capacity = loading.load_capacity(queues.values(), OfferReader(), timezone.now(), kept.reserved if kept else None)
+    capacity = loading.load_capacity(queues.values(), OfferReader(), timezone.now(), kept)
     if capacity.reserved is not None:
         judged = capacity.review(capacity.reserved)
         capacity.set_reservation(None if isinstance(judged, str) else judged)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
-from dstackweb.scheduler.placement.capacity import Capacity, ReservationRules
+from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, place_on_hosts
 from dstackweb.scheduler.placement.reservation import (
     MARGIN_S,
@@ -224,7 +224,8 @@ class World:
         self._check_disjoint(holders)
         capacity = Capacity(
             now=now,
-            rules=ReservationRules(300, HOLD_S),
+            reserve_after_s=300,
+            reserve_for_s=HOLD_S,
             hosts=with_held(self.hosts, holders),
             read_job_usage=lambda: holders,
         )

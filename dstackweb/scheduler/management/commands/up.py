@@ -224,7 +224,7 @@ def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
         settings.DSTACKWEB_PUBLIC_URL or settings.DSTACKWEB_ALLOWED_HOSTS
     ):
         names = ", ".join(settings.ALLOWED_HOSTS)
-        lines.append(f"  Warning    only {names} are answered. Set DSTACKWEB_PUBLIC_URL to the address that people use")
+        lines.append(f"  Warning    requests for other names than {names} are refused. Set DSTACKWEB_PUBLIC_URL")
     return "\n".join(["", *lines, "", f"Logs: {logs}. Ctrl-C stops the server; running jobs continue.", ""])
 
 
