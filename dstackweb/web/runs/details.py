@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -15,12 +14,10 @@ from django.utils.translation import gettext as _
 
 from dstackweb.runs import rows, spend
 from dstackweb.runs.codes import MessageCode
-from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, units
-from dstackweb.wording.sentence import Sentence
 
 
 class Step(NamedTuple):
@@ -94,23 +91,22 @@ def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
     return Cost(spend.costs_by_run([run], timezone.now()).get(run.pk, Decimal(0)), rate)
 
 
-@dataclass(frozen=True)
-class NodeLine:
+class NodeLine(NamedTuple):
     """One node of one attempt."""
 
     job: Job
     where: str
-    gpus: str
     why: str
-    machine: str
 
-    @classmethod
-    def of(cls, job: Job) -> NodeLine:
-        """The row with its words."""
-        why = _why(job) if job.status in ("failed", "terminated") else ""
-        if job.status == JobStatus.PROVISIONING:
-            why = statuses.message(job.detail, job.message)
-        return cls(job, rows.job_place(job), units.gpus(len(job.gpus)) if job.gpus else "", why, machine(job))
+
+def node_line(job: Job) -> NodeLine:
+    why = ""
+    if job.status == JobStatus.PROVISIONING:
+        why = statuses.message(job.detail, job.message)
+    elif job.status in (JobStatus.FAILED, JobStatus.TERMINATED):
+        reason = statuses.termination(job.termination_reason)
+        why = f"{reason} {statuses.beyond_reason(job.detail, job.message)}".strip()
+    return NodeLine(job, rows.job_place(job), why)
 
 
 def starting(run: Run) -> str:
@@ -118,28 +114,6 @@ def starting(run: Run) -> str:
     jobs = run.jobs.filter(status=JobStatus.PROVISIONING).order_by("pk")
     shown = list(jobs.values_list("pk", "message", "detail", "instance_type", "instance__cloud_id"))
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
-
-
-def machine(job: Job) -> str:
-    """The cloud's id of the job's instance; empty for own hosts and before it has one."""
-    return job.instance.cloud_id if job.instance else ""
-
-
-def _why(job: Job) -> str:
-    reason = statuses.termination(job.termination_reason)
-    return f"{reason} {statuses.beyond_reason(job.detail, job.message)}".strip()
-
-
-class EventLine(NamedTuple):
-    """One event and its actor."""
-
-    event: RunEvent
-    text: Sentence
-
-
-def events(found: Iterable[RunEvent], nodes: int) -> list[EventLine]:
-    """The rows, newest first."""
-    return [EventLine(event, text) for event, text in event_words.grouped(found, nodes)]
 
 
 class Setting(NamedTuple):
@@ -181,11 +155,6 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
         whence = _("changed since") if key in changed else origin(source)
         rows.append(Setting(key, text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict)))
     return rows
-
-
-def profile_settings(values: dict[str, Any]) -> list[Setting]:
-    """A profile's settings as written."""
-    return [Setting(key, text(value), code=isinstance(value, dict)) for key, value in values.items()]
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django import forms
@@ -29,6 +28,8 @@ from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, done_here, project_page
 from dstackweb.wording import units, waiting
 
+PLAIN = {"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}
+"""For words that are not prose."""
 TIMES = ("1h", "2h", "3h", "4h", "8h", "12h", "1d", "2d", "7d")
 MORE = ("30m", "1h", "2h", "4h", "8h")
 
@@ -41,7 +42,7 @@ class HoldForm(Styled):
         required=False,
         max_length=200,
         help_text=gettext_lazy("Count, or model and count such as A100:2."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs=PLAIN),
     )
     duration = forms.ChoiceField(label=gettext_lazy("Duration"))
     cpu = forms.CharField(
@@ -60,22 +61,21 @@ class HoldForm(Styled):
         required=False,
         max_length=60,
         help_text=gettext_lazy("Generated if empty."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs=PLAIN),
     )
 
     def __init__(self, request: PageRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         queues = Queue.objects.filter(project=request.project).values_list("name", flat=True)
-        choose(self.fields["queue"], [(name, name) for name in queues] or [("default", "default")])
-        choose(self.fields["duration"], times(TIMES))
+        for name, choices in (
+            ("queue", [(name, name) for name in queues] or [("default", "default")]),
+            ("duration", times(TIMES)),
+        ):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)
+            field.choices = choices
         most = PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority
         self.fields["priority"].widget.attrs["max"] = most
-
-
-def choose(field: forms.Field, choices: list[tuple[str, str]]) -> None:
-    """Set the choices of a form's field."""
-    assert isinstance(field, forms.ChoiceField)
-    field.choices = choices
 
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -129,7 +129,8 @@ def _initial(request: PageRequest) -> dict[str, Any]:
         return initial
     run = selectors.find_run(request.project, request.GET["from"])
     resources = EffectiveSpec.model_validate(run.spec).requirements.as_resources()
-    asked = {key: text for key, text in resources.items() if _was_asked_for(run, f"resources.{key}")}
+    given = run.provenance
+    asked = {key: text for key, text in resources.items() if given.get(f"resources.{key}", {}).get("source") == "hold"}
     own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **asked}
     length = next(
         (text for text in TIMES if holds.parse_hold_time(text) == run.spec["max_duration_s"]), initial["duration"]
@@ -137,27 +138,15 @@ def _initial(request: PageRequest) -> dict[str, Any]:
     return {**initial, **own, "duration": length}
 
 
-def _was_asked_for(run: Run, key: str) -> bool:
-    return bool(run.provenance.get(key, {}).get("source") == "hold")
-
-
-class GpuModelCount(NamedTuple):
-    """GPUs of a model on online hosts: how many, and how many are free."""
-
-    name: str
-    free: int
-    total: int
-
-
-def gpu_models() -> list[GpuModelCount]:
-    """The models that can be held, by name."""
+def gpu_models() -> list[tuple[str, int, int]]:
+    """The GPU models of online hosts by name, how many are free, and how many there are."""
     total: Counter[str] = Counter()
     free: Counter[str] = Counter()
     for host in host_views():
         if host.online and not host.draining:
             total.update(gpu.name for gpu in host.gpus)
             free.update(gpu.name for gpu in host.gpus if gpu.free)
-    return [GpuModelCount(name, free[name], count) for name, count in sorted(total.items())]
+    return [(name, free[name], count) for name, count in sorted(total.items())]
 
 
 @require_POST
@@ -171,8 +160,7 @@ def extend(request: PageRequest, run: str) -> HttpResponse:
     return done_here(request, text, reverse("web:run", args=[request.project.name, run]))
 
 
-@dataclass(frozen=True)
-class Recurrence:
+class Recurrence(NamedTuple):
     """When a scheduled run recurs (`at`), with the next and the previous run."""
 
     crons: str
@@ -181,25 +169,22 @@ class Recurrence:
     previous: str
     over: bool
 
-    @classmethod
-    def of(cls, run: Run) -> Recurrence | None:
-        """None for a run without a schedule."""
-        if not (crons := (run.spec.get("schedule") or {}).get("cron")):
-            return None
-        made = run.events.filter(kind="next_scheduled").last()
-        at = dt.datetime.fromisoformat(made.data["at"]) if made else run.retry_at if _waits_for_its_time(run) else None
-        ended = run.status in ENDED and made is None and run.retry_at is None
-        over = ended or run.stop_reason in (Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER)
-        first = run.events.filter(kind="scheduled").first()
-        previous = first.data["previous"] if first else ""
-        return cls(" · ".join(crons), at, made.data["next"] if made else "", previous, over)
 
-
-def _waits_for_its_time(run: Run) -> bool:
-    """Whether `retry_at` comes from the schedule; of a later attempt it is the retry's back-off."""
-    return run.status in ENDED or (run.status == RunStatus.PENDING and run.attempt == 1)
+def recurrence(run: Run) -> Recurrence | None:
+    """None for a run without a schedule."""
+    if not (crons := (run.spec.get("schedule") or {}).get("cron")):
+        return None
+    made = run.events.filter(kind="next_scheduled").last()
+    # The next time comes from the schedule; of a later attempt it is the retry's back-off.
+    waits = run.status in ENDED or (run.status == RunStatus.PENDING and run.attempt == 1)
+    at = dt.datetime.fromisoformat(made.data["at"]) if made else run.retry_at if waits else None
+    ended = run.status in ENDED and made is None and run.retry_at is None
+    over = ended or run.stop_reason in (Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER)
+    first = run.events.filter(kind="scheduled").first()
+    following, previous = made.data["next"] if made else "", first.data["previous"] if first else ""
+    return Recurrence(" · ".join(crons), at, following, previous, over)
 
 
 def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
     """Context of a run's page."""
-    return {"way_in": holds.access_to(run, jobs), "recurrence": Recurrence.of(run), "more_times": times(MORE)}
+    return {"way_in": holds.access_to(run, jobs), "recurrence": recurrence(run), "more_times": times(MORE)}

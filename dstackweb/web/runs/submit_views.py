@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
@@ -27,8 +26,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A run file to start from. `about` is its first comment line."""
 
     name: str
@@ -40,19 +38,15 @@ class Example:
 def examples() -> tuple[Example, ...]:
     """All example run files by name, read once."""
     files = sorted((settings.BASE_DIR / "examples").glob("*.y*ml"), key=lambda file: (file.stem != "hello", file.stem))
-    return tuple(_read(file.stem, file.read_text()) for file in files)
-
-
-def _read(stem: str, text: str) -> Example:
-    first = text.partition("\n")[0]
-    return Example(stem, first.lstrip("# ").strip() if first.startswith("#") else "", text)
+    texts = [(file.stem, file.read_text()) for file in files]
+    return tuple(Example(name, text.partition("\n")[0].lstrip("# ").strip(), text) for name, text in texts)
 
 
 @project_page("member")
 def submit_page(request: PageRequest) -> HttpResponseBase:
     """The form; posting it submits. `from` fills it with another run's file and archive."""
     if request.method != "POST":
-        return render(request, "runs/submit.html", _form(request, *_from_earlier_run(request)))
+        return render(request, "runs/submit.html", _new_form(request))
     archive = None
     try:
         archive = _attached(request)
@@ -96,29 +90,23 @@ def _attached(request: PageRequest) -> Archive | None:
     return files.store_archive(request.project, upload.chunks())[0]
 
 
-def _from_earlier_run(request: PageRequest) -> tuple[str, Archive | None, str]:
-    """The run file and archive of the run that `from` names, and its name."""
+def _new_form(request: PageRequest) -> dict[str, Any]:
+    """An empty form, or the run file and archive of the run that `from` names."""
     if "from" not in request.GET:
-        return "", None, ""
+        return _form("")
     run = selectors.find_run(request.project, request.GET["from"])
-    return run.config_text, run.archive, run.name
+    return _form(run.config_text, run.archive) | {"origin": run.name}
 
 
-def _form(request: PageRequest, config: str, archive: Archive | None = None, origin: str = "") -> dict[str, Any]:
-    return {
-        "config": config,
-        "archive": archive,
-        "origin": origin,
-        "examples": examples(),
-        "limit": files.archive_limit(),
-    }
+def _form(config: str, archive: Archive | None = None) -> dict[str, Any]:
+    return {"config": config, "archive": archive, "examples": examples(), "limit": files.archive_limit()}
 
 
 def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: Archive | None = None) -> HttpResponse:
     """The plan or the errors beside the form. Without scripts, the whole page with them, and the archive kept."""
     if request.htmx:
         return render(request, "runs/submit_result.html", result, status=status)
-    page = {**_form(request, _config(request), archive), **result, "result": True}
+    page = {**_form(_config(request), archive), **result, "result": True}
     return render(request, "runs/submit.html", page, status=status)
 
 
@@ -145,12 +133,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "offers": [
-            {
-                "offer": offer,
-                "badge": offer_words.availability(offer.availability),
-                "has": offer_words.has(offer),
-                "why": offer_words.why(offer, wants),
-            }
+            (offer, offer_words.availability(offer.availability), offer_words.has(offer), offer_words.why(offer, wants))
             for offer in planned.offers
         ],
         "nodes": effective.spec.nodes,

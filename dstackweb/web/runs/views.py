@@ -25,6 +25,7 @@ from dstackweb.web.progress.cards import Card, find_card
 from dstackweb.web.runs import details, hold_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.why_views import place_in_queue
+from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, waiting
 
 PER_PAGE = 50
@@ -103,7 +104,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
-        "jobs": [details.NodeLine.of(job) for job in jobs[:SHOWN_AT_ONCE]],
+        "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
         "steps": details.steps(run, jobs),
@@ -112,7 +113,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "why": waiting.reason(reason, data) if reason else None,
         "stands": stands,
         "position": stands.position if stands else None,
-        "events": details.events(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
+        "events": event_words.grouped(events[:SHOWN_AT_ONCE], run.spec["nodes"]),
         "more_events": len(events) > SHOWN_AT_ONCE,
         "shown_at_once": SHOWN_AT_ONCE,
         "settings": details.settings(run),
@@ -160,6 +161,9 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
 @project_page()
 def profiles_page(request: PageRequest) -> HttpResponse:
     """The profiles that runs of this project can name, and its default."""
-    found = [(profile, details.profile_settings(profile.settings)) for profile in profiles.visible(request.project)]
+    found = [
+        (profile, [(key, details.text(value), isinstance(value, dict)) for key, value in profile.settings.items()])
+        for profile in profiles.visible(request.project)
+    ]
     context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}
     return render(request, "runs/profiles.html", context)

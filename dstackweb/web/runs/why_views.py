@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -34,8 +35,7 @@ FRESH_S = 10
 """How often the page is evaluated again though the queue is unchanged: hosts may have changed."""
 
 
-@dataclass(frozen=True)
-class StripCell:
+class StripCell(NamedTuple):
     """A piece of the strip: `ahead`, `me` or `behind`; units of STRIP."""
 
     kind: str
@@ -81,18 +81,13 @@ def place_in_queue(run: Run) -> PlaceInQueue | None:
     return PlaceInQueue(rank_factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
 
 
-@dataclass(frozen=True)
-class TriedLine:
+class TriedLine(NamedTuple):
     """One tried host or offer in words; for a host, with its free resources."""
 
     tried: Candidate
     label: Label
     host: HostView | None
-
-    @property
-    def gpus_free(self) -> int:
-        """Free GPUs of the host."""
-        return sum(gpu.free for gpu in self.host.gpus) if self.host else 0
+    gpus_free: int
 
 
 @project_page()
@@ -115,11 +110,14 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "decision": decision,
         "why": waiting.reason(decision.outcome, decision.data),
         "limits": [waiting.reason(waits.reason, waits.data) for waits in decision.limits],
-        "tried": [
-            TriedLine(one, waiting.tried(one.code, one.data), hosts.get(one.where) if one.backend == "hosts" else None)
-            for one in decision.candidates
-        ],
+        "tried": [_tried(one, hosts) for one in decision.candidates],
     }
+
+
+def _tried(one: Candidate, hosts: Mapping[str, HostView]) -> TriedLine:
+    host = hosts.get(one.where) if one.backend == "hosts" else None
+    free = sum(gpu.free for gpu in host.gpus) if host else 0
+    return TriedLine(one, waiting.tried(one.code, one.data), host, free)
 
 
 def _neighbours(run: Run, position: int) -> list[tuple[int, Run]]:
