@@ -40,7 +40,16 @@ def project_history(request: PageRequest) -> HttpResponse:
     def read(filters: HistoryFilters) -> dict[str, Any]:
         total, each = history.overview(request.project, filters.view)
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
-        rows = [QueueHistory.of(queue, past, waiting.get(queue.pk, 0)) for queue, past in each]
+        rows = [
+            {
+                "queue": queue,
+                "waiting": waiting.get(queue.pk, 0),
+                "whole": past.since(past.times[0]),
+                "spark": _spark(past.all),
+                "width": len(past.all) - 1,
+            }
+            for queue, past in each
+        ]
         return {"queue_rows": rows, **_totals(total, filters), "waiting_now": sum(waiting.values())}
 
     return _page(request, read)
@@ -84,7 +93,10 @@ def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:
         "today": past.since(past.today),
         "week": past.since(filters.view.midnight(6)),
         "whole": past.since(past.times[0]),
-        "bands": [BandHistory.of(past, band) for band in reversed(range(BANDS))],
+        "bands": [
+            (band, band_name(band), past.since(past.today, band), past.since(past.times[0], band))
+            for band in reversed(range(BANDS))
+        ],
         "columns": past.columns(),
         "spans": _spans(past) if filters.as_table else [],
     }
@@ -93,37 +105,6 @@ def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:
 def band_name(band: int) -> str:
     """The priorities of a band: `50–74`."""
     return "{}–{}".format(*band_limits(band))
-
-
-@dataclass(frozen=True)
-class BandHistory:
-    """One priority band: today, and over the whole time range."""
-
-    band: int
-    name: str
-    today: WaitStats
-    whole: WaitStats
-
-    @classmethod
-    def of(cls, past: History, band: int) -> BandHistory:
-        """With the band's totals."""
-        return cls(band, band_name(band), past.since(past.today, band), past.since(past.times[0], band))
-
-
-@dataclass(frozen=True)
-class QueueHistory:
-    """One queue of the project. `spark` has the points of its length over time."""
-
-    queue: Queue
-    waiting: int
-    whole: WaitStats
-    spark: list[str]
-    width: int
-
-    @classmethod
-    def of(cls, queue: Queue, past: History, waiting: int) -> QueueHistory:
-        """With the queue's totals."""
-        return cls(queue, waiting, past.since(past.times[0]), _spark(past.all), len(past.all) - 1)
 
 
 def _spark(tallies: list[WaitStats]) -> list[str]:
@@ -138,20 +119,10 @@ def _spark(tallies: list[WaitStats]) -> list[str]:
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
-@dataclass(frozen=True)
-class SpanRow:
-    """One row of the table: a band in an hour or a day."""
-
-    at: dt.datetime
-    day: str
-    band: str
-    tally: WaitStats
-
-
-def _spans(past: History) -> list[SpanRow]:
-    """The rows that have data, newest first."""
+def _spans(past: History) -> list[tuple[dt.datetime, str, str, WaitStats]]:
+    """The rows of the table that have data, newest first: start, day, band and its numbers."""
     return [
-        SpanRow(at, f"{at.astimezone(past.view.zone):%Y-%m-%d}", band_name(band), tally)
+        (at, f"{at.astimezone(past.view.zone):%Y-%m-%d}", band_name(band), tally)
         for at, *bands in reversed(list(zip(past.times, *past.bands, strict=True)))
         for band, tally in reversed(list(enumerate(bands)))
         if tally.placed or tally.length_max

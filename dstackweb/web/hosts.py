@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows, visible_projects
+from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import Gpu, Host, HostEvent
 from dstackweb.gpus.models import HostSampling
@@ -129,13 +129,9 @@ def _hosts_page(request: PageRequest, **more: Any) -> HttpResponse:
     version = fingerprint([line.stamp for line in lines])
 
     def context() -> dict[str, Any]:
-        admin = request.user.is_superuser
         return {
             "hosts": lines,
-            "may_submit": allows(request.role, "member"),
-            "can_edit": request.user.is_staff,
-            "may_manage": admin,
-            **(_join_panel(request) if admin and not request.htmx else {}),
+            **(_join_panel(request) if request.user.is_superuser and not request.htmx else {}),
             **more,
         }
 
@@ -177,8 +173,6 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "running": running,
             "ended": ended,
             "seen": seen,
-            "may_manage": request.user.is_superuser,
-            "can_edit": request.user.is_staff,
             "here": True,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "poll_s": POLL_S,

@@ -5,19 +5,16 @@ A value that can be shown once is in the answer to the form that made it, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import login
-from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to_login
+from django.contrib.auth.views import LoginView, PasswordChangeView
 from django.forms import Form
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
-from django.utils.cache import add_never_cache_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -35,31 +32,10 @@ from dstackweb.web.accounts.forms import (
     TokenForm,
     attempt,
 )
-from dstackweb.web.common.pages import PageRequest, done, error_response, project_page, public_url
+from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, public_url
 
-P = ParamSpec("P")
 MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])
-
-
-def account_page(
-    view: Callable[Concatenate[PageRequest, P], HttpResponse],
-) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
-    """A page of the signed-in user, outside projects; shows domain errors as pages."""
-
-    @wraps(view)
-    def inner(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-        if not request.user.is_authenticated:
-            return redirect_to_login(request.get_full_path())
-        page = cast(PageRequest, request)
-        try:
-            response = view(page, *args, **kwargs)
-        except DomainError as error:
-            response = error_response(page, error)
-        add_never_cache_headers(response)
-        return response
-
-    return inner
 
 
 class SignIn(LoginView):
@@ -131,14 +107,12 @@ def members(request: PageRequest) -> HttpResponse:
 
 
 def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> HttpResponse:
-    may_change = allows(request.role, Role.ADMIN)
     invites = request.project.invites.filter(used_at=None, expires_at__gt=timezone.now())
     values |= {
         "project": request.project,
         "members": request.project.memberships.select_related("user").order_by("user__username"),
-        "invites": invites.select_related("created_by") if may_change else [],
+        "invites": invites.select_related("created_by") if request.may["admin"] else [],
         "roles": Role.choices,
-        "may_change": may_change,
         "form": form,
     }
     return render(request, "accounts/members.html", values, status=409 if "refused" in values else _status(form))
@@ -214,7 +188,6 @@ def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
         "secrets": request.project.secrets.defer("ciphertext").select_related("updated_by"),
-        "may_change": allows(request.role, Role.ADMIN),
         "form": form,
     }
     return render(request, "accounts/secrets.html", values, status=_status(form))

@@ -17,7 +17,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
@@ -121,9 +120,7 @@ def instances_page(request: PageRequest) -> HttpResponse:
             "by_status": Counter(line.status for line in lines).items(),
             "month": budget.month(request.project, now),
             "marks": marks,
-            "may_stop": allows(request.role, "admin"),
             "has_clouds": Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds()).exists(),
-            "may_submit": allows(request.role, "member"),
             "now": now,
             "poll_s": POLL_S,
         }

@@ -14,7 +14,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
@@ -171,8 +170,7 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
         "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),
         "sorts": SORTS,
         "sort": str(asked.order),
-        "may_refresh": bool(lines) and allows(request.role, "member"),
-        "can_edit": request.user.is_staff,
+        "has_sources": bool(lines),
         "admins": [] if has_clouds else _admins(),
         "poll_s": POLL_S,
     }

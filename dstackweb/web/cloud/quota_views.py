@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from django.http import HttpResponse
 from django.utils import timezone
 
-from dstackweb.accounts.access import allows
 from dstackweb.backends import registry
 from dstackweb.offers import freshness, listing, sources
 from dstackweb.offers.listing import RegionQuotas
@@ -80,8 +79,7 @@ def quotas_page(request: PageRequest) -> HttpResponse:
             "tab": "quotas",
             "cards": cards,
             "asking": sum(line.state == "asking" for line in lines),
-            "may_refresh": bool(backends) and allows(request.role, "member"),
-            "can_edit": request.user.is_staff,
+            "has_sources": bool(backends),
             "poll_s": POLL_S,
         }
 

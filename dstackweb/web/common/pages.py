@@ -21,20 +21,24 @@ from django.shortcuts import redirect, render
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django_htmx.middleware import HtmxDetails
 
-from dstackweb.accounts.access import project_for
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.access import allows, project_for
+from dstackweb.accounts.models import Project, Role, User
 from dstackweb.lib.errors import DomainError, NotFound
 
 P = ParamSpec("P")
 
 
 class PageRequest(HttpRequest):
-    """A request of a signed-in member, with the project of its URL and their role in it."""
+    """A request of a signed-in member, with the project of its URL and their role in it.
+
+    `may` has each role: whether the member may do what it may.
+    """
 
     htmx: HtmxDetails
     user: User
     project: Project
     role: str
+    may: dict[str, bool]
 
 
 View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
@@ -52,24 +56,43 @@ def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
     def wrap(view: View[P]) -> Routed:
         @functools.wraps(view)
         def inner(request: HttpRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            page = cast(PageRequest, request)
-            if not request.user.is_authenticated:
-                return _sign_in(page)
-            try:
+            def answer(page: PageRequest) -> HttpResponseBase:
                 page.project, page.role = project_for(page.user, project, at_least)
-                response = view(page, *args, **kwargs)
-            except DomainError as error:
-                response = error_response(page, error)
-            except DataError:
-                # PostgreSQL holds no NUL character: nothing can have a name with one.
-                response = error_response(page, NotFound("nothing has such an address"))
-            patch_vary_headers(response, ["HX-Request"])
-            patch_cache_control(response, no_store=True, private=True)
-            return response
+                page.may = {role: allows(page.role, role) for role in Role.values}
+                return view(page, *args, **kwargs)
+
+            return _guarded(request, answer)
 
         return inner
 
     return wrap
+
+
+def account_page(view: View[P]) -> Routed:
+    """A page of the signed-in user, outside projects."""
+
+    @functools.wraps(view)
+    def inner(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        return _guarded(request, lambda page: view(page, *args, **kwargs))
+
+    return inner
+
+
+def _guarded(request: HttpRequest, answer: Callable[[PageRequest], HttpResponseBase]) -> HttpResponseBase:
+    """The answer to a signed-in user; errors are worded for them."""
+    page = cast(PageRequest, request)
+    if not request.user.is_authenticated:
+        return _sign_in(page)
+    try:
+        response = answer(page)
+    except DomainError as error:
+        response = _error_response(page, error)
+    except DataError:
+        # PostgreSQL holds no NUL character: nothing can have a name with one.
+        response = _error_response(page, NotFound("nothing has such an address"))
+    patch_vary_headers(response, ["HX-Request"])
+    patch_cache_control(response, no_store=True, private=True)
+    return response
 
 
 def _sign_in(request: PageRequest) -> HttpResponseBase:
@@ -79,7 +102,7 @@ def _sign_in(request: PageRequest) -> HttpResponseBase:
     return redirect_to_login(request.get_full_path())
 
 
-def error_response(request: PageRequest, error: DomainError) -> HttpResponse:
+def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:
     """A domain error as a notice on the page it came from, or as a page of its own."""
     if request.htmx:
         return notice(HttpResponse(status=error.status), sentence(error.detail), "error")

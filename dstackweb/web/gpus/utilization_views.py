@@ -15,7 +15,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.simulation import LOOKS_BACK, parse_policy, what_if
@@ -83,7 +82,6 @@ def utilization_page(request: PageRequest) -> HttpResponse:
         "ledger": found,
         "entries": [(entry, _low_text(entry)) for entry in found.entries],
         "policies": policies_of(request.project),
-        "manages": allows(request.role, "manager"),
     }
     return render(request, "gpus/utilization.html", context, status=422 if simulate and result is None else 200)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django.contrib import messages
 from django.http import HttpResponse, JsonResponse, QueryDict
@@ -25,6 +25,8 @@ from dstackweb.wording import queue as move_words
 
 AT_MOST = 500
 """Runs that one request may name; a page shows fewer."""
+Result = tuple[str, list[Run], int | None]
+"""An action's result in words, its runs, and the number of the move for undo."""
 
 
 @project_page()
@@ -55,42 +57,32 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
 def change(request: PageRequest, queue: str) -> HttpResponse:
     """Apply one action to the runs in the form. Answers with the current list, also when refused."""
     found = queue_called(request, queue)
-    try:
-        text, runs, undo = _apply(request, found)
-    except DomainError as error:
-        return _list_response(request, found, sentence(error.detail), "error", status=error.status)
-    return _list_response(request, found, text, "success", moved=runs, undo=undo)
+    return _list_response(request, found, lambda: _apply(request, found))
 
 
 @require_POST
 @project_page()
 def undo(request: PageRequest, queue: str) -> HttpResponse:
     """Undo a move within its time limit."""
-    found = queue_called(request, queue)
-    try:
+
+    def act() -> Result:
         moved = reorder.undo(whole_number(request.POST.get("move")), request.user, request.role)
-    except DomainError as error:
-        return _list_response(request, found, sentence(error.detail), "error", status=error.status)
-    return _list_response(
-        request, found, move_words.move_undone(moved), "success", moved=[change.run for change in moved.changes]
-    )
+        return move_words.move_undone(moved), [change.run for change in moved.changes], None
+
+    return _list_response(request, queue_called(request, queue), act)
 
 
-def _list_response(
-    request: PageRequest,
-    queue: Queue,
-    text: str,
-    level: str,
-    *,
-    moved: Sequence[Run] = (),
-    undo: int | None = None,
-    status: int = 200,
-) -> HttpResponse:
+def _list_response(request: PageRequest, queue: Queue, act: Callable[[], Result]) -> HttpResponse:
     """The current list with a notice of the result; without scripts, a redirect with a message."""
+    try:
+        text, runs, move = act()
+        status, level = 200, "success"
+    except DomainError as error:
+        text, runs, move = sentence(error.detail), [], None
+        status, level = error.status, "error"
     if not request.htmx:
-        messages.add_message(request, messages.ERROR if level == "error" else messages.SUCCESS, text)
-    response = fragment(request, queue, {run.pk for run in moved}, status)
-    return notice(response, text, level, undo_of(queue, undo))
+        messages.add_message(request, getattr(messages, level.upper()), text)
+    return notice(fragment(request, queue, {run.pk for run in runs}, status), text, level, undo_of(queue, move))
 
 
 def undo_of(queue: Queue, move: int | None) -> Undo | None:
@@ -101,8 +93,7 @@ def undo_of(queue: Queue, move: int | None) -> Undo | None:
     return {"url": url, "move": move, "seconds": reorder.UNDO_S}
 
 
-def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | None]:
-    """The result in words, the runs, and the number of the move for undo."""
+def _apply(request: PageRequest, queue: Queue) -> Result:
     form = request.POST
     for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
         if verb in form:  # a row's own button, on a page without scripts
@@ -120,9 +111,7 @@ def _apply(request: PageRequest, queue: Queue) -> tuple[str, list[Run], int | No
     return move_words.moved(moved), runs, moved.move_id
 
 
-def _prioritise(
-    request: PageRequest, runs: list[Run], priority: int, etags: dict[int, str] | None = None
-) -> tuple[str, list[Run], int | None]:
+def _prioritise(request: PageRequest, runs: list[Run], priority: int, etags: dict[int, str] | None = None) -> Result:
     before = selectors.position(runs[0])
     moved = reorder.set_priorities(runs, request.user, request.role, priority, etags)
     if len(runs) > 1:
@@ -147,7 +136,7 @@ def _reread(run: Run) -> Run:
     return Run.objects.select_related("queue", "project").get(pk=run.pk)
 
 
-def _stop(request: PageRequest, runs: list[Run]) -> tuple[str, list[Run], None]:
+def _stop(request: PageRequest, runs: list[Run]) -> Result:
     """Stop all of them or none: the reader needs permission for each. Runs that end meanwhile are skipped."""
     stopped = services.stop_all(runs, request.user, request.role)
     if len(stopped) == 1:

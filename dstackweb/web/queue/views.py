@@ -13,14 +13,12 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent
-from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import queue_usage
@@ -112,10 +110,8 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "announcements": news,
         "runs_url": reverse("web:runs", args=[request.project.name]),
         "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
-        "may_pause": allows(request.role, "manager"),
-        "may_submit": allows(request.role, "member"),
         "may_choose": any(row["may_change"] for row in cells),
-        "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
+        "max_priority": lists.max_priority(request),
         "waiting": sum(one.submitted for one in of_all),
     }
 

@@ -15,17 +15,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds, selectors, services
 from dstackweb.runs.models import Job, Queue, Run
-from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT, PRIORITY_MAX
+from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT
 from dstackweb.runs.states import ENDED, Reason, RunStatus
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, done_here, project_page
+from dstackweb.web.runs.rows import max_priority
 from dstackweb.wording import units, waiting
 
 PLAIN = {"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}
@@ -74,8 +74,7 @@ class HoldForm(Styled):
             field = self.fields[name]
             assert isinstance(field, forms.ChoiceField)
             field.choices = choices
-        most = PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority
-        self.fields["priority"].widget.attrs["max"] = most
+        self.fields["priority"].widget.attrs["max"] = max_priority(request)
 
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:

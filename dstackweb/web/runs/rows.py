@@ -13,6 +13,7 @@ from dstackweb.accounts import access
 from dstackweb.accounts.models import User
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Run
+from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.rows import QueuePageRow, RunPageRow
 from dstackweb.runs.states import ENDED, PLACED
 from dstackweb.scheduler.models import Reservation
@@ -25,6 +26,10 @@ from dstackweb.wording import statuses, units, waiting
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
     """Whether to show the controls of a run; services check permissions again."""
     return access.may_change(role, run.user_id, user)
+
+
+def max_priority(request: PageRequest) -> int:
+    return PRIORITY_MAX if request.may["manager"] else request.project.member_max_priority
 
 
 def needs(spec: dict[str, Any]) -> str:

@@ -11,11 +11,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import files, rows, selectors, services
 from dstackweb.runs.models import Run
-from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, done_here, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
@@ -72,7 +70,6 @@ def _list(request: PageRequest) -> dict[str, Any]:
             for key, shown in SHOWN.items()
         ],
         "waiting": counts["submitted"],
-        "may_submit": allows(request.role, "member"),
     }
 
 
@@ -122,9 +119,8 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "over": run.status in ENDED,
         "waits": run.status in WAITING,
         "may_change": may_change,
-        "may_submit": allows(request.role, "member"),
         "etag": services.etag(run),
-        "max_priority": PRIORITY_MAX if allows(request.role, "manager") else request.project.member_max_priority,
+        "max_priority": lists.max_priority(request),
     }
 
 
@@ -165,5 +161,5 @@ def profiles_page(request: PageRequest) -> HttpResponse:
         (profile, [(key, details.text(value), isinstance(value, dict)) for key, value in profile.settings.items()])
         for profile in profiles.visible(request.project)
     ]
-    context = {"profiles": found, "chosen": profiles.default(request.project), "can_edit": request.user.is_staff}
+    context = {"profiles": found, "chosen": profiles.default(request.project)}
     return render(request, "runs/profiles.html", context)
