@@ -44,7 +44,6 @@ api = NinjaAPI(
 
 @api.exception_handler(DomainError)
 def on_domain_error(request: HttpRequest, error: DomainError) -> HttpResponse:
-    """An error of a service, with its message."""
     response = api.create_response(request, {"detail": error.detail, **error.extra}, status=error.status)
     if isinstance(error, TooMany):
         response["Retry-After"] = str(max(1, round(error.retry_after)))
@@ -53,7 +52,6 @@ def on_domain_error(request: HttpRequest, error: DomainError) -> HttpResponse:
 
 @api.exception_handler(AuthenticationError)
 def on_no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
-    """A missing or invalid token."""
     detail = "Send a valid API token as `Authorization: Bearer …`. Make one under Account → API tokens."
     response = api.create_response(request, {"detail": detail}, status=401)
     response["WWW-Authenticate"] = "Bearer"
@@ -62,7 +60,6 @@ def on_no_token(request: HttpRequest, error: AuthenticationError) -> HttpRespons
 
 @api.exception_handler(ValidationError)
 def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    """A body or query that does not match the schema."""
     errors = [
         {"loc": [part for part in item["loc"] if part not in ("body", "data")], "line": None, "msg": item["msg"]}
         for item in error.errors
@@ -109,7 +106,6 @@ def on_failure(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(Http404)
 def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
-    """A path that does not exist."""
     return api.create_response(request, {"detail": "not found"}, status=404)
 
 
@@ -177,7 +173,6 @@ def admin(request: HttpRequest, what: str) -> User:
 
 
 def caller(request: HttpRequest) -> User:
-    """The user of the request's token."""
     user: Any = getattr(request, "auth", None)
     assert isinstance(user, User)
     return user

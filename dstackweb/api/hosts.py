@@ -259,7 +259,6 @@ def _one(name: str, who: User) -> dict[str, Any]:
 
 
 def _hosts(found: Sequence[HostSummary], who: User) -> list[dict[str, Any]]:
-    """HostOut of each host."""
     visible = {project.pk for project in visible_projects(who)}
     series = newest([gpu for one in found for gpu, _run in one.gpus])
     sampling = HostSampling.objects.in_bulk([one.host.pk for one in found])

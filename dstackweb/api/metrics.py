@@ -135,7 +135,6 @@ def _range(
 
 
 def _aware(moment: dt.datetime) -> dt.datetime:
-    """A moment without a zone is UTC."""
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
@@ -164,7 +163,6 @@ def _last(series: GpuSeries) -> dict[str, Any] | None:
 
 
 def _unseen(uuid: str, columns: Sequence[Columns]) -> dict[str, Any]:
-    """A GPU of the job without a sample."""
     nothing = [None] * (len(columns[0].at_ms) if columns else 0)
     empty = dict.fromkeys(("index", "memory_mib", "power_limit_w", "last", "low_since"))
     return {"uuid": uuid, "name": "", **empty, **dict.fromkeys(MEASURED, nothing)}

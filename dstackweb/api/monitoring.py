@@ -159,16 +159,13 @@ def _sources(now: dt.datetime) -> Iterator[Metric]:
 
 def _apis(now: dt.datetime) -> Iterator[Metric]:
     found = [((one.api, one.region), one) for kind in registry.KINDS.values() for one in kind.api_usage(now)]
-    for name, text, value in (
-        ("api_calls_left", "Calls allowed now; negative: calls that wait", lambda one: one.left),
-        ("api_calls_at_once", "Maximum burst of calls", lambda one: one.burst),
-        (
-            "api_left_alone_seconds",
-            "Time until a throttled API is called again",
-            lambda one: (one.open_until - now).total_seconds() if one.open_until else 0.0,
-        ),
-    ):
-        yield _gauge(name, text, ["api", "region"], [(names, value(one)) for names, one in found])
+    labels = ["api", "region"]
+    left = [(names, one.left) for names, one in found]
+    yield _gauge("api_calls_left", "Calls allowed now; negative: calls that wait", labels, left)
+    most = [(names, one.burst) for names, one in found]
+    yield _gauge("api_calls_at_once", "Maximum burst of calls", labels, most)
+    alone = [(names, (one.open_until - now).total_seconds() if one.open_until else 0.0) for names, one in found]
+    yield _gauge("api_left_alone_seconds", "Time until a throttled API is called again", labels, alone)
 
 
 def _instances(now: dt.datetime) -> Iterator[Metric]:
@@ -203,7 +200,6 @@ def _tasks(now: dt.datetime) -> Iterator[Metric]:
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
-    """The web process is alive."""
     return JsonResponse({"status": "ok"})
 
 
@@ -218,7 +214,6 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Metrics in Prometheus' text format."""
     collectors = CollectorRegistry()
     collectors.register(StoredMetrics(timezone.now()))
     return HttpResponse(generate_latest(collectors), content_type=CONTENT_TYPE_LATEST)

@@ -8,13 +8,13 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from ninja import Field, P, Path, QueryEx, Router, Schema
+from ninja import Field, P, Path, Query, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, ready, refusals, run_of
 from dstackweb.lib.errors import NotFound
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress, TaskRow
+from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress
 from dstackweb.progress.states import SHOWN, TaskState
 from dstackweb.runs.models import Run
 
@@ -110,29 +110,7 @@ class TaskListOut(Schema):
     next: str | None
 
 
-def progress_of(
-    run: Run | None, overview: ScopeProgress | None, bars: list[ProgressBar], following: str | None
-) -> dict[str, Any]:
-    """A ProgressOut; empty if nothing was reported."""
-    if overview is None:
-        nothing = ProgressBar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
-        overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
-    return {
-        "run": run and run.name,
-        "id": run and str(run.uid),
-        "status": run and run.status,
-        "attempt": overview.attempt or None,
-        "ended": overview.ended,
-        "version": overview.version,
-        "count": overview.prefixes,
-        "total": prefix_of(overview.bar),
-        "prefixes": [prefix_of(bar) for bar in bars],
-        "next": following,
-    }
-
-
 def prefix_of(bar: ProgressBar) -> dict[str, Any]:
-    """A PrefixOut."""
     rate, left = bar.rate, bar.left
     return {
         **group_of(bar),
@@ -147,7 +125,6 @@ def prefix_of(bar: ProgressBar) -> dict[str, Any]:
 
 
 def group_of(bar: ProgressBar) -> dict[str, Any]:
-    """A GroupOut."""
     return {
         "name": bar.name,
         "total": bar.total,
@@ -161,15 +138,9 @@ def group_of(bar: ProgressBar) -> dict[str, Any]:
 
 
 def failure_of(failed: FailedTask) -> dict[str, Any]:
-    """A FailureOut."""
     shown = failed._asdict()
     del shown["id"]
     return shown | {"at": moment(shown.pop("at_ms"))}
-
-
-def task_of(task: TaskRow) -> dict[str, Any]:
-    """A TaskOut."""
-    return {"key": task.key, "state": task.state, "since": moment(task.since_ms)}
 
 
 def moment(at_ms: int) -> dt.datetime:
@@ -181,135 +152,130 @@ router = Router(tags=["progress"])
 of_runs = Router(tags=["progress"])
 REFUSALS = refusals(404, 422)
 
-Find = QueryEx[str, P(max_length=NAME_MAX, description="A part of the name, case-insensitive")]
-OrderBy = QueryEx[Order, P(description="`active`: unfinished ones first; `failed`: those with failed tasks first")]
-OnlyThose = QueryEx[GroupFilter, P(description="`failed`: with failed tasks; `running`: with running tasks")]
-Limit = QueryEx[int, P(ge=1, le=500)]
-Cursor = QueryEx[str, P(pattern=r"^(\d{1,18}\.\d{1,18})?$", description="The `next` of the page before")]
 Attempt = QueryEx[int | None, P(ge=1, le=2**31 - 1, description="Default: the newest with tasks")]
-OfPrefix = QueryEx[str, P(max_length=NAME_MAX)]
-OfGroup = QueryEx[str, P(max_length=NAME_MAX)]
+
+
+class Paging(Schema):
+    limit: int = Field(50, ge=1, le=500)
+    cursor: str = Field("", pattern=r"^(\d{1,18}\.\d{1,18})?$", description="The `next` of the page before")
+
+
+class Find(Paging):
+    find: str = Field("", max_length=NAME_MAX, description="A part of the name, case-insensitive")
+
+
+class PrefixFilter(Find):
+    order: Order = Field(
+        "active", description="`active`: unfinished ones first; `failed`: those with failed tasks first"
+    )
+
+
+class OfPrefix(Schema):
+    prefix: str = Field(max_length=NAME_MAX)
+
+
+class GroupFilters(Find, OfPrefix):
+    only: GroupFilter = Field("", description="`failed`: with failed tasks; `running`: with running tasks")
+
+
+class FailureFilter(Paging):
+    prefix: str = Field("", max_length=NAME_MAX)
+
+
+class TaskFilter(Paging, OfPrefix):
+    group: str = Field(max_length=NAME_MAX)
 
 
 @router.get("", response={200: ProgressOut, **REFUSALS}, summary="Progress of a project's runs")
-def of_project(
-    request: HttpRequest,
-    project: Path[str],
-    find: Find = "",
-    order: OrderBy = "active",
-    limit: Limit = 50,
-    cursor: Cursor = "",
-) -> HttpResponse:
+def of_project(request: HttpRequest, project: Path[str], wanted: Query[PrefixFilter]) -> HttpResponse:
     """By the prefix of their names; each run is a group."""
-    overview = _of_project(request, project)
-    return ready(request, progress_of(None, overview, *_page(overview, find, order, limit, cursor)))
+    return _prefixes(request, None, _of_project(request, project), wanted)
 
 
 @router.get("/groups", response={200: GroupsOut, **REFUSALS}, summary="A prefix's runs")
-def groups_of_project(
-    request: HttpRequest,
-    project: Path[str],
-    prefix: OfPrefix,
-    only: OnlyThose = "",
-    find: Find = "",
-    limit: Limit = 50,
-    cursor: Cursor = "",
-) -> HttpResponse:
+def groups_of_project(request: HttpRequest, project: Path[str], wanted: Query[GroupFilters]) -> HttpResponse:
     """Runs with the same name are counted together."""
-    return _groups(request, _of_project(request, project), prefix, only, find, limit, cursor)
+    return _groups(request, _of_project(request, project), wanted)
 
 
 @of_runs.get("/{name}/progress", response={200: ProgressOut, **REFUSALS}, summary="Progress of a run's tasks")
 def of_run(
-    request: HttpRequest,
-    project: Path[str],
-    name: str,
-    find: Find = "",
-    order: OrderBy = "active",
-    limit: Limit = 50,
-    cursor: Cursor = "",
-    attempt: Attempt = None,
+    request: HttpRequest, project: Path[str], name: str, wanted: Query[PrefixFilter], attempt: Attempt = None
 ) -> HttpResponse:
     """By prefix; empty if the run reported no tasks."""
     run, _role = run_of(request, project, name)
-    overview = selectors.of_run(run.pk, _now_ms(), attempt)
-    return ready(request, progress_of(run, overview, *_page(overview, find, order, limit, cursor)))
+    return _prefixes(request, run, selectors.of_run(run.pk, _now_ms(), attempt), wanted)
 
 
 @of_runs.get("/{name}/progress/groups", response={200: GroupsOut, **REFUSALS}, summary="The groups of a prefix")
 def groups_of_run(
-    request: HttpRequest,
-    project: Path[str],
-    name: str,
-    prefix: OfPrefix,
-    only: OnlyThose = "",
-    find: Find = "",
-    limit: Limit = 50,
-    cursor: Cursor = "",
-    attempt: Attempt = None,
+    request: HttpRequest, project: Path[str], name: str, wanted: Query[GroupFilters], attempt: Attempt = None
 ) -> HttpResponse:
     """In the order of their first report, without groups whose tasks are all forgotten."""
-    return _groups(request, _of_run(request, project, name, attempt), prefix, only, find, limit, cursor)
+    return _groups(request, _of_run(request, project, name, attempt), wanted)
 
 
 @of_runs.get("/{name}/progress/failures", response={200: FailuresOut, **REFUSALS}, summary="Failed tasks")
 def failures_of_run(
-    request: HttpRequest,
-    project: Path[str],
-    name: str,
-    prefix: OfPrefix = "",
-    limit: Limit = 50,
-    cursor: Cursor = "",
-    attempt: Attempt = None,
+    request: HttpRequest, project: Path[str], name: str, wanted: Query[FailureFilter], attempt: Attempt = None
 ) -> HttpResponse:
     """With their messages, newest first; of all prefixes, or of one."""
     overview = _of_run(request, project, name, attempt)
     if overview is None:
         return ready(request, {"items": [], "next": None})
-    of = _prefix(overview, prefix).id if prefix else None
-    found, following = selectors.failures(overview.scope_id, of, cursor or None, limit)
+    of = _prefix(overview, wanted.prefix).id if wanted.prefix else None
+    found, following = selectors.failures(overview.scope_id, of, wanted.cursor or None, wanted.limit)
     return ready(request, {"items": [failure_of(failed) for failed in found], "next": following})
 
 
 @of_runs.get("/{name}/progress/tasks", response={200: TaskListOut, **REFUSALS}, summary="The tasks of a group")
 def tasks_of_run(
-    request: HttpRequest,
-    project: Path[str],
-    name: str,
-    prefix: OfPrefix,
-    group: OfGroup,
-    limit: Limit = 50,
-    cursor: Cursor = "",
-    attempt: Attempt = None,
+    request: HttpRequest, project: Path[str], name: str, wanted: Query[TaskFilter], attempt: Attempt = None
 ) -> HttpResponse:
     """The tasks that were reported individually, in the order of their first report."""
-    of = _prefix(_of_run(request, project, name, attempt), prefix)
-    bar = selectors.group(of.id, group)
+    of = _prefix(_of_run(request, project, name, attempt), wanted.prefix)
+    bar = selectors.group(of.id, wanted.group)
     if bar is None:
-        raise NotFound(f"there is no group {group!r} in {prefix}")
-    found, following = selectors.tasks(bar.id, cursor or None, limit)
-    return ready(request, {"items": [task_of(task) for task in found], "next": following})
+        raise NotFound(f"there is no group {wanted.group!r} in {wanted.prefix}")
+    found, following = selectors.tasks(bar.id, wanted.cursor or None, wanted.limit)
+    tasks = [{"key": task.key, "state": task.state, "since": moment(task.since_ms)} for task in found]
+    return ready(request, {"items": tasks, "next": following})
 
 
-def _page(
-    overview: ScopeProgress | None, find: str, order: Order, limit: int, cursor: str
-) -> tuple[list[ProgressBar], str | None]:
-    if overview is None:
-        return [], None
-    return selectors.prefixes(overview.scope_id, _now_ms(), find=find, order=order, after=cursor or None, limit=limit)
-
-
-def _groups(
-    request: HttpRequest,
-    overview: ScopeProgress | None,
-    prefix: str,
-    only: GroupFilter,
-    find: str,
-    limit: int,
-    cursor: str,
+def _prefixes(
+    request: HttpRequest, run: Run | None, overview: ScopeProgress | None, wanted: PrefixFilter
 ) -> HttpResponse:
-    of = _prefix(overview, prefix)
-    bars, following = selectors.groups(of.id, only=only, find=find, after=cursor or None, limit=limit)
+    """ProgressOut; empty if nothing was reported."""
+    bars: list[ProgressBar] = []
+    following = None
+    if overview is None:
+        nothing = ProgressBar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
+        overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
+    else:
+        bars, following = selectors.prefixes(
+            overview.scope_id, _now_ms(), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
+            limit=wanted.limit,
+        )  # fmt: skip
+    answer = {
+        "run": run and run.name,
+        "id": run and str(run.uid),
+        "status": run and run.status,
+        "attempt": overview.attempt or None,
+        "ended": overview.ended,
+        "version": overview.version,
+        "count": overview.prefixes,
+        "total": prefix_of(overview.bar),
+        "prefixes": [prefix_of(bar) for bar in bars],
+        "next": following,
+    }
+    return ready(request, answer)
+
+
+def _groups(request: HttpRequest, overview: ScopeProgress | None, wanted: GroupFilters) -> HttpResponse:
+    of = _prefix(overview, wanted.prefix)
+    bars, following = selectors.groups(
+        of.id, only=wanted.only, find=wanted.find, after=wanted.cursor or None, limit=wanted.limit
+    )
     return ready(request, {"items": [group_of(bar) for bar in bars], "next": following})
 
 
@@ -323,7 +289,6 @@ def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) 
 
 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
-    """The prefix of this name. Raises NotFound."""
     found = selectors.prefix(overview.scope_id, name, _now_ms()) if overview is not None else None
     if found is None:
         raise NotFound(f"there is no prefix {name!r} here")

@@ -97,6 +97,5 @@ def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Sta
 
 
 def _chunks(request: HttpRequest) -> Iterator[bytes]:
-    """The body in chunks."""
     while chunk := request.read(CHUNK):
         yield chunk

@@ -141,7 +141,6 @@ def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
 
 @router.get("/{job_id}/archive", include_in_schema=False)
 def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
-    """The code that was shipped with the run."""
     run = _wanted(request, job_id).run
     if run.archive is None:
         raise NotFound("no code was shipped with this run")
@@ -167,7 +166,6 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
 
 @router.post("/{job_id}/started", include_in_schema=False)
 def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
-    """The commands run now."""
     attempts.start_job(_wanted(request, job_id).pk)
     return {}
 
@@ -212,7 +210,6 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
 
 
 def _own(request: HttpRequest, job_id: UUID) -> Job:
-    """The job, if the token is for it."""
     if getattr(request, "auth", None) != job_id:
         raise Forbidden("this token is for another job")
     job = Job.objects.select_related("run__project", "run__archive", "host", "instance").filter(pk=job_id).first()
@@ -240,7 +237,6 @@ def _wanted(request: HttpRequest, job_id: UUID) -> Job:
 
 
 def _others_unclaimed(job: Job) -> bool:
-    """Whether a node of the attempt has no runner yet."""
     return Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, claim_nonce="").exists()
 
 

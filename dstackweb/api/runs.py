@@ -211,6 +211,5 @@ def read_logs(
 
 
 def _tagged(response: HttpResponse, run: Run) -> RunOut:
-    """The run, with its ETag on the response."""
     response["ETag"] = f'"{services.etag(run)}"'
     return RunOut.of(run)

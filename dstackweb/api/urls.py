@@ -44,7 +44,6 @@ for prefix, routers in {
 
 
 def not_found(request: HttpRequest, rest: str) -> JsonResponse:
-    """A 404 in the API's form."""
     return JsonResponse({"detail": f"/api/v1/{rest} does not exist; see /api/v1/openapi.json"}, status=404)
 
 

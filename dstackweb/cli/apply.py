@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.offers import plan_table
+from dstackweb.cli.offers import table as offer_table
 from dstackweb.cli.output import (
     FAILED,
     INTERRUPTED,
@@ -135,7 +135,7 @@ def _post(api: Api, file: LocalRunFile, what: str, body: dict[str, Any]) -> dict
     path = api.in_project("runs", *([what] if what else []))
     headers = {} if what else {"Idempotency-Key": str(uuid.uuid4())}
     try:
-        answer: dict[str, Any] = api.json(api.send("POST", path, json=body, headers=headers, repeatable=True))
+        answer: dict[str, Any] = api.post(path, body, headers=headers, repeatable=True)
         return answer
     except ApiError as refused:
         raise explain(refused, file) if refused.status == 422 else refused from None
@@ -224,7 +224,7 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
     show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], _settings(plan), stream)
     typer.echo(file=stream)
     if plan["offers"]:
-        show_table(*plan_table(plan["offers"][:OFFERS_SHOWN]), stream)
+        show_table(*offer_table(plan["offers"][:OFFERS_SHOWN], None, without=("", "WHY")), stream)
         if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
             typer.echo(f"and {plural(more, 'more offer')}", file=stream)
         typer.echo(file=stream)

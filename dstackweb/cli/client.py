@@ -73,6 +73,10 @@ class Api:
         given = {key: value for key, value in query.items() if value is not None}
         return self.json(self.send("GET", path, params=given))
 
+    def post(self, path: str, body: dict[str, Any] | None = None, **request: Any) -> Any:
+        """The JSON of the answer to a POST."""
+        return self.json(self.send("POST", path, json=body, **request))
+
     def send(
         self,
         method: str,

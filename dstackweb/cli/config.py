@@ -38,7 +38,6 @@ def tokens_page(url: str) -> str:
 
 
 def config_path() -> Path:
-    """The file that `login` writes."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "dstackweb" / "config.toml"
 
@@ -137,7 +136,6 @@ def write_private(path: Path, lines: Iterable[str]) -> Path:
 
 
 def forget() -> bool:
-    """Remove what `login` stored; False where there was nothing."""
     try:
         config_path().unlink()
     except FileNotFoundError:

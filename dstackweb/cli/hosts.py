@@ -162,7 +162,7 @@ def _show_state(host: dict[str, Any]) -> None:
 def invite() -> None:
     """Print the command that makes another machine a host. It works once, within an hour. For deployment admins."""
     api = config.connect()
-    made = api.json(api.send("POST", api.path("hosts", "invites")))
+    made = api.post(api.path("hosts", "invites"))
     typer.echo(made["command"])
     note(f"Works once, until {clock_text(made['expires_at'])}. It gives full access to the deployment: keep it secret.")
     for obstacle in made["obstacles"]:
@@ -232,7 +232,6 @@ def machine_name() -> str:
 
 
 def default_home() -> Path:
-    """The default directory for a host's files."""
     if os.getuid() == 0:
         return Path("/var/lib/dstackweb-host")
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -260,10 +259,10 @@ def use_token(request: JoinRequest) -> Path:
         "labels": request.labels,
         "insecure": request.insecure,
     }
-    found = api.json(api.send("POST", api.path("hosts", "join"), json=body | {"check": True}, repeatable=True))
+    found = api.post(api.path("hosts", "join"), body | {"check": True}, repeatable=True)
     if missing := [*found["obstacles"], *_out_of_reach(found)]:
         raise CliError(f"this machine can't join {request.url} yet. The token is still valid.", *missing)
-    joined = api.json(api.send("POST", api.path("hosts", "join"), json=body))
+    joined = api.post(api.path("hosts", "join"), body)
     if os.getuid() != 0 and not os.environ.get("DSTACKWEB_SHARED_UID"):
         warn("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user")
     own = {name: os.environ[name] for name in OWN_SETTINGS if os.environ.get(name)}
@@ -294,7 +293,6 @@ def _check_installed() -> None:
 
 
 def _out_of_reach(found: dict[str, Any]) -> Iterator[str]:
-    """A line for each service that this machine needs and can't reach."""
     import httpx
 
     from dstackweb.cli.client import reason

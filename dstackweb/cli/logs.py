@@ -58,7 +58,6 @@ class Cursor:
     complete: bool = False
 
     def query(self) -> dict[str, Any]:
-        """The query of the next request."""
         place = {"tail": self.tail} if self.tail is not None else {"offset": self.offset}
         return {"node": self.node, **place, **({"attempt": self.attempt} if self.attempt else {})}
 
@@ -93,7 +92,6 @@ def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], ob
 
 
 def to_stdout(data: bytes) -> None:
-    """Write bytes unchanged, without buffering."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +54,6 @@ COLUMNS = {
     Column("WHY", wide=True): 130,
 }
 """Each with the width that a terminal needs to show it. Pipes get all."""
-PLAN_COLUMNS = ("OFFER", "CPU", "MEMORY", "GPU", "PRICE/H", "KIND", "AVAILABILITY")
 
 Backend = Annotated[str, typer.Argument(metavar="[BACKEND]", help="One backend; all if empty.")]
 COUNTERS = {
@@ -118,12 +117,17 @@ def show(page: dict[str, Any]) -> None:
         warn(line)
 
 
-def table(items: list[dict[str, Any]], width: int | None) -> tuple[list[Column], list[list[object]]]:
+def table(
+    items: list[dict[str, Any]], width: int | None, without: Collection[str] = ()
+) -> tuple[list[Column], list[list[object]]]:
     """The columns that a terminal `width` characters wide has room for; all where it is None."""
     highest = max(offer["price"] for offer in items)
-    shown = [(index, column) for index, (column, least) in enumerate(COLUMNS.items()) if (width or least) >= least]
-    rows = [row(offer, highest) for offer in items]
-    return [column for _, column in shown], [[cells[index] for index, _ in shown] for cells in rows]
+    shown = {
+        index: column
+        for index, (column, least) in enumerate(COLUMNS.items())
+        if (width or least) >= least and column.title not in without
+    }
+    return [*shown.values()], [[row(offer, highest)[index] for index in shown] for offer in items]
 
 
 def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
@@ -142,13 +146,6 @@ def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
         offer["availability"],
         offer["detail"].get("message", ""),
     )
-
-
-def plan_table(items: list[dict[str, Any]]) -> tuple[list[Column], list[list[object]]]:
-    """The table of a plan's offers: without the price bar and the detail."""
-    titles = [column.title for column in COLUMNS]
-    kept = [titles.index(title) for title in PLAN_COLUMNS]
-    return [list(COLUMNS)[index] for index in kept], [[row(offer)[index] for index in kept] for offer in items]
 
 
 def remarks(page: dict[str, Any]) -> Iterator[str]:
@@ -198,7 +195,6 @@ def problems(sources: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def is_refreshing(sources: Iterable[dict[str, Any]]) -> bool:
-    """Whether a source is being read, or is about to be."""
     return any(
         each["state"] != "fresh" and each["due_at"] is None for each in sources if each["source"] != WITHOUT_SOURCES
     )
@@ -206,7 +202,7 @@ def is_refreshing(sources: Iterable[dict[str, Any]]) -> bool:
 
 def _refresh(api: Api, path: str) -> None:
     """Refresh all sources, and wait up to REFRESH_S for them."""
-    backends = api.json(api.send("POST", f"{path}/refresh", json={}))["items"]
+    backends = api.post(f"{path}/refresh", {})["items"]
     if not backends:
         note("No cloud backends to refresh; hosts are always current.")
         return
@@ -236,10 +232,7 @@ def _watch(
         yield from (Text(line, style="dim") for line in remarks(page))
         yield from (Text(f"warning: {line}", style="yellow") for line in problems(page["sources"]))
 
-    try:
-        watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, WATCH_S, sleep)
-    except KeyboardInterrupt:
-        note("")
+    watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, WATCH_S, sleep)
 
 
 def quotas(
@@ -317,7 +310,6 @@ def _counters(figures: dict[str, Any]) -> list[object]:
 
 
 def _names(api: Api, wanted: str) -> list[str]:
-    """The `wanted` backend, or all cloud backends."""
     if wanted:
         return [wanted]
     sources = api.get(api.in_project("offers"), limit=1)["sources"]

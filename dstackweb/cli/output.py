@@ -124,12 +124,10 @@ def clean(value: object) -> str:
 
 
 def note(text: str) -> None:
-    """A note on stderr."""
     typer.echo(paint(text, DIM, sys.stderr), err=True)
 
 
 def warn(text: str) -> None:
-    """A warning on stderr."""
     typer.echo(f"{paint('warning:', YELLOW, sys.stderr)} {text}", err=True)
 
 
@@ -141,7 +139,6 @@ def show_error(error: CliError) -> None:
 
 
 def show_json(data: Any) -> None:
-    """The API's answer as JSON on stdout."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
@@ -165,7 +162,6 @@ ItemColumns = Mapping[Column, Callable[[dict[str, Any]], object]]
 
 
 def show_items(columns: ItemColumns, items: Sequence[dict[str, Any]]) -> None:
-    """A table of items from the API."""
     show_table(list(columns), [[value(item) for value in columns.values()] for item in items])
 
 
@@ -262,26 +258,30 @@ def watch(
     console: Console,
     every_s: int = 1,
     sleep: Callable[[float], None] = time.sleep,
+    stopped: str = "",
 ) -> None:
     """Draw `value` again each second, and fetch it every `every_s` seconds, until it is over or Ctrl-C is pressed.
 
-    While the server doesn't answer the last value stays, with the error below.
+    While the server doesn't answer the last value stays, with the error below. `stopped` is noted after Ctrl-C.
     """
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     trouble, age_s = "", 0
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(Group(*draw(value), *([Text(trouble, style="yellow")] if trouble else [])), refresh=True)
-            if is_over(value):
-                return
-            sleep(1)
-            age_s += 1
-            if age_s >= every_s:
-                age_s = 0
-                try:
-                    value, trouble = fetch(), ""
-                except OUTAGE as error:
-                    trouble = f"{error.message} Trying again …"
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(Group(*draw(value), *([Text(trouble, style="yellow")] if trouble else [])), refresh=True)
+                if is_over(value):
+                    return
+                sleep(1)
+                age_s += 1
+                if age_s >= every_s:
+                    age_s = 0
+                    try:
+                        value, trouble = fetch(), ""
+                    except OUTAGE as error:
+                        trouble = f"{error.message} Trying again …"
+    except KeyboardInterrupt:
+        note(stopped)

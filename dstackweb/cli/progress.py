@@ -123,7 +123,6 @@ def _show(page: dict[str, Any], as_json: bool, empty: str, show: Callable[[Seque
 
 
 def show_groups(items: Sequence[dict[str, Any]]) -> None:
-    """A line for each group."""
     columns = {
         "GROUP": [item["name"] for item in items],
         "FINISHED": [finished_text(item) for item in items],
@@ -133,13 +132,11 @@ def show_groups(items: Sequence[dict[str, Any]]) -> None:
 
 
 def show_failures(items: Sequence[dict[str, Any]]) -> None:
-    """A line for each failed task, the newest first."""
     columns = [Column("TASK"), Column("PREFIX"), Column("AGE", right=True), Column("MESSAGE", wide=True)]
     show_table(columns, [(item["key"], item["prefix"], age_text(item["at"]), item["message"]) for item in items])
 
 
 def show_once(overview: dict[str, Any]) -> None:
-    """The totals, and all prefixes."""
     for line in summary(overview):
         typer.echo(line)
     if _has_no_tasks(overview):
@@ -178,10 +175,8 @@ def show_live(
         # The unfinished tasks of an attempt are released a moment after its end.
         return overview["status"] in ENDED and overview["total"]["total"] == overview["total"]["finished"]
 
-    try:
-        watch(overview, lambda: api.get(path, **query), draw, is_over, console, sleep=sleep)
-    except KeyboardInterrupt:
-        note(f"Stopped watching; {clean(overview['run'])} continues." if overview["run"] else "Stopped watching.")
+    stopped = f"Stopped watching; {clean(overview['run'])} continues." if overview["run"] else "Stopped watching."
+    watch(overview, lambda: api.get(path, **query), draw, is_over, console, sleep=sleep, stopped=stopped)
 
 
 def _has_no_tasks(overview: dict[str, Any]) -> bool:
@@ -206,7 +201,6 @@ def summary(overview: Mapping[str, Any]) -> list[str]:
 
 
 def counts_of(item: Mapping[str, Any]) -> dict[str, int]:
-    """The tasks of a prefix or a group in each of the eight states."""
     counts = {**item["states"], "forgotten": item["forgotten"]}
     return {state: counts[state] for state in WORDS}
 

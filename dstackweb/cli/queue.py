@@ -93,7 +93,6 @@ def queue(
 
 
 def _number(option: str, text: str, nothing: str) -> int | None:
-    """A whole number, or None for the word `nothing`."""
     if text == nothing:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
@@ -202,7 +201,7 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
     headers = {"If-Match": seen[0].headers["ETag"]} if len(seen) == 1 and not dry_run else {}
     queue = found[0]["queue"]
     try:
-        moved = api.json(api.send("POST", api.in_project("queues", queue, "move"), json=body, headers=headers))
+        moved = api.post(api.in_project("queues", queue, "move"), body, headers=headers)
     except ApiError as refused:
         if refused.status != 412:
             raise
@@ -222,7 +221,7 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
 
 def _undo(api: Api, queue: str) -> None:
     try:
-        undone = api.json(api.send("POST", api.in_project("queues", queue or "default", "undo"), json={}))
+        undone = api.post(api.in_project("queues", queue or "default", "undo"), {})
     except ApiError as refused:
         if queue or refused.status != 409:
             raise

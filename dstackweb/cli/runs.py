@@ -100,7 +100,7 @@ def stop(
         note("Not stopped.")
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
-    stopped = api.json(api.send("POST", api.in_project("runs", found["id"], "stop"), json={"abort": abort}))
+    stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
     typer.echo(f"{stopped['name']}: {stopped['status']}")
     if found["spec"].get("schedule"):
         note("Its schedule has ended. Resubmit to resume the schedule.")
@@ -179,7 +179,7 @@ def hold(
         body["priority"] = priority
     headers = {"Idempotency-Key": str(uuid.uuid4())}
     try:
-        run = api.json(api.send("POST", api.in_project("holds"), json=body, headers=headers, repeatable=True))
+        run = api.post(api.in_project("holds"), body, headers=headers, repeatable=True)
     except KeyboardInterrupt:
         note("\nInterrupted. The hold may have been submitted: check with dstackweb ps.")
         raise typer.Exit(INTERRUPTED) from None
@@ -199,7 +199,7 @@ def extend(
 
 
 def _extend(api: Api, name: str, duration: str) -> None:
-    run = api.json(api.send("POST", api.in_project("runs", name, "extend"), json={"for": duration}))
+    run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
     until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
     typer.echo(f"{clean(run['name'])}: {until}")
 

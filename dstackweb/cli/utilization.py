@@ -73,7 +73,6 @@ def metrics(
 
 
 def fetch(api: Api, path: str) -> Snapshot:
-    """The metrics at `path`."""
     answer = api.send("GET", path, params={"points": POINTS})
     found: dict[str, Any] = api.json(answer)
     try:
@@ -100,10 +99,8 @@ def show_live(
     def is_over(snapshot: Snapshot) -> bool:
         return snapshot[0]["status"] in ENDED
 
-    try:
-        watch(found, lambda: fetch(api, path), draw, is_over, console, FETCH_S, sleep)
-    except KeyboardInterrupt:
-        note(f"Stopped watching; {clean(found[0]['run'])} continues.")
+    stopped = f"Stopped watching; {clean(found[0]['run'])} continues."
+    watch(found, lambda: fetch(api, path), draw, is_over, console, FETCH_S, sleep, stopped)
 
 
 def summary(run: dict[str, Any], now: float) -> Iterator[str]:
@@ -199,7 +196,7 @@ def keep(
     """Keep a run's utilization policy from stopping it for a while."""
     body: dict[str, Any] = {"reason": reason} | ({"minutes": minutes} if minutes is not None else {})
     api = config.connect()
-    kept = api.json(api.send("POST", api.in_project("runs", run, "keep"), json=body))
+    kept = api.post(api.in_project("runs", run, "keep"), body)
     typer.echo(f"{clean(kept['run'])}: kept until {clock_text(kept['until'])}")
     left = kept["keeps_left"]
     note(f"You can extend this {plural(left, 'more time')}." if left else "This can't be extended again.")
@@ -215,7 +212,7 @@ def what_if(
     """Simulate a utilization policy on the last 24 hours: show which runs it would have stopped."""
     policy = {"min_gpu_utilization": minimum, "time_window": window, "scope": scope, "warmup": warmup}
     api = config.connect()
-    found = api.json(api.send("POST", api.in_project("utilization", "what-if"), json=policy, repeatable=True))
+    found = api.post(api.in_project("utilization", "what-if"), policy, repeatable=True)
     if as_json:
         show_json(found)
         return

@@ -63,7 +63,6 @@ class Lease(models.Model):
 
     @classmethod
     def release(cls, name: str, holder: str) -> None:
-        """Release the lease if `holder` still has it."""
         cls.objects.filter(pk=name, holder=holder).delete()
 
 

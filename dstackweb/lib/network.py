@@ -19,7 +19,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL's host is the machine itself."""
     return is_loopback(urlsplit(url).hostname or "")
 
 

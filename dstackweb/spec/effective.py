@@ -96,7 +96,6 @@ class UtilizationPolicy(_StoredModel):
 
     @classmethod
     def of(cls, fields: UtilizationFields) -> UtilizationPolicy:
-        """From the fields of a run file or a profile."""
         return cls(
             min_gpu_utilization=fields.min_gpu_utilization,
             time_window_s=fields.time_window,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,17 @@ _BLOCK = re.compile(r"(<!-- made from the models: (\w+) -->\n).*?(<!-- end -->)"
 
 
 def filled(text: str) -> str:
-    """The document with its tables generated again."""
-    made = {"own": "\n".join(_own()), "profile": "\n".join(_profile()), "refused": "\n".join(_refused())}
+    own = [key for key in RunFields.model_fields if key not in ProfileFields.model_fields]
+    tables = {
+        "own": _table(RunFields, own),
+        "profile": _table(ProfileFields, ProfileFields.model_fields),
+        "refused": _refused(),
+    }
+    made = {name: "\n".join(lines) for name, lines in tables.items()}
     return _BLOCK.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", text)
 
 
-def _own() -> Iterator[str]:
-    keys = [key for key in RunFields.model_fields if key not in ProfileFields.model_fields]
-    return _table(RunFields, keys)
-
-
-def _profile() -> Iterator[str]:
-    return _table(ProfileFields, list(ProfileFields.model_fields))
-
-
-def _table(model: type[Keys], keys: list[str]) -> Iterator[str]:
+def _table(model: type[Keys], keys: Iterable[str]) -> Iterator[str]:
     yield "| Key | Value | Default | Description |"
     yield "| --- | --- | --- | --- |"
     for key in keys:

@@ -135,7 +135,6 @@ def parse_gpu(text: str) -> dict[str, Any]:
 
 
 def _gpu_part(part: str) -> tuple[str, Any]:
-    """The kind of a part, and its value."""
     if part[0].isalpha():
         return "name", parse_names(part.split(","))
     if any(char.isalpha() for char in part):
@@ -155,12 +154,10 @@ def parse_names(names: list[str]) -> list[str]:
 
 
 def parse_gpu_memory(text: str) -> Range:
-    """Memory of one GPU, in MiB."""
     return positive(parse_range(text, parse_memory))
 
 
 def parse_gpu_count(text: str) -> Range:
-    """GPUs per node."""
     return parse_range(text, parse_count)
 
 

@@ -87,7 +87,6 @@ def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[F
 
 
 def at(source: Source, path: Path, msg: str) -> FieldError:
-    """An error at a path of the source."""
     return {"loc": list(path), "line": source.line(path), "msg": msg}
 
 
