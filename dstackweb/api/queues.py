@@ -128,11 +128,11 @@ class MoveOut(Schema):
     undo_s: int
 
     @staticmethod
-    def resolve_move(moved: reorder.MovePreview) -> int | None:
-        return moved.move_id if isinstance(moved, reorder.MoveResult) else None
+    def resolve_move(moved: reorder.MoveEffect) -> int | None:
+        return moved.move_id
 
     @staticmethod
-    def resolve_undo_s(moved: reorder.MovePreview) -> int:
+    def resolve_undo_s(moved: reorder.MoveEffect) -> int:
         return reorder.UNDO_S
 
 

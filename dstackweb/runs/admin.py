@@ -1,4 +1,4 @@
-"""The admin's view of runs: to look and search. What the mover and the services write is read-only here."""
+"""Runs in the admin site: lists and search. Settings of queues and priorities of runs can be changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import Model
 from django.http import HttpRequest
 
 from dstackweb.accounts.models import Role, User
@@ -15,7 +15,7 @@ from dstackweb.lib.pages import ReadOnly
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
 from dstackweb.runs.queue import queues
-from dstackweb.runs.states import ACTIVE
+from dstackweb.runs.states import ACTIVE, RunStatus
 
 
 def _user(request: HttpRequest) -> User:
@@ -27,12 +27,7 @@ class ReadOnlyInline(admin.TabularInline[Any, Any]):
     extra = 0
     can_delete = False
     show_change_link = True
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = lambda *_args, **_kwargs: False
 
 
 class JobInline(ReadOnlyInline):
@@ -131,63 +126,45 @@ class RunAdmin(ReadOnly):
             messages.error(request, error.detail)
 
 
-@admin.register(Job)
-class JobAdmin(ReadOnly):
-    list_display = ("run", "attempt", "node", "status", "host", "cpus", "memory_mib", "exit_code", "placed_at")
-    list_filter = ("status", "host", "termination_reason")
-    list_select_related = ("run", "host")
-    search_fields = ("id", "run__name")
-    show_full_result_count = False
-    exclude = ("claim_nonce",)
+def _register(
+    model: type[Model], columns: str, *, filters: str = "", joined: str = "", search: str = "", **more: Any
+) -> None:
+    """Register a read-only list of `model`; names are separated by blanks."""
+    options = {
+        "list_display": columns.split(),
+        "list_filter": filters.split(),
+        "list_select_related": joined.split(),
+        "search_fields": search.split(),
+        **more,
+    }
+    admin.site.register(model, type(f"{model.__name__}Admin", (ReadOnly,), options))
 
 
-@admin.register(Allocation)
-class AllocationAdmin(ReadOnly):
-    list_display = ("job", "host", "gpu", "cpus", "memory_mib")
-    list_filter = ("host",)
-    list_select_related = ("job__run", "host", "gpu__host")
-    search_fields = ("job__run__name", "gpu__uuid")
-
-
-@admin.register(RunEvent)
-class RunEventAdmin(ReadOnly):
-    list_display = ("at", "run", "kind", "actor", "attempt", "node")
-    list_filter = ("kind",)
-    list_select_related = ("run", "actor")
-    search_fields = ("run__name", "actor__username")
-    show_full_result_count = False
-
-
-@admin.register(QueueEvent)
-class QueueEventAdmin(ReadOnly):
-    list_display = ("at", "queue", "actor", "data")
-    list_filter = ("queue",)
-    list_select_related = ("queue__project", "actor")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[QueueEvent]:
-        return super().get_queryset(request).order_by("-id")
-
-
-@admin.register(Verdict)
-class VerdictAdmin(ReadOnly):
-    list_display = ("queue", "shape", "reason", "at")
-    list_filter = ("reason", "queue")
-    list_select_related = ("queue__project",)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Verdict]:
-        return super().get_queryset(request).order_by("-at")
-
-
-@admin.register(Archive)
-class ArchiveAdmin(ReadOnly):
-    list_display = ("sha256", "project", "size", "created_at")
-    list_filter = ("project",)
-    search_fields = ("sha256",)
-
-
-@admin.register(QueueCount)
-class QueueCountAdmin(ReadOnly):
-    list_display = (
-        "queue", "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
-    )  # fmt: skip
-    list_select_related = ("queue__project",)
+_register(
+    Job,
+    "run attempt node status host cpus memory_mib exit_code placed_at",
+    filters="status host termination_reason",
+    joined="run host",
+    search="id run__name",
+    show_full_result_count=False,
+    exclude=("claim_nonce",),
+)
+_register(
+    Allocation,
+    "job host gpu cpus memory_mib",
+    filters="host",
+    joined="job__run host gpu__host",
+    search="job__run__name gpu__uuid",
+)
+_register(
+    RunEvent,
+    "at run kind actor attempt node",
+    filters="kind",
+    joined="run actor",
+    search="run__name actor__username",
+    show_full_result_count=False,
+)
+_register(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
+_register(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
+_register(Archive, "sha256 project size created_at", filters="project", search="sha256")
+_register(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")

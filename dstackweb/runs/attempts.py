@@ -26,7 +26,6 @@ from dstackweb.runs.states import (
     EndRun,
     JobStatus,
     JobView,
-    NoChange,
     Reason,
     RetryRun,
     RunStarted,
@@ -146,14 +145,11 @@ def settle_run(run: Run) -> None:
 
 
 def _follow(run: Run) -> None:
-    """Move a placed run on."""
     now = timezone.now()
     jobs = list(Job.objects.select_related("host").filter(run=run, attempt=run.attempt).order_by("node"))
     if not jobs:
         return
-    match decide(run_view(run), [job_view(job) for job in jobs], now):
-        case NoChange():
-            pass
+    match decide(_run_view(run), [_job_view(job) for job in jobs], now):
         case RunStarted():
             move_run(run, RunStatus.RUNNING, now=now)
         case StopOthers(because=job):
@@ -182,11 +178,9 @@ def _follow(run: Run) -> None:
 
 
 def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
-    """When the next occurrence of a run that has just ended is due; None without a schedule.
-
-    Never at the run's own time again, even if this machine's clock is behind.
-    """
+    """When the next occurrence of a run that has just ended is due; None without a schedule."""
     crons = (run.spec.get("schedule") or {}).get("cron", ())
+    # Never at the run's own time again, even if this machine's clock is behind.
     return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
@@ -249,22 +243,12 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
     wakeups.request_job_checks(to_check)
 
 
-def job_view(job: Job) -> JobView:
-    """A job as decisions see it."""
-    return JobView(
-        node=job.node,
-        status=JobStatus(job.status),
-        reason=job.termination_reason,
-        exit_code=job.exit_code,
-        message=job.message,
-        detail=job.detail,
-        ended_at=job.ended_at,
-        started_at=job.started_at,
-    )
+def _job_view(job: Job) -> JobView:
+    status, ended, started = JobStatus(job.status), job.ended_at, job.started_at
+    return JobView(job.node, status, job.termination_reason, job.exit_code, job.message, ended, started, job.detail)
 
 
-def run_view(run: Run) -> RunView:
-    """A run as decisions see it."""
+def _run_view(run: Run) -> RunView:
     retry = EffectiveSpec.model_validate(run.spec).retry
     return RunView(
         status=RunStatus(run.status),

@@ -32,7 +32,6 @@ def matches(if_match: str | None, run: Run) -> bool:
 
 
 def stale_error(run: Run) -> Stale:
-    """What to raise for a run that is not as its editor saw it."""
     return Stale(
         f"run {run.name} was changed by {_last_editor(run)} since you looked: its priority is {run.priority} in queue "
         f"{run.queue.name} now. Nothing of yours was applied; look and try again.",

@@ -59,7 +59,6 @@ def append_log(job_id: UUID, offset: int, data: bytes) -> int:
 
 
 def log_size(job_id: UUID) -> int:
-    """Bytes that have arrived so far."""
     try:
         return log_path(job_id).stat().st_size
     except FileNotFoundError:
@@ -93,7 +92,6 @@ def tail_offset(job_id: UUID, lines: int, window: int = 1 << 20) -> int:
 
 
 def archive_path(project_id: int, sha256: str) -> Path:
-    """The file of an archive."""
     return Path(settings.DSTACKWEB_HOME) / "archives" / str(project_id) / f"{sha256}.tar.gz"
 
 

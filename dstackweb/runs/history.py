@@ -46,12 +46,10 @@ HOUR = dt.timedelta(hours=1)
 
 
 def band_of(priority: int) -> int:
-    """The band of a priority from 0 to 100."""
     return min(priority // 25, BANDS - 1)
 
 
 def band_limits(band: int) -> tuple[int, int]:
-    """The lowest and the highest priority of a band."""
     return band * 25, 100 if band == BANDS - 1 else band * 25 + 24
 
 
@@ -124,7 +122,6 @@ def sample_lengths(now: dt.datetime) -> None:
 
 
 def prune(now: dt.datetime) -> None:
-    """Remove hours that are older than KEPT_DAYS."""
     QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS)).delete()
 
 
@@ -261,7 +258,6 @@ class HistoryRange:
 
     @property
     def times(self) -> list[dt.datetime]:
-        """The starts of the spans, UTC."""
         return span_starts(self.days, self.now, self.zone, hourly=self.hourly)
 
     def midnight(self, days_ago: int = 0) -> dt.datetime:
@@ -328,7 +324,6 @@ def numbers(tally: WaitStats) -> dict[str, Any]:
 
 
 def series(queue: Queue, view: HistoryRange) -> History:
-    """The history of a queue."""
     return _history(_read(queue.hours.all(), view)[queue.pk], view)
 
 
@@ -350,7 +345,6 @@ _COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "lengt
 
 
 def _read(rows: QuerySet[QueueHour], view: HistoryRange) -> dict[int, _Hours]:
-    """By queue."""
     read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [WaitStats()] * BANDS))
     found = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
     for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in found:

@@ -57,7 +57,6 @@ def submit_hold(project: Project, user: User, role: str, wanted: HoldRequest, id
 
 
 def run_config(wanted: HoldRequest, seconds: int) -> dict[str, Any]:
-    """The run file of a hold."""
     resources = {"gpu": wanted.gpu, "cpu": wanted.cpu, "memory": wanted.memory}
     asked = {"name": wanted.name, "queue": wanted.queue, "priority": wanted.priority}
     return {

@@ -94,7 +94,6 @@ JOB_SALT, TASKS_SALT = "dstackweb.job", "dstackweb.tasks"
 
 
 def job_token(job_id: UUID) -> str:
-    """The token of a job's runner."""
     return sign_id(job_id, JOB_SALT)
 
 

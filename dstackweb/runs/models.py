@@ -18,14 +18,17 @@ from django.utils import timezone
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
 
-
-def _choices(kind: type[RunStatus] | type[JobStatus]) -> list[tuple[str, str]]:
-    return [(status.value, status.value) for status in kind]
+MAX_LIMIT = 1_000_000
 
 
 def _values(statuses: Iterable[RunStatus | JobStatus]) -> list[str]:
     """Plain strings, which migrations can hold."""
     return [status.value for status in statuses]
+
+
+def _status(kind: type[RunStatus] | type[JobStatus], default: RunStatus | JobStatus) -> models.CharField[str, str]:
+    choices = [(value, value) for value in _values(kind)]
+    return models.CharField(max_length=12, choices=choices, default=default.value)
 
 
 def _limit(what: str) -> models.PositiveIntegerField[int | None, int | None]:
@@ -35,11 +38,12 @@ def _limit(what: str) -> models.PositiveIntegerField[int | None, int | None]:
     )
 
 
-MAX_LIMIT = 1_000_000
+def _count() -> models.PositiveIntegerField[int, int]:
+    return models.PositiveIntegerField(default=0)
 
 
 class Queue(models.Model):
-    """An ordered line of submitted runs in a project. Whoever changes the order updates this row first."""
+    """The submitted runs of a project in their order. A transaction that changes the order updates this row first."""
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="queues")
     name = models.SlugField(max_length=60, default="default")
@@ -69,7 +73,6 @@ class Queue(models.Model):
 
     @property
     def step_us(self) -> int:
-        """The ageing step in microseconds."""
         return ordering.step_us(self.ageing_minutes)
 
 
@@ -107,7 +110,7 @@ class Archive(models.Model):
 
 
 class Run(models.Model):
-    """What a person submitted, with the spec that was in effect at that moment."""
+    """A submitted run, with its spec as resolved at that moment."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="runs")
@@ -115,7 +118,7 @@ class Run(models.Model):
     user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
     name = models.CharField(max_length=60)
 
-    status = models.CharField(max_length=12, choices=_choices(RunStatus), default=RunStatus.SUBMITTED.value)
+    status = _status(RunStatus, RunStatus.SUBMITTED)
     status_message = models.TextField(blank=True)
     status_detail: models.JSONField[Any, Any] = models.JSONField(
         default=dict, blank=True, help_text="Code and data of what the server itself says (`runs.codes.MessageCode`)"
@@ -193,18 +196,18 @@ class Run(models.Model):
 
     @property
     def is_hold(self) -> bool:
-        """Whether it keeps what it was given for a person to work on."""
+        """Whether it is a hold."""
         return bool(self.spec.get("hold"))
 
     @property
     def limit_s(self) -> int | None:
-        """Seconds after which its jobs are stopped: `max_duration`, and by how much people lengthened it."""
-        asked: int | None = self.spec.get("max_duration_s")
-        return None if asked is None else asked + self.extended_s
+        """Seconds after which its jobs are stopped: `max_duration` and its extensions."""
+        limit: int | None = self.spec.get("max_duration_s")
+        return None if limit is None else limit + self.extended_s
 
     @property
     def held_until(self) -> dt.datetime | None:
-        """When a hold that has begun gives back what it keeps; None for any other run."""
+        """When a running hold ends; None for any other run."""
         if not self.is_hold or self.status != RunStatus.RUNNING or self.started_at is None or self.limit_s is None:
             return None
         return self.started_at + dt.timedelta(seconds=self.limit_s)
@@ -217,7 +220,7 @@ class Job(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
     attempt = models.PositiveIntegerField()
     node = models.PositiveIntegerField(default=0)
-    status = models.CharField(max_length=12, choices=_choices(JobStatus), default=JobStatus.PROVISIONING.value)
+    status = _status(JobStatus, JobStatus.PROVISIONING)
 
     backend = models.ForeignKey("backends.Backend", on_delete=models.PROTECT)
     host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
@@ -267,10 +270,7 @@ class Job(models.Model):
 
 
 class Allocation(models.Model):
-    """What a job holds of a host: one row for its CPUs and memory, one more for each GPU.
-
-    A GPU can be in one row only, so it is never given twice; a host's sums are kept on its own row.
-    """
+    """What a job holds of a host: a row for its CPUs and memory, and one for each GPU, which can be in one row only."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="allocations")
     host = models.ForeignKey("backends.Host", on_delete=models.PROTECT, related_name="allocations")
@@ -283,7 +283,7 @@ class Allocation(models.Model):
 
 
 class RunEvent(models.Model):
-    """What happened to a run, as a code with data; worded when shown."""
+    """An event of a run: a code with data (`runs.codes.RunEventKind`)."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField(default=timezone.now)
@@ -302,7 +302,7 @@ class RunEvent(models.Model):
 
 
 class QueueEvent(models.Model):
-    """What somebody changed about a queue itself: `data` has `{setting: [old, new]}`."""
+    """A change of a queue's settings: `data` has `{setting: [old, new]}`."""
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField(default=timezone.now)
@@ -317,10 +317,10 @@ class QueueEvent(models.Model):
 
 
 class Move(models.Model):
-    """One reorder or priority change, with what it changed, so that it can be undone for a moment.
+    """One move or priority change, which can be undone for a moment.
 
-    `changes` has one `[run id, [seniority_us, priority] before, [seniority_us, priority] after, moved before]` per run
-    changed. The last is `[moved_at, moved_by id]` of a run that was moved itself, null for one that only gave way.
+    `changes` has `[run id, [seniority_us, priority] before, [seniority_us, priority] after, moved before]` per run. The
+    last is `[moved_at, moved_by id]` of a run that was moved itself, null for one that only gave way.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="moves")
@@ -337,10 +337,7 @@ class Move(models.Model):
 
 
 class QueueHour(models.Model):
-    """What happened in one queue and priority band within one hour: kept, never computed from runs.
-
-    A band is a quarter of the priorities: 0 is 0–24, 1 is 25–49, 2 is 50–74, 3 is 75–100.
-    """
+    """Waits and lengths of one queue and priority band (see `history.BANDS`) in one hour; never computed from runs."""
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="hours")
     band = models.PositiveSmallIntegerField()
@@ -349,14 +346,14 @@ class QueueHour(models.Model):
     wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
     wait_max_s = models.BigIntegerField(default=0)
     # How many waited up to so long, and longer than the column before: plain integers, so that they count atomically.
-    waited_1m = models.PositiveIntegerField(default=0)
-    waited_5m = models.PositiveIntegerField(default=0)
-    waited_15m = models.PositiveIntegerField(default=0)
-    waited_1h = models.PositiveIntegerField(default=0)
-    waited_4h = models.PositiveIntegerField(default=0)
-    waited_12h = models.PositiveIntegerField(default=0)
-    waited_1d = models.PositiveIntegerField(default=0)
-    waited_longer = models.PositiveIntegerField(default=0)
+    waited_1m = _count()
+    waited_5m = _count()
+    waited_15m = _count()
+    waited_1h = _count()
+    waited_4h = _count()
+    waited_12h = _count()
+    waited_1d = _count()
+    waited_longer = _count()
     length = models.PositiveIntegerField(null=True, help_text="Waiting runs when last sampled")
     length_max = models.PositiveIntegerField(null=True)
 
@@ -369,7 +366,7 @@ class QueueHour(models.Model):
 
 
 class BudgetMark(models.Model):
-    """A share of a project's monthly budget that it has spent: told once in a month."""
+    """A share of a project's monthly budget that it has spent: reported once a month."""
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="budget_marks")
     month = models.DateField(help_text="Its first day, UTC")
@@ -386,10 +383,7 @@ class BudgetMark(models.Model):
 
 
 class Verdict(models.Model):
-    """Why runs of one shape in one queue wait: a reason code and its numbers, written only when it changes.
-
-    The shape "" stands for all of the queue: what holds up every run in it alike.
-    """
+    """Why runs of one shape in one queue wait, written only when it changes. The shape "" is the whole queue."""
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="verdicts")
     shape = models.CharField(max_length=64)

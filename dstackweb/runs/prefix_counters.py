@@ -38,7 +38,6 @@ def to_ms(at: dt.datetime) -> int:
 
 
 def prefix_and_group(name: str) -> tuple[str, str]:
-    """The prefix and the group of a run of this name."""
     return split(name).prefix, name
 
 

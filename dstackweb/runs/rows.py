@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from django.db.models import F
-from django.utils.translation import gettext as _
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
@@ -41,7 +40,6 @@ class Row:
     @classmethod
     @functools.cache
     def fields(cls) -> tuple[str, ...]:
-        """The names of all its fields."""
         return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
     @classmethod
@@ -59,7 +57,6 @@ class Row:
         return tuple(name for name in cls.fields() if name not in hidden)
 
     def values(self) -> dict[str, Any]:
-        """All its fields by name."""
         return {name: getattr(self, name) for name in self.fields()}
 
 
@@ -184,7 +181,6 @@ def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]
 
 
 def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]:
-    """A page of the queue in true order, for the queue's page."""
     return _queue_rows(QueuePageRow, queue, limit, offset)
 
 
@@ -233,7 +229,6 @@ def _next(ids: Sequence[int], limit: int) -> int | None:
 
 
 def run_rows(ids: Sequence[int], kind: type[R]) -> list[R]:
-    """The rows of these runs, newest first."""
     if not ids:
         return []
     return _run_rows(kind, f"WHERE run.id IN ({sql.places(ids)}) ORDER BY run.id DESC", ids)
@@ -296,8 +291,7 @@ def job_place(job: Job) -> str:
     """A host's name, or backend, region and instance type. Reads the job's host and backend."""
     if job.host:
         return job.host.name
-    told = " ".join(filter(None, (job.backend.name, job.region, job.instance_type)))
-    return _("%s (spot)") % told if job.is_spot else told
+    return " ".join(filter(None, (job.backend.name, job.region, job.instance_type, "(spot)" if job.is_spot else "")))
 
 
 def placement_summary(jobs: Iterable[Job]) -> PlacementSummary | None:

@@ -41,7 +41,6 @@ def _uuid(text: str) -> uuid.UUID | None:
 
 
 def queue_called(project: Project, name: str) -> Queue | None:
-    """The queue of this name, if there is one."""
     found = Queue.objects.raw("SELECT * FROM runs_queue WHERE project_id = %s AND name = %s", [project.pk, name])
     queue = next(iter(found), None)
     if queue is not None:
@@ -58,7 +57,6 @@ def find_queue(project: Project, name: str) -> Queue:
 
 
 def in_order(queue: Queue) -> QuerySet[Run]:
-    """The queue's waiting runs in their true order."""
     return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
 
 

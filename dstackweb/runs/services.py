@@ -178,7 +178,6 @@ def _name_taken(project: Project, name: str) -> Conflict:
 
 
 def _free_name(project: Project, prefix: str = "") -> str:
-    """A random name that no run of the project has."""
     rnd = random.Random()
     for _ in range(20):
         name = prefix + random_name(rnd)

@@ -59,7 +59,6 @@ def costs_by_run(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
 
 
 def has_budgets() -> bool:
-    """Whether a project has a budget at all."""
     return Project.objects.exclude(monthly_budget=None).exists()
 
 
@@ -87,7 +86,6 @@ def mark_budgets(now: dt.datetime) -> int:
 
 
 def month_of(now: dt.datetime) -> dt.datetime:
-    """When its month began."""
     return now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 

@@ -1,6 +1,6 @@
-"""The statuses of runs and jobs, which moves between them are legal, and what each ending means.
+"""The statuses of runs and jobs, their legal transitions, and what follows for a run when its jobs change.
 
-Pure data: `transitions` enforces it, pages and docs/states.md read it.
+Pure (docs/design.md, rule 3): `transitions` enforces the tables, `attempts` acts on what `decide` returns.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def job_end_status(reason: str) -> JobStatus:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as the decision sees it."""
+    """What `decide` reads of a job."""
 
     node: int
     status: JobStatus
@@ -146,10 +146,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as the decision sees it. Without `retry`, `retry_on` is empty and `retry_for` None.
-
-    `stop_detail`: more about `stop_reason`, where there is more.
-    """
+    """What `decide` reads of a run. Without `retry`, `retry_on` is empty and `retry_for` None."""
 
     status: RunStatus
     stop_reason: str = ""
@@ -157,11 +154,6 @@ class RunView:
     retry_on: frozenset[str] = frozenset()
     retry_for: dt.timedelta | None = None
     first_failed_at: dt.datetime | None = None
-
-
-@dataclass(frozen=True)
-class NoChange:
-    """Nothing to do."""
 
 
 @dataclass(frozen=True)
@@ -199,18 +191,18 @@ class EndRun:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-Outcome = NoChange | RunStarted | StopOthers | RetryRun | EndRun
+Outcome = RunStarted | StopOthers | RetryRun | EndRun
 
 
-def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome:
-    """What follows for the run from its current attempt's jobs (at least one)."""
+def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome | None:
+    """What follows for the run from its current attempt's jobs (at least one); None if nothing."""
     culprit = first_failed(jobs)
     if any(job.status not in JOB_ENDED for job in jobs):
         if culprit is not None and run.status != RunStatus.TERMINATING:
             return StopOthers(culprit)
         if run.status == RunStatus.PROVISIONING and any(job.status == JobStatus.RUNNING for job in jobs):
             return RunStarted()
-        return NoChange()
+        return None
     if all(job.status == JobStatus.DONE for job in jobs):
         return EndRun(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:

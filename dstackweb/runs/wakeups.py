@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from django.db import transaction
 from django.dispatch import Signal
@@ -26,28 +27,27 @@ task_settling_requested = Signal()
 """Attempts with tasks have ended: their tasks must be settled."""
 
 
+def _send(signal: Signal, **data: Any) -> None:
+    transaction.on_commit(partial(signal.send, sender=None, **data), robust=True)
+
+
 def request_pass() -> None:
     """Request a placement pass when the current transaction commits."""
-    transaction.on_commit(lambda: pass_requested.send(sender=None), robust=True)
+    _send(pass_requested)
 
 
 def request_task_settling() -> None:
     """Request that tasks of ended attempts are settled when the current transaction commits."""
-    transaction.on_commit(lambda: task_settling_requested.send(sender=None), robust=True)
+    _send(task_settling_requested)
 
 
 def request_job_checks(jobs: Iterable[Job]) -> None:
     """Request a check of these jobs, by their hosts or the cloud workers, when the current transaction commits."""
-    by_cluster: dict[str, list[str]] = defaultdict(list)
-    of_clouds: list[str] = []
+    by_cluster: dict[str | None, list[str]] = defaultdict(list)
     for job in jobs:
-        if job.host is not None:
-            by_cluster[job.host.cluster].append(str(job.pk))
-        else:
-            of_clouds.append(str(job.pk))
+        by_cluster[job.host.cluster if job.host else None].append(str(job.pk))
     for cluster, job_ids in by_cluster.items():
-        transaction.on_commit(
-            partial(job_checks_requested.send, sender=None, job_ids=job_ids, cluster=cluster), robust=True
-        )
-    if of_clouds:
-        transaction.on_commit(partial(cloud_checks_requested.send, sender=None, job_ids=of_clouds), robust=True)
+        if cluster is None:
+            _send(cloud_checks_requested, job_ids=job_ids)
+        else:
+            _send(job_checks_requested, job_ids=job_ids, cluster=cluster)

@@ -61,13 +61,11 @@ def _subject_of(data: Data) -> str:
 
 
 def stop(data: Data) -> str:
-    """It stopped the run."""
     text = _("stopped by its utilization policy: %s") % was_low(data)
     return text + _("; first in the queue now: %s") % data["next"] if data.get("next") else text
 
 
 def would_stop(data: Data) -> str:
-    """It would have stopped the run."""
     why = _("the policy only notifies") if data.get("notifies") else _("policies here only report")
     text = _("its utilization policy would have stopped it: %(low)s (%(why)s)")
     return text % {"low": was_low(data), "why": why}

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode
-from dstackweb.runs.queue.reorder import MovePreview, MoveResult, RunChange
+from dstackweb.runs.queue.reorder import MoveEffect, RunChange
 from dstackweb.wording.sentence import words
 from dstackweb.wording.units import duration
 
@@ -66,7 +66,7 @@ def _limit(value: int | None) -> str:
     return _("no limit") if value is None else str(value)
 
 
-def move_preview(preview: MovePreview, reader: User) -> str:
+def move_preview(preview: MoveEffect, reader: User) -> str:
     """`priority 50 → 52, position 7 → 3; ana's eval moves back from 3 to 4`."""
     if all(_same_position(change) and _same_priority(change) for change in preview.changes):
         return _("no change")
@@ -80,7 +80,7 @@ def move_preview(preview: MovePreview, reader: User) -> str:
     return "; ".join(filter(None, (*parts, ", ".join(slips))))
 
 
-def moved(result: MoveResult) -> str:
+def moved(result: MoveEffect) -> str:
     """`eval moved from position 7 to 3, priority 50 → 52`; `3 runs moved to positions 1–3`."""
     if len(result.changes) != 1:
         return _several(result) if result.changes else _("nothing to move")
@@ -96,7 +96,7 @@ def moved(result: MoveResult) -> str:
     return text % vars(change)
 
 
-def _several(result: MoveResult) -> str:
+def _several(result: MoveEffect) -> str:
     """With positions if they are adjacent, which a member's may not be."""
     count = len(result.changes)
     text = ngettext("%d run moved", "%d runs moved", count) % count
@@ -106,7 +106,7 @@ def _several(result: MoveResult) -> str:
     return _("%(text)s to positions %(first)d–%(last)d") % {"text": text, "first": places[0], "last": places[-1]}
 
 
-def move_undone(result: MoveResult) -> str:
+def move_undone(result: MoveEffect) -> str:
     """`Undone: eval`."""
     names, more = ", ".join(change.run.name for change in result.changes[:3]), len(result.changes) - 3
     return _("Undone: %s") % (_("%(names)s and %(n)d more") % {"names": names, "n": more} if more > 0 else names)

@@ -79,7 +79,6 @@ def known(codes: type[Code], code: str) -> Code | None:
 
 
 def as_text(code: str) -> str:
-    """The text for a code that this version doesn't know."""
     return code.replace("_", " ")
 
 

@@ -122,7 +122,6 @@ def worded(row: Listed) -> Listed:
 
 
 def run_message(run: Run) -> str:
-    """The whole message of a run."""
     return message(run.status_detail, run.status_message)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, assert_never, cast
 
 from django.utils import timezone
@@ -29,7 +29,6 @@ from dstackweb.wording.units import cpus, dollars, gpus, mebibytes
 
 
 def reason(code: str, data: Mapping[str, Any]) -> Label:
-    """Why a run waits, with its numbers."""
     found = known(WaitReason, code)
     return Label(as_text(code), "") if found is None else _reason(found, data)
 
@@ -72,11 +71,11 @@ def _over_limit(data: LimitData) -> str:
     code = data.get("code", "")
     if known(LimitCode, code) is None:
         return _("a limit is reached")
-    text = _never_within(code) if data.get("never") else _not_within_now(code)
+    text = _NEVER_WITHIN(code) if data.get("never") else _NOT_WITHIN_NOW(code)
     return text % {name: data.get(name, 0) for name in ("limit", "used", "asked")}
 
 
-_never_within = words(
+_NEVER_WITHIN = words(
     {
         LimitCode.MAX_RUNNING: gettext_lazy("the queue's limit is 0 runs: nothing can start"),
         LimitCode.MAX_GPUS: gettext_lazy("it needs %(asked)d GPUs, more than the queue's limit of %(limit)d"),
@@ -86,7 +85,7 @@ _never_within = words(
         ),
     }
 )
-_not_within_now = words(
+_NOT_WITHIN_NOW = words(
     {
         LimitCode.MAX_RUNNING: gettext_lazy("queue limit reached: %(used)d of %(limit)d runs placed"),
         LimitCode.MAX_GPUS: gettext_lazy(
@@ -147,33 +146,33 @@ def _busy_until(data: Shortfall) -> str:
 
 
 def lack(what: str, data: Shortfall) -> str:
-    """What a host lacks now."""
     numbers: Mapping[str, Any] = data
-    free, total = numbers.get(f"{what}_free", 0), numbers.get(f"{what}_total", 0)
-    if what == "gpus":
-        counts = {"needs": gpus(data.get("gpus", 0)), "free": free, "total": total}
-        text = _("needs %(needs)s, %(free)d of %(total)d free") % counts
-        outside = data.get("gpus_outside")
-        return text + _(" (%d used outside dstackweb)") % outside if outside else text
-    if what == "cpus":
-        counts = {"needs": cpus(data.get("cpus", 0)), "free": free, "total": total}
-        return _("needs %(needs)s, %(free)d of %(total)d free") % counts
-    sizes = {"needs": mebibytes(data.get("memory_mib", 0)), "free": mebibytes(free), "total": mebibytes(total)}
-    return _("needs %(needs)s of memory, %(free)s of %(total)s free") % sizes
+    amount, plain = AMOUNTS[what]
+    counts = {"needs": amount(numbers.get(what, 0)), "total": plain(numbers.get(f"{what}_total", 0))}
+    text = _("needs %(needs)s, %(free)s of %(total)s free") % {**counts, "free": plain(numbers.get(f"{what}_free", 0))}
+    outside = data.get("gpus_outside") if what == "gpus" else None
+    return text + _(" (%d used outside dstackweb)") % outside if outside else text
 
 
 def too_small(what: str, data: Shortfall) -> str:
     """What one host will never have enough of."""
     numbers: Mapping[str, Any] = data
-    needs, has = numbers.get(what, 0), numbers.get(f"{what}_total", 0)
-    match what:
-        case "gpus":
-            texts = gpus(needs), str(has) if has else _("none")
-        case "cpus":
-            texts = cpus(needs), str(has)
-        case _size:
-            texts = _("%s of memory") % mebibytes(needs), mebibytes(has)
-    return _("needs %(needs)s, has %(has)s") % {"needs": texts[0], "has": texts[1]}
+    amount, plain = AMOUNTS[what]
+    total = numbers.get(f"{what}_total", 0)
+    has = plain(total) if total or what != "gpus" else _("none")
+    return _("needs %(needs)s, has %(has)s") % {"needs": amount(numbers.get(what, 0)), "has": has}
+
+
+def _memory(mib: int) -> str:
+    return _("%s of memory") % mebibytes(mib)
+
+
+AMOUNTS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = {
+    "gpus": (gpus, str),
+    "cpus": (cpus, str),
+    "memory_mib": (_memory, mebibytes),
+}
+"""How an amount is written with its noun, and where the noun is clear."""
 
 
 def _impossible(data: ImpossibleData) -> str:
@@ -208,17 +207,12 @@ def _too_large(data: ImpossibleData) -> str:
 
 def _most(what: str, data: ImpossibleData) -> str:
     """What is required, and the most that any host has in all."""
-    if what == "gpus":
-        total = data.get("gpus_total", 0)
-        needs = {"needs": gpus(data.get("gpus", 0)), "total": total}
-        return (
-            _("%(needs)s required, at most %(total)d on one host") if total else _("%(needs)s required, none available")
-        ) % needs
-    if what == "cpus":
-        numbers = {"needs": cpus(data.get("cpus", 0)), "total": data.get("cpus_total", 0)}
-        return _("%(needs)s required, the largest host has %(total)d") % numbers
-    sizes = {"needs": mebibytes(data.get("memory_mib", 0)), "total": mebibytes(data.get("memory_mib_total", 0))}
-    return _("%(needs)s of memory required, the largest host has %(total)s") % sizes
+    numbers: Mapping[str, Any] = data
+    amount, plain = AMOUNTS[what]
+    needs, total = amount(numbers.get(what, 0)), numbers.get(f"{what}_total", 0)
+    if what == "gpus" and not total:
+        return _("%s required, none available") % needs
+    return _("%(needs)s required, at most %(total)s on one host") % {"needs": needs, "total": plain(total)}
 
 
 def _no_offer(refused: Mapping[str, int]) -> str:
@@ -243,29 +237,29 @@ def _no_such_place(data: ImpossibleData) -> str:
     return _("no host has the region or instance type that it names: %s") % named
 
 
+_UNAVAILABLE = words(
+    {
+        Unavailable.NO_HOSTS: gettext_lazy("no host has joined yet"),
+        Unavailable.HOSTS_OFFLINE: gettext_lazy("the matching hosts are offline or draining: %(hosts)s"),
+        Unavailable.NO_ISOLATION: gettext_lazy(
+            "the matching hosts refuse jobs because they cannot isolate them: %(hosts)s"
+        ),
+        Unavailable.NO_SUCH_BACKEND: gettext_lazy("it names backends that are not set up: %(backends)s"),
+        Unavailable.NOT_SERVED: gettext_lazy("this server does not support the kind of these backends: %(backends)s"),
+        Unavailable.FAILED: gettext_lazy("the offers of these backends cannot be read: %(backends)s"),
+        Unavailable.NO_BACKEND: gettext_lazy("no backend that it may use is set up"),
+        Unavailable.UNREADABLE: gettext_lazy(
+            "another version stored its settings, and this one cannot read them; submit it again"
+        ),
+    }
+)
+
+
 def _unavailable(data: UnavailableData) -> str:
+    if known(Unavailable, code := data.get("code", "")) is None:
+        return _("its backend is not available")
     hosts, backends = ", ".join(data.get("hosts", ())), ", ".join(data.get("backends", ()))
-    match known(Unavailable, data.get("code", "")):
-        case Unavailable.NO_HOSTS:
-            return _("no host has joined yet")
-        case Unavailable.HOSTS_OFFLINE:
-            return _("the matching hosts are offline or draining: %s") % hosts
-        case Unavailable.NO_ISOLATION:
-            return _("the matching hosts refuse jobs because they cannot isolate them: %s") % hosts
-        case Unavailable.NO_SUCH_BACKEND:
-            return _("it names backends that are not set up: %s") % backends
-        case Unavailable.NOT_SERVED:
-            return _("this server does not support the kind of these backends: %s") % backends
-        case Unavailable.FAILED:
-            return _("the offers of these backends cannot be read: %s") % backends
-        case Unavailable.NO_BACKEND:
-            return _("no backend that it may use is set up")
-        case Unavailable.UNREADABLE:
-            return _("another version stored its settings, and this one cannot read them; submit it again")
-        case None:
-            return _("its backend is not available")
-        case never:
-            assert_never(never)
+    return _UNAVAILABLE(code) % {"hosts": hosts, "backends": backends}
 
 
 def tried(code: str, data: Mapping[str, Any]) -> Label:

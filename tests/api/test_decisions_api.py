@@ -18,7 +18,7 @@ def test_a_decision_names_each_place_with_its_code_and_words(api: Api, project: 
     assert answer.status_code == 200
     told = answer.json()
     assert told["outcome"] == "impossible"
-    assert "the largest host has 2" in told["detail"]
+    assert "at most 2 on one host" in told["detail"]
     assert [(tried["where"], tried["code"]) for tried in told["tried"]] == [("box-1", "too_small")]
     assert (told["limits"], told["budget"], told["reservation"]) == ([], None, None)
 

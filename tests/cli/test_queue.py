@@ -85,7 +85,7 @@ def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
 ) -> None:
     move = reorder.move
 
-    def late(*args: object) -> reorder.MoveResult:
+    def late(*args: object) -> reorder.MoveEffect:
         services.set_priority(runs["e"], runs["e"].user, "member", 40)
         return move(*args)  # type: ignore[arg-type]
 

@@ -90,7 +90,7 @@ def test_an_event_of_a_newer_server_is_still_told() -> None:
         (
             "impossible",
             {"code": "too_large", "memory_mib": 2048, "short": ["memory_mib"], "memory_mib_total": 1024},
-            "no host has enough: 2 GB of memory required, the largest host has 1 GB",
+            "no host has enough: 2 GB of memory required, at most 1 GB on one host",
         ),
         (
             "impossible",

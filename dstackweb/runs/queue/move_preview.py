@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -70,28 +70,27 @@ class RunChange:
 
 
 @dataclass(frozen=True)
-class MovePreview:
+class MoveEffect:
     """The effect of a move on the moved runs (none if they are there already) and on others.
 
     `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact`: the runs get the
-    chosen position; a member's may get the nearest of their own instead.
+    chosen position; a member's may get the nearest of their own instead. `move_id` is what can be undone.
     """
 
     changes: list[RunChange]
-    slips: list[RunChange]
-    slips_total: int | None
-    exact: bool
+    slips: list[RunChange] = field(default_factory=list)
+    slips_total: int | None = 0
+    exact: bool = True
+    move_id: int | None = None
 
 
 @dataclass(frozen=True)
 class PlannedMove:
-    """A preview, and the changes to write."""
-
-    preview: MovePreview
+    preview: MoveEffect
     written: list[RankChange]
 
 
-NOTHING = PlannedMove(MovePreview([], [], 0, True), [])
+NOTHING = PlannedMove(MoveEffect([]), [])
 
 
 def plan_reordering(
@@ -185,7 +184,6 @@ def _anywhere(
     plan: PlanFunction,
     count: CountAhead,
 ) -> PlannedMove:
-    """Plan a move to exactly the chosen position."""
     front, nearest_ahead = itertools.tee(walk_from(queue, cut, True, runs))
     back, nearest_behind = itertools.tee(walk_from(queue, cut, False, runs))
     written = plan(moved, front, back)
@@ -206,7 +204,7 @@ def _anywhere(
     ]
     others_ahead = [ahead_of - n for n, place in enumerate(moved) if (ahead_of := ahead[place.key]) is not None]
     if gap is None or len(others_ahead) < len(moved):
-        return PlannedMove(MovePreview(changes, [], None, True), written)
+        return PlannedMove(MoveEffect(changes, [], None, True), written)
     back_by, forward_by = max(0, max(others_ahead) - gap), max(0, gap - min(others_ahead))
     slipping = zip(nearest_behind, range(gap, gap + min(back_by, MAX_NAMED)), strict=False)
     rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, MAX_NAMED), -1), strict=False)
@@ -223,7 +221,7 @@ def _anywhere(
         for pk, (priority, index) in places.items()
         if pk in along
     ]
-    return PlannedMove(MovePreview(changes, slips, back_by + forward_by, True), written)
+    return PlannedMove(MoveEffect(changes, slips, back_by + forward_by, True), written)
 
 
 def _position(ahead: int | None, further: int = 0) -> int | None:
@@ -308,8 +306,7 @@ def _permutation_preview(
     moved: Mapping[int, Run],
     exact: bool,
     count: CountAhead,
-) -> MovePreview:
-    """Preview a permutation: each slot keeps its position."""
+) -> MoveEffect:
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
     now = {change.id: change.priority for change in written}
     at = {place.id: number for number, place in enumerate(order)}
@@ -333,5 +330,5 @@ def _permutation_preview(
     ]
     changes, slips = previewed[: len(moved)], previewed[len(moved) :]
     if any(None in (slip.position_before, slip.position_after) for slip in slips):
-        return MovePreview(changes, [], None, exact)
-    return MovePreview(changes, slips, len(along), exact)
+        return MoveEffect(changes, [], None, exact)
+    return MoveEffect(changes, slips, len(along), exact)

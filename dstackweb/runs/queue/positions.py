@@ -35,7 +35,6 @@ RankKey = tuple[int, int]
 
 
 def to_slot(run: Run) -> Slot:
-    """A run's slot."""
     return Slot(run.pk, run.rank, run.seniority_us, run.priority)
 
 
@@ -54,16 +53,7 @@ def read_runs(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> di
     return found
 
 
-def _ahead_of(waiting: QuerySet[Run], cut: RankKey) -> QuerySet[Run]:
-    return waiting.filter(rank__lte=cut[0]).exclude(rank=cut[0], pk__gte=cut[1])
-
-
-def _from(waiting: QuerySet[Run], cut: RankKey) -> QuerySet[Run]:
-    return waiting.filter(rank__gte=cut[0]).exclude(rank=cut[0], pk__lt=cut[1])
-
-
 def to_slots(runs: QuerySet[Run]) -> list[Slot]:
-    """The runs' slots."""
     return [Slot(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
 
 
@@ -105,7 +95,9 @@ def oldest_us(queue: Queue) -> int | None:
 
 def runs_between(waiting: QuerySet[Run], *places: RankKey) -> QuerySet[Run]:
     """The runs from the first of these keys up to the last."""
-    return _from(_ahead_of(waiting, max(places)), min(places))
+    first, last = min(places), max(places)
+    from_first = waiting.filter(rank__gte=first[0]).exclude(rank=first[0], pk__lt=first[1])
+    return from_first.filter(rank__lte=last[0]).exclude(rank=last[0], pk__gte=last[1])
 
 
 def runs_ahead(queue: Queue, cuts: Iterable[RankKey], most: int | None = None) -> dict[RankKey, int | None]:
@@ -156,7 +148,6 @@ class RankFactors:
 
 
 def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
-    """The factors of a run at this time."""
     newest = ordering.next_seniority(round(now.timestamp() * 1_000_000), run.queue.last_seniority_us)
     step = run.queue.step_us
     waits = run.status == RunStatus.SUBMITTED

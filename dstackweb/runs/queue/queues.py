@@ -26,7 +26,6 @@ SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS)
 
 
 def now_us() -> int:
-    """Microseconds since the epoch."""
     return time.time_ns() // 1000
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from django.db import connection, transaction
@@ -23,7 +23,7 @@ from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.move_preview import (
     MAX_COUNTED,
-    MovePreview,
+    MoveEffect,
     MoveTarget,
     RunChange,
     plan_reordering,
@@ -35,18 +35,7 @@ from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.runs.transitions import touch
 
-__all__ = [
-    "UNDO_S",
-    "MovePreview",
-    "MoveResult",
-    "MoveTarget",
-    "RunChange",
-    "move",
-    "preview",
-    "set_priorities",
-    "undo",
-    "undoable",
-]
+__all__ = ["UNDO_S", "MoveEffect", "MoveTarget", "RunChange", "move", "preview", "set_priorities", "undo", "undoable"]
 
 UNDO_S = 10
 """How long pages offer to undo a move."""
@@ -56,17 +45,7 @@ MoveStamp = tuple[dt.datetime | None, int | None]
 """When and by whom a run was last moved."""
 
 
-@dataclass(frozen=True)
-class MoveResult(MovePreview):
-    """The effect of a move, and the id to undo it; None if there is nothing to undo.
-
-    Positions are counted to about MAX_COUNTED.
-    """
-
-    move_id: int | None
-
-
-def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> MovePreview:
+def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> MoveEffect:
     """What `move` would do now, with the same errors. Reads only."""
     queue = _queue_of(runs)
     found, target = read_to_move(queue, [run.pk for run in runs], target)
@@ -75,7 +54,7 @@ def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> M
 
 def move(
     runs: Sequence[Run], user: User, role: str, target: MoveTarget, if_match: Mapping[int, str] | None = None
-) -> MoveResult:
+) -> MoveEffect:
     """Put waiting runs of one queue where `target` says; they keep their order among each other (R24).
 
     A manager's stand exactly there. A member's change places with the member's other runs, so that nobody else's
@@ -89,27 +68,30 @@ def move(
         plan = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
         effect = plan.preview
         if not plan.written:
-            return MoveResult(effect.changes, effect.slips, effect.slips_total, effect.exact, None)
+            return effect
         at = timezone.now()
         along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
-        _check_there(along.values())
+        for run in along.values():
+            if run.status != RunStatus.SUBMITTED:
+                raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
         before = found | along
         moved = {change.run.pk for change in effect.changes}
         written = {change.id: change for change in plan.written}
         for pk in moved - written.keys():
             written[pk] = RankChange(pk, before[pk].seniority_us, before[pk].priority)
         _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
-        _record_moves(effect.changes, target, user, at)
+        where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
+        RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in effect.changes)
         _record_priorities([change for change in written.values() if change.id in along], before, user, at)
         made = _remember(queue, user, at, written.values(), before, moved)
         touch(queue.pk)
         wakeups.request_pass()
-    return MoveResult(effect.changes, effect.slips, effect.slips_total, effect.exact, made.pk)
+    return replace(effect, move_id=made.pk)
 
 
 def set_priorities(
     runs: Sequence[Run], user: User, role: str, priority: int, if_match: Mapping[int, str] | None = None
-) -> MoveResult:
+) -> MoveEffect:
     """Give runs of one queue this priority, all or none (R24). One that waits changes its place with it.
 
     For a placed run it is recorded, and holds if it comes back to the queue. Positions are not looked up.
@@ -128,7 +110,7 @@ def set_priorities(
         at = timezone.now()
         changed = [run for run in fresh if run.priority != priority]
         if not changed:
-            return MoveResult([], [], 0, True, None)
+            return MoveEffect([])
         written = [RankChange(run.pk, run.seniority_us, priority) for run in changed]
         _write(queue, written, before, {})
         _record_priorities(written, before, user, at)
@@ -138,7 +120,7 @@ def set_priorities(
         touch(queue.pk)
         wakeups.request_pass()
     changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
-    return MoveResult(changes, [], 0, True, made.pk if made else None)
+    return MoveEffect(changes, move_id=made.pk if made else None)
 
 
 def undoable(queue: Queue, user: User) -> Move | None:
@@ -147,7 +129,7 @@ def undoable(queue: Queue, user: User) -> Move | None:
     return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
 
 
-def undo(move_id: int, user: User, role: str) -> MoveResult:
+def undo(move_id: int, user: User, role: str) -> MoveEffect:
     """Undo a move, by its author and within UNDO_S: every run is as before the move.
 
     Raises Stale when one of the runs has changed since or left the queue, Conflict when it is too late or was undone
@@ -170,7 +152,7 @@ def undo(move_id: int, user: User, role: str) -> MoveResult:
         Move.objects.filter(pk=found.pk).update(undone_at=at)
         touch(queue.pk)
         wakeups.request_pass()
-    return MoveResult(changes, [], 0, True, None)
+    return MoveEffect(changes)
 
 
 def _undo_changes(queue: Queue, changes: list[Any], user: User, at: dt.datetime) -> list[RunChange]:
@@ -219,13 +201,6 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
     return [now[run.pk] for run in runs]
 
 
-def _check_there(along: Iterable[Run]) -> None:
-    """Raises Conflict when a run that a plan shifts has left the queue since."""
-    for run in along:
-        if run.status != RunStatus.SUBMITTED:
-            raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
-
-
 def _write(
     queue: Queue, changes: Iterable[RankChange], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
 ) -> None:
@@ -245,13 +220,7 @@ def _write(
         cursor.executemany(sql, rows)
 
 
-def _record_moves(changes: Iterable[RunChange], target: MoveTarget, user: User, at: dt.datetime) -> None:
-    where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
-    RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in changes)
-
-
 def _record_priorities(changes: Iterable[RankChange], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
-    """Record each change of priority."""
     RunEvent.objects.bulk_create(
         RunEvent(
             run=run,
@@ -278,7 +247,6 @@ def _event(change: RunChange, kind: RunEventKind, user: User, at: dt.datetime, m
 def _remember(
     queue: Queue, user: User, at: dt.datetime, written: Iterable[RankChange], before: Mapping[int, Run], moved: set[int]
 ) -> Move:
-    """Store what was written, for undo."""
     changes = []
     for change in sorted(written, key=lambda change: change.id):
         run = before[change.id]

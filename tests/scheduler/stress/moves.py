@@ -14,7 +14,7 @@ from django.db import transaction
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.runs.queue.reorder import MoveResult, MoveTarget
+from dstackweb.runs.queue.reorder import MoveEffect, MoveTarget
 from dstackweb.runs.states import RunStatus
 from tests.scheduler.stress.acts import Actor, anybody, manager, one_of
 
@@ -123,7 +123,7 @@ def _both(before: Line, after: Line) -> tuple[list[int], list[int]]:
     return [pk for pk in before if pk in after], [pk for pk in after if pk in before]
 
 
-def _judge(who: Actor, runs: Sequence[Run], target: MoveTarget, moved: MoveResult, before: Line, after: Line) -> None:
+def _judge(who: Actor, runs: Sequence[Run], target: MoveTarget, moved: MoveEffect, before: Line, after: Line) -> None:
     """A member's move leaves everybody else where they were; a manager's puts the runs exactly where it says."""
     was, now = _both(before, after)
     told = (
