@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -28,7 +27,8 @@ task_settling_requested = Signal()
 
 
 def _send(signal: Signal, **data: Any) -> None:
-    transaction.on_commit(partial(signal.send, sender=None, **data), robust=True)
+    # No `partial`: Django logs the name of a callback that fails, and a partial has none.
+    transaction.on_commit(lambda: signal.send(sender=None, **data), robust=True)
 
 
 def request_pass() -> None:

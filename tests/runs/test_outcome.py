@@ -11,7 +11,6 @@ from dstackweb.runs.states import (
     EndRun,
     JobStatus,
     JobView,
-    NoChange,
     Reason,
     RetryRun,
     RunStarted,
@@ -37,12 +36,12 @@ def done(node: int = 0) -> JobView:
 
 def test_a_run_is_running_once_a_job_of_it_is() -> None:
     run = RunView(RunStatus.PROVISIONING)
-    assert decide(run, [JobView(0, JobStatus.PROVISIONING)], NOW) == NoChange()
+    assert decide(run, [JobView(0, JobStatus.PROVISIONING)], NOW) is None
     assert decide(run, [JobView(0, JobStatus.RUNNING), JobView(1, JobStatus.PROVISIONING)], NOW) == RunStarted()
 
 
 def test_a_run_is_done_only_when_every_node_is() -> None:
-    assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) == NoChange()
+    assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) is None
     assert decide(RUNNING, [done(0), done(1)], NOW) == EndRun(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
 
 
@@ -52,7 +51,7 @@ def test_a_failed_node_stops_the_others() -> None:
 
 def test_the_others_are_told_only_once() -> None:
     run = RunView(RunStatus.TERMINATING)
-    assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) == NoChange()
+    assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) is None
 
 
 def test_the_failure_that_came_first_names_the_end() -> None:
