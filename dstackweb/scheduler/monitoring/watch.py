@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -73,8 +74,15 @@ def countable_s(last_s: float | None, now_s: float, by_others_s: float, every_s:
 def watch() -> None:
     """Check once everything that is placed or waits for its time."""
     _add_silence(elapsed_since_last_check(time.monotonic(), boot_id()))
-    timed = (partial(create_due, timezone.now()), partial(requeue_due, timezone.now()))
-    parts = (*timed, _end_unstarted, _end_lost_jobs, _settle_leftovers, record_presence, remove_left_hosts)
+    parts: tuple[Callable[[], object], ...] = (
+        partial(create_due, timezone.now()),
+        partial(requeue_due, timezone.now()),
+        _end_unstarted,
+        _end_lost_jobs,
+        _settle_leftovers,
+        record_presence,
+        remove_left_hosts,
+    )
     for_each(parts, lambda part: part())
 
 

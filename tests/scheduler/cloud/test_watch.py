@@ -257,10 +257,10 @@ def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
     job = running(run, fake)
     fake.there.clear()
     fake.throttled = THROTTLED
-    for _ in range(20):
+    for _ in range(10):
         job.beat += 1
         Job.objects.filter(pk=job.pk).update(beat=job.beat)
-        fake.tick(30)
+        fake.tick(60, step_s=60)
     assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
     fake.throttled = None
     fake.tick(35)
