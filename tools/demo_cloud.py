@@ -1,36 +1,24 @@
-"""`make demo-cloud`: the server with an AWS account that isn't one.
+"""`make demo-cloud`: the server with a simulated AWS account.
 
-A small AWS of this machine (dstackweb/devtools/aws) stands in for the real one: instance types, prices, spot prices,
-quotas, and machines that really run their user data, each in a folder of its own. Nothing leaves this machine,
-and nothing costs.
-The server's files lie in `var/demo-cloud`, apart from those of `make run`; the cloud's are gone when it ends.
+A small AWS on this machine (dstackweb/devtools/aws) replaces the real one: instance types, prices, spot prices, quotas,
+and instances that run their user data, each in a folder of its own. It uses no network and costs nothing. The server's
+files are in `var/demo-cloud`, apart from those of `make run`; the cloud's are deleted when it ends.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import signal
-import subprocess
 import sys
-import threading
-from pathlib import Path
 
-from served import ask, relay, told
-
-ROOT = Path(__file__).resolve().parent.parent
+from served import Demo, complain
 
 REGIONS = ["eu-west-1", "us-east-1"]
 QUOTAS = {"L-DB2E81BA": 64, "L-3819A6DF": 32, "L-417A185B": 0, "L-7212CCBC": 96}
-"""On-demand G and spot G leave room for a few machines; on-demand P says what "no quota" looks like."""
+"""On-demand G and spot G leave room for a few instances; on-demand P shows "no quota"."""
 
 
 def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
-    home = Path(os.environ.get("DSTACKWEB_HOME") or ROOT / "var" / "demo-cloud")
-    port = os.environ.get("DSTACKWEB_PORT", "8000")
-    home.mkdir(parents=True, exist_ok=True)
-    os.environ["DSTACKWEB_HOME"] = str(home)
+    demo = Demo("cloud")
 
     from dstackweb.devtools.aws import Cloud
 
@@ -38,36 +26,27 @@ def main() -> int:
     cloud = Cloud.start()
     for code, value in QUOTAS.items():
         cloud.quota(code, value)
-    token = os.environ.get("DSTACKWEB_ADMIN_TOKEN") or secrets.token_urlsafe(24)
-    url = f"http://127.0.0.1:{port}"
-    own = {"DSTACKWEB_PUBLIC_URL": url, "DSTACKWEB_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
-    env = os.environ | cloud.env | own
-    server = subprocess.Popen([sys.executable, "manage.py", "up"], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-    # Ctrl-C reaches the server, too; the cloud goes after it, so that it still hears what is to end.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _frame: server.send_signal(signum))
-    threading.Thread(target=relay, args=(server, url, token, set_up), daemon=True).start()
     try:
-        return server.wait()
+        return demo.serve(lambda: set_up(demo), env=cloud.env | {"DSTACKWEB_PUBLIC_URL": demo.url})
     finally:
         cloud.stop()
 
 
-def set_up(url: str, token: str) -> None:
-    """Name the cloud as a backend, and say what to look at."""
+def set_up(demo: Demo) -> None:
+    """Add the cloud as a backend, and print what to look at."""
     config = {
         "regions": REGIONS, "families": ["g5", "g6", "p4d", "p5", "c5", "m5"], "allow_private_url": True, "disk_gb": 8,
         "credentials": "default",
     }  # fmt: skip
     try:
-        ask(url, token, "PUT", "/api/v1/backends/aws", {"type": "aws", "config": config})
+        demo.call("PUT", "backends/aws", {"type": "aws", "config": config})
     except OSError as error:
-        print(f"the cloud can't be set up as a backend: {told(error)}", file=sys.stderr, flush=True)
+        complain("the cloud can't be set up as a backend", error)
         return
     print(
-        f"  Demo cloud backend `aws`, regions {' and '.join(REGIONS)}: none of it is real, none of it costs\n"
-        f"             its offers, within some seconds: {url}/p/main/offers/\n"
-        f"             a run there: .venv/bin/dstackweb login {url} --token {token}\n"
+        f"  Demo cloud backend `aws`, regions {' and '.join(REGIONS)}: simulated, free of charge\n"
+        f"             its offers, within some seconds: {demo.url}/p/main/offers/\n"
+        f"             a run there: .venv/bin/dstackweb login {demo.url} --token {demo.token}\n"
         f"                          .venv/bin/dstackweb apply -f examples/cloud.yaml\n",
         flush=True,
     )

@@ -8,29 +8,22 @@ the demo starts again. The server's files are in `var/demo-progress`, apart from
 
 from __future__ import annotations
 
-import os
-import secrets
-import signal
-import subprocess
 import sys
 import threading
 import time
 import urllib.error
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from served import ask, relay, told
+from served import Demo, complain
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN = "demo-sweep"
 REPORTER = "demo"
 AT_ONCE = 4000
 """Groups in a request."""
-STOP_S = 15
 SPEED = 6
-"""So many times faster than their seconds say, so that after a few minutes there is something of everything."""
+"""How much faster than the stages' seconds, so that a few minutes show every state."""
 MESSAGES = (
     "RuntimeError: CUDA out of memory. Tried to allocate 2.50 GiB (a demo: nothing ran)",
     "ValueError: loss is NaN at step 1200 (a demo: nothing ran)",
@@ -40,9 +33,9 @@ MESSAGES = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One prefix: so many groups of so many tasks, `at_once` of them worked on, each for so many seconds.
+    """One prefix: groups of tasks, of which `at_once` run at a time, each for some seconds, from `begins_s` on.
 
-    They wait until `begins_s`; where `stuck`, no worker takes them.
+    No worker takes those of a `stuck` stage.
     """
 
     prefix: str
@@ -60,11 +53,11 @@ class Stage:
         return self.groups * self.tasks
 
     def done_by(self, elapsed_s: float) -> int:
-        """How many tasks are over, so long after the first could begin."""
+        """How many tasks have ended, `elapsed_s` after the first could start."""
         return 0 if self.stuck else min(self.total, max(0, int(elapsed_s * self.at_once / self.seconds)))
 
     def failed(self, task: int) -> bool:
-        """Whether this one ends so."""
+        """Whether this task fails."""
         return self.fails > 0 and task % self.fails == self.fails // 2
 
 
@@ -96,12 +89,12 @@ STAGES = (
 
 
 def done_after(elapsed_s: float) -> list[tuple[int, bool]]:
-    """Of each stage how many tasks are over, and whether the others may begin."""
+    """For each stage, how many tasks have ended, and whether the others may start."""
     return [(stage.done_by(elapsed_s - stage.begins_s), elapsed_s >= stage.begins_s) for stage in STAGES]
 
 
 def counts(stage: Stage, done: int, begun: bool, group: int) -> dict[str, int]:
-    """How many tasks of a group are in which state: tasks go in order, group by group."""
+    """A group's tasks by state: tasks run in order, group by group."""
     first, last = group * stage.tasks, (group + 1) * stage.tasks
     running = min(stage.total, done + stage.at_once) if begun else done
     queued = min(stage.total, running + 4 * stage.at_once + (stage.total if stage.stuck else 0)) if begun else running
@@ -121,7 +114,7 @@ def counts(stage: Stage, done: int, begun: bool, group: int) -> dict[str, int]:
 
 
 def changes(before: list[tuple[int, bool]] | None, after: list[tuple[int, bool]]) -> Iterator[dict[str, Any]]:
-    """Counts of the groups that differ; of all groups where there was nothing before."""
+    """Counts of the groups that changed; without `before`, of all groups."""
     for index, stage in enumerate(STAGES):
         done, begun = after[index]
         if before is not None and before[index] == after[index]:
@@ -141,7 +134,7 @@ def changes(before: list[tuple[int, bool]] | None, after: list[tuple[int, bool]]
 
 
 def failures(before: list[tuple[int, bool]] | None, after: list[tuple[int, bool]]) -> Iterator[dict[str, Any]]:
-    """Those that have failed since, with what they say; of each stage the last hundred."""
+    """Tasks that have failed since, with their messages; the last hundred of each stage."""
     for index, stage in enumerate(STAGES):
         was, done = before[index][0] if before is not None else 0, after[index][0]
         found = [task for task in range(was, done) if stage.failed(task)][-100:]
@@ -156,44 +149,35 @@ def failures(before: list[tuple[int, bool]] | None, after: list[tuple[int, bool]
             }
 
 
-class Teller:
-    """Tells the server of one run after another, until the program ends."""
+class Reporter:
+    """Reports one run after another, until the program ends."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url, self._token = url, token
+    def __init__(self, demo: Demo) -> None:
+        self._demo = demo
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Goes on through whatever the server answers."""
+        """Continue after every error of the server."""
         while not self._over.is_set():
             try:
-                self._tell_of(self._submitted())
+                self._report(self._submitted())
             except OSError as error:
-                print(f"the demo can't go on: {told(error)}; it tries again", file=sys.stderr, flush=True)
+                complain("the demo failed and tries again", error)
                 self._over.wait(5)
 
     def stop(self) -> None:
-        """End what it has submitted, as far as the server can be asked."""
+        """End the run, if the server answers."""
         self._over.set()
-        ends = time.monotonic() + STOP_S
-        try:
-            while time.monotonic() < ends and self._status(RUN) not in ("done", "failed", "terminated", ""):
-                self._ask("POST", f"runs/{RUN}/stop", {"abort": True})
-                time.sleep(0.5)
-        except OSError as error:
-            print(f"the demo's run can't be stopped: {told(error)}", file=sys.stderr, flush=True)
+        self._demo.stop_runs([RUN])
 
     def _submitted(self) -> str:
-        """The id of the run, which may be there from before."""
-        if self._status(RUN) in ("done", "failed", "terminated", ""):
-            commands = ["echo 'a demo: nothing is computed here'", "sleep 12h"]
-            config = {"type": "task", "name": RUN, "commands": commands, "resources": {"cpu": 1, "memory": "64MB.."}}
-            return str(self._ask("POST", "runs", {"config": config})["id"])
-        return str(self._ask("GET", f"runs/{RUN}")["id"])
+        """The ID of the run, which may exist already."""
+        self._demo.submit(RUN, resources={"cpu": 1, "memory": "64MB.."})
+        return str(self._call("GET", f"runs/{RUN}")["id"])
 
-    def _tell_of(self, run: str) -> None:
-        """From its start to the end of its last task. Raises OSError when the server takes no more of it."""
-        while not self._over.wait(0.5) and self._status(run) != "running":
+    def _report(self, run: str) -> None:
+        """From the run's start to the end of its last task. Raises OSError if the server refuses."""
+        while not self._over.wait(0.5) and self._demo.status(run) != "running":
             pass
         began, before = time.monotonic(), None
         while not self._over.is_set():
@@ -201,8 +185,8 @@ class Teller:
             after = done_after(SPEED * (tick - began))
             self._send(run, list(changes(before, after)), list(failures(before, after)))
             if all(stage.stuck or done == stage.total for stage, (done, _) in zip(STAGES, after, strict=True)):
-                self._ask("POST", f"runs/{run}/tasks", {"reporter": REPORTER, "seq": _seq(), "ended": True})
-                self._ask("POST", f"runs/{run}/stop", {})
+                self._call("POST", f"runs/{run}/tasks", {"reporter": REPORTER, "seq": _seq(), "ended": True})
+                self._call("POST", f"runs/{run}/stop", {})
                 return
             before = after
             self._over.wait(max(0.0, 1 - (time.monotonic() - tick)))
@@ -214,24 +198,15 @@ class Teller:
                 body["failures"] = failed[:900]
             while not self._over.is_set():
                 try:
-                    self._ask("POST", f"runs/{run}/tasks", body)
+                    self._call("POST", f"runs/{run}/tasks", body)
                     break
                 except urllib.error.HTTPError as error:
                     if error.code != 429:
                         raise
                     self._over.wait(float(error.headers.get("Retry-After", 1)))
 
-    def _status(self, run: str) -> str:
-        """How it does; nothing where there is none."""
-        try:
-            return str(self._ask("GET", f"runs/{run}")["status"])
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return ""
-            raise
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        return ask(self._url, self._token, method, f"/api/v1/projects/main/{path}", body)
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._demo.call(method, f"projects/main/{path}", body)
 
 
 def _seq() -> int:
@@ -240,39 +215,20 @@ def _seq() -> int:
 
 def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
-    home = Path(os.environ.get("DSTACKWEB_HOME") or ROOT / "var" / "demo-progress")
-    home.mkdir(parents=True, exist_ok=True)
-    port = os.environ.get("DSTACKWEB_PORT", "8000")
-    token = os.environ.get("DSTACKWEB_ADMIN_TOKEN") or secrets.token_urlsafe(24)
-    url = f"http://127.0.0.1:{port}"
-    teller = Teller(url, token)
-    own = {"DSTACKWEB_HOME": str(home), "DSTACKWEB_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
-    # In a session of its own Ctrl-C doesn't reach it: the demo's run ends before it does, since others outlive it.
-    server = subprocess.Popen(
-        [sys.executable, "manage.py", "up"], cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    demo = Demo("progress")
+    reporter = Reporter(demo)
 
-    def end(signum: int, _frame: object) -> None:
-        for other in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(other, lambda signum, _frame: server.send_signal(signum))
-        teller.stop()
-        server.send_signal(signum)
-
-    def set_up(url: str, _token: str) -> None:
-        threading.Thread(target=teller.run, daemon=True).start()
+    def set_up() -> None:
+        threading.Thread(target=reporter.run, daemon=True).start()
         groups, tasks = sum(stage.groups for stage in STAGES), sum(stage.total for stage in STAGES)
         print(
-            f"  Demo tasks {tasks:,} in {groups:,} groups of {len(STAGES)} prefixes, none of them real\n"
-            f"             their bars: {url}/p/main/runs/{RUN}/progress/\n"
-            f"             for a wall: {url}/p/main/runs/{RUN}/progress/wall/\n",
+            f"  Demo tasks {tasks:,} in {groups:,} groups of {len(STAGES)} prefixes, all simulated\n"
+            f"             their bars: {demo.url}/p/main/runs/{RUN}/progress/\n"
+            f"             for a wall: {demo.url}/p/main/runs/{RUN}/progress/wall/\n",
             flush=True,
         )
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    threading.Thread(target=relay, args=(server, url, token, set_up), daemon=True).start()
-    return server.wait()
+    return demo.serve(set_up, stop=reporter.stop)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Breaks the core of the product on purpose, in a copy, and sees whether the tests notice.
+"""Breaks the product on purpose, in a copy, and checks that the tests fail.
 
     python tools/mutations.py                 all of them, with the SQLite side
-    python tools/mutations.py --check         only whether each still applies
-    python tools/mutations.py --jobs 2 claim  those whose name or room has the word
+    python tools/mutations.py --check         only check that each still applies
+    python tools/mutations.py --jobs 2 claim  those with the word in their name or room
 
-Each mutation is a small change that somebody could make by mistake. The tests named beside it must fail with it. Files
+Each mutation is a small mistake that someone could make. The tests named beside it must fail with it. Files
 are found by their room and the text, tests by their room and file name, so that both may move within their rooms.
 Exits with 1 when a mutation survives or no longer applies.
 """
@@ -27,7 +27,7 @@ LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Mutation:
-    """In the one file below `dstackweb/ROOM` that has `old` once, `new` stands instead, and `tests` must fail."""
+    """`new` replaces `old`, which occurs once below `dstackweb/ROOM`; then `tests` must fail."""
 
     room: str
     name: str
@@ -38,7 +38,7 @@ class Mutation:
 
 
 class DoesNotApply(Exception):
-    """The text or the tests are not there as the list says."""
+    """The text or the tests of a mutation were not found."""
 
 
 def m(room: str, name: str, old: str, new: str, tests: str) -> Mutation:
@@ -604,14 +604,14 @@ MUTATIONS = [
 
 
 def source_of(mutation: Mutation, root: Path = ROOT) -> Path:
-    """The one file that has the text once; DoesNotApply says what is there instead."""
+    """The file that has the text. Raises DoesNotApply unless it occurs exactly once."""
     found = [
         path for path in sorted((root / "dstackweb" / mutation.room).rglob("*.py")) if mutation.old in path.read_text()
     ]
     if len(found) != 1 or found[0].read_text().count(mutation.old) != 1:
         where = ", ".join(str(path.relative_to(root)) for path in found) or "nowhere"
         raise DoesNotApply(
-            f"its text must stand once in dstackweb/{mutation.room}, and stands {where}:\n{mutation.old}"
+            f"its text must occur once in dstackweb/{mutation.room}, but occurs {where}:\n{mutation.old}"
         )
     return found[0]
 
@@ -629,7 +629,7 @@ def tests_of(mutation: Mutation) -> list[str]:
 
 
 def copy(folder: Path) -> Path:
-    """All that tests need, without what git ignores."""
+    """Copy the working tree without ignored files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )
@@ -641,7 +641,7 @@ def copy(folder: Path) -> Path:
 
 
 def caught(mutation: Mutation, root: Path) -> bool:
-    """Whether its tests fail with it; the copy is as before afterwards."""
+    """Whether its tests fail with it. Restores the copy."""
     path = source_of(mutation, root)
     text = path.read_text()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
@@ -667,8 +667,8 @@ def caught(mutation: Mutation, root: Path) -> bool:
     return done.returncode == 1
 
 
-def judged(mutation: Mutation, root: Path) -> str:
-    """One word, and why where it isn't `caught`."""
+def verdict(mutation: Mutation, root: Path) -> str:
+    """`caught`, or why not."""
     try:
         return "caught" if caught(mutation, root) else "SURVIVED"
     except DoesNotApply as error:
@@ -676,17 +676,17 @@ def judged(mutation: Mutation, root: Path) -> str:
 
 
 def main() -> int:
-    """Prints a line for each mutation; the exit status."""
-    parser = argparse.ArgumentParser(description="Break the product on purpose, and see whether the tests notice.")
+    """Prints a line for each mutation; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Break the product on purpose, and check that the tests fail.")
     parser.add_argument("words", nargs="*", help="only mutations whose room or name has one of them")
-    parser.add_argument("--check", action="store_true", help="only whether each still applies")
+    parser.add_argument("--check", action="store_true", help="only check that each still applies")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     chosen = [
-        one for one in MUTATIONS if not asked.words or any(word in f"{one.room} {one.name}" for word in asked.words)
+        one for one in MUTATIONS if not options.words or any(word in f"{one.room} {one.name}" for word in options.words)
     ]
     wrong = 0
-    if asked.check:
+    if options.check:
         for one in chosen:
             try:
                 source_of(one)
@@ -697,18 +697,18 @@ def main() -> int:
         print(f"{len(chosen) - wrong} of {len(chosen)} mutations apply")
         return int(wrong > 0)
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        copies = [copy(Path(folder) / str(number)) for number in range(asked.jobs)]
+        copies = [copy(Path(folder) / str(number)) for number in range(options.jobs)]
 
         def work(number: int) -> list[tuple[Mutation, str]]:
             results = []
-            for one in chosen[number :: asked.jobs]:
-                results.append((one, judged(one, copies[number])))
+            for one in chosen[number :: options.jobs]:
+                results.append((one, verdict(one, copies[number])))
                 print(f"{one.room:10} {one.name:45} {results[-1][1]}", flush=True)
             return results
 
-        with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
-            results = [result for results in pool.map(work, range(asked.jobs)) for result in results]
-    wrong = sum(verdict != "caught" for _, verdict in results)
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            results = [result for results in pool.map(work, range(options.jobs)) for result in results]
+    wrong = sum(found != "caught" for _, found in results)
     print(f"{len(results) - wrong} of {len(results)} mutations were caught")
     return int(wrong > 0)
 

@@ -1,32 +1,112 @@
-"""Shared by the demos: a server of their own, its output, and calls of its API."""
+"""Shared by the demos: a server of their own, and calls of its API."""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import signal
 import subprocess
+import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-
-def relay(server: subprocess.Popen[str], url: str, token: str, set_up: Callable[[str, str], None]) -> None:
-    """Pass on what the server says; once it is ready, among that what `set_up(url, token)` adds to it."""
-    for line in server.stdout or ():
-        if line.startswith("Logs:"):
-            set_up(url, token)
-        print(line, end="", flush=True)
+ROOT = Path(__file__).resolve().parent.parent
+STOP_S = 15
+ENDED = {"done", "failed", "terminated"}
 
 
-def ask(url: str, token: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """What the server's API answers. Raises OSError."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.loads(answer.read())
+class Demo:
+    """`make demo-NAME`. The server's files are in `var/demo-NAME`, unless DSTACKWEB_HOME names another directory."""
+
+    def __init__(self, name: str) -> None:
+        self.home = Path(os.environ.get("DSTACKWEB_HOME") or ROOT / "var" / f"demo-{name}")
+        self.home.mkdir(parents=True, exist_ok=True)
+        os.environ["DSTACKWEB_HOME"] = str(self.home)
+        self.url = f"http://127.0.0.1:{os.environ.get('DSTACKWEB_PORT', '8000')}"
+        self.token = os.environ.get("DSTACKWEB_ADMIN_TOKEN") or secrets.token_urlsafe(24)
+
+    def serve(
+        self,
+        set_up: Callable[[], None],
+        *,
+        env: Mapping[str, str] | None = None,
+        stop: Callable[[], None] | None = None,
+    ) -> int:
+        """Run the server until Ctrl-C, calling `set_up` once it is ready and `stop` before its end; its exit status."""
+        own = {"DSTACKWEB_ADMIN_TOKEN": self.token, "PYTHONUNBUFFERED": "1"}
+        # In a session of its own Ctrl-C doesn't reach it: the demo's runs, which outlive the server, end before it.
+        server = subprocess.Popen(
+            [sys.executable, "manage.py", "up"],
+            cwd=ROOT, env=os.environ | (env or {}) | own, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+        def on_signals(handler: Callable[..., None]) -> None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, handler)
+
+        def end(signum: int, _frame: object) -> None:
+            on_signals(lambda signum, _frame: server.send_signal(signum))
+            if stop is not None:
+                stop()
+            server.send_signal(signum)
+
+        def relay() -> None:
+            for line in server.stdout or ():
+                if line.startswith("Logs:"):
+                    set_up()
+                print(line, end="", flush=True)
+
+        on_signals(end)
+        threading.Thread(target=relay, daemon=True).start()
+        return server.wait()
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The API's answer. Raises OSError."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def status(self, run: str) -> str:
+        """A run's status; empty if there is no such run."""
+        try:
+            return str(self.call("GET", f"projects/main/runs/{run}")["status"])
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return ""
+            raise
+
+    def is_active(self, run: str) -> bool:
+        return self.status(run) not in {*ENDED, ""}
+
+    def submit(self, name: str, **config: Any) -> None:
+        """Submit a run that computes nothing, unless it is active."""
+        if not self.is_active(name):
+            commands = ["echo 'a demo: it computes nothing'", "sleep 12h"]
+            self.call(
+                "POST", "projects/main/runs", {"config": {"type": "task", "name": name, "commands": commands, **config}}
+            )
+
+    def stop_runs(self, names: Iterable[str]) -> None:
+        """End these runs, if the server answers."""
+        ends = time.monotonic() + STOP_S
+        try:
+            for name in filter(self.is_active, names):
+                self.call("POST", f"projects/main/runs/{name}/stop", {"abort": True})
+            while time.monotonic() < ends and any(map(self.is_active, names)):
+                time.sleep(0.2)
+        except OSError as error:
+            complain("the demo's runs can't be stopped", error)
 
 
-def told(error: OSError) -> str:
-    """Why a call failed, in the API's own words where it has said any."""
-    return error.read().decode() if isinstance(error, urllib.error.HTTPError) else str(error)
+def complain(what: str, error: OSError) -> None:
+    """Print what failed, with the API's own detail if it sent one."""
+    detail = error.read().decode() if isinstance(error, urllib.error.HTTPError) else error
+    print(f"{what}: {detail}", file=sys.stderr, flush=True)

@@ -244,7 +244,7 @@ class CommandsRun:
         self.began = time.monotonic()
         self.reported_start = False
         self.kill_at: float | None = None
-        """Set once the processes were asked to end; `reason` is why, None if the commands had ended."""
+        """When to kill the processes, once signalled to end; `reason` is why, None if the commands had ended."""
         self.reason: str | None = None
         self.next_heartbeat = 0.0
         self.next_ship = 0.0

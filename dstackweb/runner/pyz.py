@@ -20,7 +20,7 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @lru_cache(maxsize=1)
 def pyz() -> tuple[bytes, str]:
-    """The archive as it was when this process first asked, and its SHA-256 in hex."""
+    """The archive and its SHA-256 in hex, built once per process."""
     file = io.BytesIO()
     build_pyz(file)
     return file.getvalue(), hashlib.sha256(file.getvalue()).hexdigest()

@@ -1,10 +1,12 @@
-"""Post one batch and classify the response. Network errors are results, never exceptions."""
+"""Requests: entries as JSON, one batch posted, its response classified. Network errors are results, not exceptions."""
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,6 +15,12 @@ from urllib.parse import urlsplit
 TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 60.0
 """Longest `Retry-After` that is honoured."""
+
+KEY_MAX, NAME_MAX, MESSAGE_MAX = 300, 200, 2000
+"""Characters of a key, of a prefix or group name, and of a message that the server accepts."""
+
+Entry = tuple[str, Any, tuple[Any, ...]]
+"""The list of the request's body it belongs to, its key, and its values."""
 
 # Imported now: a connection would import it in the sender's thread, and a fork during that import would deadlock.
 "".encode("idna")
@@ -133,3 +141,61 @@ def _first(refused: object) -> str:
         return ""
     one = refused[0]
     return f"{one.get('key', '')}: {one.get('detail') or one.get('reason', '')}"[:300]
+
+
+def to_json(kind: str, key: Any, values: tuple[Any, ...]) -> dict[str, Any]:
+    """An entry of the list `kind` of the request."""
+    return _WRITERS[kind](key, *values)
+
+
+def plain_text(name: object) -> str:
+    """A name as a plain `str`: programs pass enum members, NumPy strings and numbers."""
+    if type(name) is str:
+        return name
+    return str.__str__(name) if isinstance(name, str) else str(name)
+
+
+def shorten_name(name: object, longest: int = NAME_MAX) -> str:
+    """A name that the server accepts: not empty, at most `longest` characters, different for different names."""
+    clean = _text(plain_text(name)) or "?"
+    if len(clean) <= longest:
+        return clean
+    return f"{clean[: longest - 13]}…{hashlib.sha256(clean.encode()).hexdigest()[:12]}"
+
+
+def _text(text: str) -> str:
+    """Text that JSON and every database can store: no lone surrogates (as in odd file names), no NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
+
+
+def _event(
+    key: str, seq: int, state: str, prefix: str | None, group: str | None, duration_s: float | None, message: str
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"key": shorten_name(key, KEY_MAX), "state": state, "seq": seq}
+    if prefix:
+        entry["prefix"] = shorten_name(prefix)
+    if group:
+        entry["group"] = shorten_name(group)
+    if duration_s is not None:
+        entry["duration_s"] = round(duration_s, 6)
+    if message:
+        entry["message"] = _text(message[:MESSAGE_MAX])
+    return entry
+
+
+def _count(
+    place: tuple[str, str], seq: int, states: Mapping[str, int], duration_n: int, duration_s: float
+) -> dict[str, Any]:
+    names = {"prefix": shorten_name(place[0]), "group": shorten_name(place[1])}
+    entry: dict[str, Any] = {**names, "seq": seq, "states": states}
+    if duration_n:
+        entry["duration_n"], entry["duration_s"] = duration_n, round(duration_s, 6)
+    return entry
+
+
+def _failure(key: str, seq: int, prefix: str, group: str, message: str) -> dict[str, Any]:
+    names = {"key": shorten_name(key, KEY_MAX), "prefix": shorten_name(prefix), "group": shorten_name(group)}
+    return {**names, "seq": seq, "message": _text(message[:MESSAGE_MAX])}
+
+
+_WRITERS: dict[str, Callable[..., dict[str, Any]]] = {"events": _event, "counts": _count, "failures": _failure}

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dstackweb.tracking.entries import Entry
+from dstackweb.tracking.client import Entry
 from dstackweb.tracking.sender import EXIT_S, Sender, reporter_name
 from dstackweb.tracking.spool import Spool, resend_orphans, spool_folder
 

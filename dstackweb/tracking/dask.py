@@ -23,8 +23,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import TaskGroup
 
 import dstackweb.tracking
+from dstackweb.tracking.client import KEY_MAX, MESSAGE_MAX, shorten_name
 from dstackweb.tracking.current import TOKEN, URL
-from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, shorten_name
 from dstackweb.tracking.sender import EXIT_S, Sender
 
 log = logging.getLogger("dstackweb.tracking")

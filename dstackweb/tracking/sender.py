@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from dstackweb.tracking.client import TIMEOUT_S, Outcome, SendResult, TasksClient
-from dstackweb.tracking.entries import Entry, to_json
+from dstackweb.tracking.client import TIMEOUT_S, Entry, Outcome, SendResult, TasksClient, to_json
 from dstackweb.tracking.spool import Spool
 
 log = logging.getLogger("dstackweb.tracking")

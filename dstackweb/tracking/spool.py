@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dstackweb.tracking.entries import Entry
+from dstackweb.tracking.client import Entry
 
 try:
     import fcntl

@@ -13,8 +13,8 @@ from operator import length_hint
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
+from dstackweb.tracking.client import plain_text
 from dstackweb.tracking.current import current_sender
-from dstackweb.tracking.entries import plain_text
 from dstackweb.tracking.sender import Sender
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,15 +8,42 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 from uuid import UUID
 
-from dstackweb.runner import tree
-from dstackweb.runner.pyz import build_pyz
+from dstackweb.runner import pyz, tree
 from tests.support import eventually
 
 NOWHERE = "http://127.0.0.1:9"
+
+
+SHORTER = {
+    b"POLL_S = 0.5\n": b"POLL_S = 0.05\n",
+    b"METADATA_EVERY_S = 5.0\n": b"METADATA_EVERY_S = 0.5\n",
+    b"AGAIN_CAP_S = 3, 30.0\n": b"AGAIN_CAP_S = 3, 0.3\n",
+}
+"""Waits of the agent, for tests."""
+
+
+@contextmanager
+def short_waits() -> Iterator[None]:
+    """Archives built meanwhile have an agent that waits less between its checks."""
+    package = pyz.package
+
+    def faster(name: str) -> dict[str, bytes]:
+        contents = package(name)
+        for old, new in SHORTER.items():
+            assert contents["dstackweb/runner/agent.py"].count(old) == 1
+            contents["dstackweb/runner/agent.py"] = contents["dstackweb/runner/agent.py"].replace(old, new)
+        return contents
+
+    with mock.patch.object(pyz, "package", faster):
+        pyz.pyz.cache_clear()
+        yield
+    pyz.pyz.cache_clear()
 
 
 class Gate:
@@ -76,7 +103,7 @@ class Machine:
         self.home, self.binaries, self.pyz = folder / "agent", folder / "bin", folder / "runner.pyz"
         for made in (folder, self.home, self.binaries):
             made.mkdir(mode=0o755, exist_ok=True)
-        build_pyz(self.pyz)
+        pyz.build_pyz(self.pyz)
         self.tool("shutdown", f'echo "$@" > {folder}/off')
         self._off = folder / "off"
         self.arguments = ["--api", api, "--instance", str(instance), "--home", str(self.home)]

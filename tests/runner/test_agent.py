@@ -24,7 +24,7 @@ from dstackweb.runs.models import Job, RunEvent
 from dstackweb.scheduler.cloud import agents
 from tests.factories import cloud_job, join, make_project, make_run, make_user
 from tests.runner.conftest import runs
-from tests.runner.machines import Gate, Machine, processes_of
+from tests.runner.machines import Gate, Machine, processes_of, short_waits
 from tests.support import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,7 +41,8 @@ def gate(live_server: Any, settings: Any) -> Iterator[Gate]:
     gate = Gate(int(live_server.url.rpartition(":")[2]))
     settings.DSTACKWEB_API_URL = gate.url
     settings.DSTACKWEB_HEARTBEAT_S = 0.3
-    yield gate
+    with short_waits():
+        yield gate
     gate.shut()
 
 

@@ -19,11 +19,13 @@ from dstackweb.runs.models import Job
 from dstackweb.scheduler.cloud.agents import join_token
 from tests.devtools.fixtures import cloud
 from tests.factories import cloud_job, join, make_project, make_run, make_user
-from tests.runner.machines import processes_of
+from tests.runner.machines import processes_of, short_waits
 from tests.support import eventually
 
 __all__ = ["cloud"]
 pytestmark = pytest.mark.django_db(transaction=True)
+AGAIN = "    sleep 5\n  done\n"
+"""The wait before the agent is started again, which the tests shorten."""
 SPOT = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
 
 
@@ -31,7 +33,8 @@ SPOT = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
 def server(cloud: Cloud, live_server: Any, settings: Any) -> Iterator[str]:
     settings.DSTACKWEB_API_URL = live_server.url
     settings.DSTACKWEB_HEARTBEAT_S = 0.3
-    yield live_server.url
+    with short_waits():
+        yield live_server.url
     cloud.reset()
     connections.close_all()
 
@@ -51,6 +54,8 @@ def boot(cloud: Cloud, job: Job, url: str, **more: Any) -> str:
     script = user_data(
         api_url=url, instance=str(instance), join_token=join_token(instance)[0], pyz_sha256=pyz()[1], insecure=False
     )
+    assert script.count(AGAIN) == 1
+    script = script.replace(AGAIN, "    sleep 0.2\n  done\n")
     asked = {"ImageId": cloud.image(), "InstanceType": "m7i.large", "MinCount": 1, "MaxCount": 1} | more
     started = cloud.client("ec2").run_instances(UserData=script, InstanceInitiatedShutdownBehavior="terminate", **asked)
     return str(started["Instances"][0]["InstanceId"])

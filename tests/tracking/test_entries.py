@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.progress import models
-from dstackweb.tracking.entries import KEY_MAX, MESSAGE_MAX, NAME_MAX, shorten_name, to_json
+from dstackweb.tracking.client import KEY_MAX, MESSAGE_MAX, NAME_MAX, shorten_name, to_json
 
 
 @given(st.lists(st.text(max_size=400), max_size=20))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstackweb.tracking import spool as module
-from dstackweb.tracking.entries import Entry
+from dstackweb.tracking.client import Entry
 from dstackweb.tracking.spool import Spool, resend_orphans, spool_folder
 
 

@@ -58,6 +58,7 @@ class Cloud:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dstackweb.devtools.aws", "--port", str(port), "--home", str(home)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=REPO, env=clean, preexec_fn=die_with_parent,
+                start_new_session=True,  # Ctrl-C is for its user, who ends it last
             )  # fmt: skip
         ends = time.monotonic() + 60
         while time.monotonic() < ends and process.poll() is None:

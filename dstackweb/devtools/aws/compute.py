@@ -111,7 +111,7 @@ class Compute:
         return {"InstanceTypeOfferings": rows, **more}
 
     def describe_regions(self, call: Call, disabled: set[str]) -> dict[str, Any]:
-        asked, every = set(call.numbered("RegionName")), call.form.get("AllRegions") == "true"
+        wanted, every = set(call.numbered("RegionName")), call.form.get("AllRegions") == "true"
         return {
             "Regions": [
                 {
@@ -120,7 +120,7 @@ class Compute:
                     "OptInStatus": "not-opted-in" if name in disabled else "opt-in-not-required",
                 }
                 for name in catalog.regions()
-                if (every or name not in disabled) and (not asked or name in asked)
+                if (every or name not in disabled) and (not wanted or name in wanted)
             ]
         }
 
@@ -220,12 +220,12 @@ class Compute:
         )
 
     def _max_price(self, form: dict[str, str], name: str, zone: str) -> None:
-        asked = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+        most = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
         price = self.spot.at(name, zone, datetime.now(UTC).timestamp())[0]
-        if asked and float(asked) < price:
+        if most and float(most) < price:
             raise AwsError(
                 "SpotMaxPriceTooLow",
-                f"Your Spot request price of {asked} is lower than the minimum required Spot request fulfillment price "
+                f"Your Spot request price of {most} is lower than the minimum required Spot request fulfillment price "
                 f"of {price}.",
             )
 

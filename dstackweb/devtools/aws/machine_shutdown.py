@@ -8,9 +8,9 @@ import urllib.request
 
 
 def main() -> int:
-    name, asked = os.path.basename(sys.argv[0]), sys.argv[1:]
+    name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
     after_s = 60 if name == "shutdown" else 0
-    for word in asked:
+    for word in words:
         if word == "now":
             after_s = 0
         elif word.lstrip("+").isdigit():

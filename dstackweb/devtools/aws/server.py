@@ -270,11 +270,11 @@ class Application:
             return [machine.describe() for machine in self.fleet.machines.values()]
 
     def do_calls(self, service: str, action: str, region: str, since: float) -> list[dict[str, Any]]:
-        asked = {"service": service, "action": action, "region": region}
+        wanted = {"service": service, "action": action, "region": region}
         return [
             call
             for call in list(self.calls)
-            if call["at"] >= since and all(value in {"*", call[key]} for key, value in asked.items())
+            if call["at"] >= since and all(value in {"*", call[key]} for key, value in wanted.items())
         ]
 
     def do_forget_calls(self) -> None:
@@ -298,12 +298,12 @@ class Handler(MotoRequestHandler):
 def warm() -> None:
     """What the first calls would wait for: moto's backends and botocore's model of EC2."""
     ec2_model()
-    for service in ("ec2", "sts", "ssm", "autoscaling", "elbv2"):  # the last two are asked when an instance ends
+    for service in ("ec2", "sts", "ssm", "autoscaling", "elbv2"):  # the last two are called when an instance ends
         get_backend(service)
 
 
 def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bool) -> None:
-    """Responses until the process is told to end; every machine ends with it."""
+    """Answer until the process is ended; all machines end with it."""
     home.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(home / "instances", ignore_errors=True)
     application: list[Application] = []

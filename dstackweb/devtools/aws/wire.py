@@ -182,15 +182,15 @@ def _members(shape: Any, value: dict[str, Any]) -> str:
 
 def page(items: Iterable[Any], call: Call, most: int = 100) -> tuple[list[Any], dict[str, str]]:
     """One page, and the NextToken of the next if there is one; a token is valid for the same question only."""
-    asked = call.data or call.form
+    given = call.data or call.form
     fewest, bad_size, bad_token = _PAGES[call.service]
-    size = int(asked.get("MaxResults") or most)
+    size = int(given.get("MaxResults") or most)
     if not fewest <= size <= most:
         raise AwsError(bad_size, f"MaxResults must be {fewest} to {most}")
-    question = {key: value for key, value in asked.items() if key not in {"NextToken", "ClientToken", "DryRun"}}
+    question = {key: value for key, value in given.items() if key not in {"NextToken", "ClientToken", "DryRun"}}
     digest = hashlib.sha256(json.dumps([call.service, call.region, question], sort_keys=True).encode()).hexdigest()[:16]
     start = 0
-    if token := asked.get("NextToken"):
+    if token := given.get("NextToken"):
         try:
             start, of = json.loads(base64.urlsafe_b64decode(token))
         except ValueError:

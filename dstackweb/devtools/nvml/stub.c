@@ -1,17 +1,17 @@
-/* A libnvidia-ml.so.1 that says what a file says, which NVML_STUB names and which is read anew at each call.
+/* A libnvidia-ml.so.1 that reports what a file defines. NVML_STUB names the file, which is read at each call.
  *
- * A line is a GPU, or (its UUID begins with MIG-) a MIG device of the GPU above it, which then is split:
+ * A line defines a GPU or, if its UUID begins with MIG-, a MIG device of the GPU above it, which is then split:
  *     uuid;name;MiB;pid[:MiB] pid …;status[;key=steps]…
- * A line without ";" is key=steps for all: `driver`, what NVML answers to everything, and `now`, see below.
+ * A line without ";" is key=steps for all: `driver`, NVML's status for every call, `now` and `loop`, see below.
  *
- * Steps say how something goes with time: `40`, or `0:95,30:!15,60:-`, each from a second of the file's life on. A
- * step is a number; `-`, which is not told (3, not supported); or `!N`, NVML's error N. The file's life begins when it
- * is written; `now=25` holds it at second 25, and `loop=60` starts it over every 60 seconds.
+ * Steps define a value over time: `40`, or `0:95,30:!15,60:-`, each from a second of the file's life on. A step is a
+ * number; `-`, not reported (3, not supported); or `!N`, NVML's error N. The file's life begins when it is written;
+ * `now=25` holds it at second 25, and `loop=60` restarts it every 60 seconds.
  *
- * `status` is NVML's answer to all about that GPU (0 in order, 15 fallen off the bus). Keys of a GPU: util, mem (MiB
- * used), power, limit (W), temp, throttle (bits); `mig=1` splits it without any device, `gpm=1` has it count its MIG
- * devices' utilization. Those that are not there are not told. Without NVML_STUB the library says that it isn't there.
- * Compiled with -DOLD it lacks what came to NVML in later years.
+ * `status` is NVML's status of that GPU (0 OK, 15 lost); 1000 hangs, 1001 kills the process. Keys of a GPU: util, mem
+ * (MiB used), power, limit (W), temp, throttle (bits); `mig=1` splits it without any device, with `gpm=1` its MIG
+ * devices report their utilization. Missing keys are not reported. Without NVML_STUB the library reports that it is
+ * missing. Compiled with -DOLD it lacks functions of later versions.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -50,7 +50,7 @@ static const char *key(char *const *among, int n, const char *name) {
     return NULL;
 }
 
-/* The step that holds now: OK and its number, or why there is none. */
+/* The current step: OK and its number, or its error. */
 static status_t step(const char *steps, long *value) {
     char copy[1024], *rest = copy, *one, *found = NULL;
     if (!steps) return NOT_SUPPORTED;
@@ -71,9 +71,9 @@ static const char *of_all(const char *name) {
     return key(lines, n_common, name);
 }
 
-/* Read the file; what the driver as a whole answers. */
-static status_t look(void) {
-    const char *path = getenv("NVML_STUB"), *told;
+/* Read the file; returns the driver's status. */
+static status_t load(void) {
+    const char *path = getenv("NVML_STUB"), *steps;
     char line[1024];
     struct stat about;
     struct timespec clock;
@@ -110,18 +110,18 @@ static status_t look(void) {
     fclose(file);
     clock_gettime(CLOCK_REALTIME, &clock);
     now = clock.tv_sec - about.st_mtim.tv_sec + (clock.tv_nsec - about.st_mtim.tv_nsec) / 1e9;
-    if ((told = of_all("now"))) now = atof(told);
-    if ((told = of_all("loop"))) now -= atof(told) * (long)(now / atof(told));
+    if ((steps = of_all("now"))) now = atof(steps);
+    if ((steps = of_all("loop"))) now -= atof(steps) * (long)(now / atof(steps));
     long status = OK;
-    if ((told = of_all("driver"))) step(told, &status);
+    if ((steps = of_all("driver"))) step(steps, &status);
     if (status == HANGS) for (;;) pause();
     if (status == CRASHES) raise(SIGKILL);
     return status;
 }
 
-/* The line of a handle, and the answer to all about it. */
+/* The line of a handle, and its status. */
 static status_t at(void *device, gpu_t **gpu) {
-    long status = look();
+    long status = load();
     size_t place = (size_t)device - 1;
     if (status) return status;
     if (place >= (size_t)n_all) return INVALID;
@@ -131,15 +131,15 @@ static status_t at(void *device, gpu_t **gpu) {
     return status;
 }
 
-static status_t tell(void *device, const char *name, long *value) {
+static status_t value_of(void *device, const char *name, long *value) {
     gpu_t *gpu;
     status_t status = at(device, &gpu);
     return status ? status : step(key(gpu->keys, KEYS, name), value);
 }
 
-static status_t tell_times(void *device, const char *name, unsigned int times, unsigned int *into) {
+static status_t scaled(void *device, const char *name, unsigned int times, unsigned int *into) {
     long value;
-    status_t status = tell(device, name, &value);
+    status_t status = value_of(device, name, &value);
     if (!status) *into = value * times;
     return status;
 }
@@ -150,8 +150,8 @@ static status_t split(const gpu_t *gpu, long *mode) {
     return steps ? step(steps, mode) : OK;
 }
 
-status_t nvmlInitWithFlags(unsigned int flags) { return look(); }
-status_t nvmlInit_v2(void) { return look(); }
+status_t nvmlInitWithFlags(unsigned int flags) { return load(); }
+status_t nvmlInit_v2(void) { return load(); }
 status_t nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(status_t status) {
     return status == 9 ? "Driver Not Loaded" : status == 15 ? "GPU is lost"
@@ -159,14 +159,14 @@ const char *nvmlErrorString(status_t status) {
 }
 
 status_t nvmlDeviceGetCount_v2(unsigned int *count) {
-    status_t status = look();
+    status_t status = load();
     *count = 0;
     for (int i = 0; i < n_all; i++) *count += !all[i].is_part;
     return status;
 }
 
 status_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
-    status_t status = look();
+    status_t status = load();
     gpu_t *gpu;
     if (status) return status;
     for (int i = 0; i < n_all; i++)
@@ -175,7 +175,7 @@ status_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
 }
 
 status_t nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    status_t status = look();
+    status_t status = load();
     gpu_t *gpu;
     if (status) return status;
     for (int i = 0; i < n_all; i++)
@@ -219,7 +219,7 @@ status_t nvmlDeviceGetMemoryInfo(void *device, memory_t *into) {
     return status;
 }
 
-/* NVML refuses it of a MIG device, since a part's part is unknown. */
+/* NVML doesn't report it for MIG devices. */
 status_t nvmlDeviceGetUtilizationRates(void *device, utilization_t *into) {
     gpu_t *gpu;
     status_t status = at(device, &gpu);
@@ -227,12 +227,12 @@ status_t nvmlDeviceGetUtilizationRates(void *device, utilization_t *into) {
     if (status || (status = split(gpu, &is_split))) return status;
     if (gpu->is_part || is_split) return NOT_SUPPORTED;
     into->memory = 0;
-    return tell_times(device, "util", 1, &into->gpu);
+    return scaled(device, "util", 1, &into->gpu);
 }
 
-status_t nvmlDeviceGetPowerUsage(void *device, unsigned int *mw) { return tell_times(device, "power", 1000, mw); }
-status_t nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *mw) { return tell_times(device, "limit", 1000, mw); }
-status_t nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *c) { return tell_times(device, "temp", 1, c); }
+status_t nvmlDeviceGetPowerUsage(void *device, unsigned int *mw) { return scaled(device, "power", 1000, mw); }
+status_t nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *mw) { return scaled(device, "limit", 1000, mw); }
+status_t nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *c) { return scaled(device, "temp", 1, c); }
 
 #ifndef OLD
 status_t nvmlDeviceGetMemoryInfo_v2(void *device, memory2_t *into) {
@@ -244,7 +244,7 @@ status_t nvmlDeviceGetMemoryInfo_v2(void *device, memory2_t *into) {
 
 status_t nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {
     long value;
-    status_t status = tell(device, "throttle", &value);
+    status_t status = value_of(device, "throttle", &value);
     if (!status) *bits = value;
     return status;
 }
@@ -278,7 +278,7 @@ status_t nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int 
 status_t nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned int *count) { *count = 7; return OK; }
 
 status_t nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned int index, void **part) {
-    status_t status = look();
+    status_t status = load();
     if (status) return status;
     for (int i = 0; i < n_all; i++)
         if (all[i].is_part && all[i].parent == (int)(size_t)device - 1 && index-- == 0) {
@@ -297,7 +297,7 @@ status_t nvmlDeviceGetGpuInstanceId(void *device, unsigned int *id) {
 
 status_t nvmlGpmQueryDeviceSupport(void *device, support_t *into) {
     long value = 0;
-    status_t status = tell(device, "gpm", &value);
+    status_t status = value_of(device, "gpm", &value);
     into->supported = !status && value;
     return status == NOT_SUPPORTED ? OK : status;
 }
@@ -305,7 +305,7 @@ status_t nvmlGpmQueryDeviceSupport(void *device, support_t *into) {
 status_t nvmlGpmSampleAlloc(void **sample) { return (*sample = calloc(1, sizeof(size_t))) ? OK : 20; }
 status_t nvmlGpmSampleFree(void *sample) { free(sample); return OK; }
 
-/* A sample is the handle of the MIG device that it was taken of. */
+/* A sample is the handle of its MIG device. */
 status_t nvmlGpmMigSampleGet(void *device, unsigned int instance, void *sample) {
     void *part;
     status_t status = nvmlDeviceGetMigDeviceHandleByIndex(device, instance - 1, &part);
@@ -316,7 +316,7 @@ status_t nvmlGpmMigSampleGet(void *device, unsigned int instance, void *sample) 
 status_t nvmlGpmMetricsGet(metrics_t *wanted) {
     long value = 0;
     if (*(size_t *)wanted->one != *(size_t *)wanted->two || wanted->metrics[0].id != 1) return INVALID;
-    wanted->metrics[0].status = tell((void *)*(size_t *)wanted->two, "util", &value);
+    wanted->metrics[0].status = value_of((void *)*(size_t *)wanted->two, "util", &value);
     wanted->metrics[0].value = value;
     return OK;
 }
