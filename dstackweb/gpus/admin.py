@@ -25,7 +25,6 @@ from dstackweb.gpus.policy import rollout
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.admin import ProfileAdmin
 from dstackweb.profiles.models import Profile
-from dstackweb.wording import policy as policy_words
 
 admin.site.unregister(Profile)
 
@@ -100,9 +99,9 @@ class PolicyProfileAdmin(ProfileAdmin):
             "title": _("Apply utilization policy of %s to active runs") % profile.name,
             "opts": self.opts,
             "profile": profile,
-            "rule": policy_words.rule(policy) if policy else _("The profile sets no utilization policy."),
+            "policy": policy,
             "found": found,
-            "rows": [_row(change) for change in found.listed],
+            "now": timezone.now(),
             "more": found.total - len(found.listed),
         }
         return TemplateResponse(request, "admin/profiles/profile/apply.html", context)
@@ -123,15 +122,3 @@ class PolicyProfileAdmin(ProfileAdmin):
         self.message_user(request, text, messages.SUCCESS)
         left = rollout.changes(profile, timezone.now()).total
         return here if left else redirect("admin:profiles_profile_changelist")
-
-
-def _row(change: rollout.PolicyChange) -> dict[str, Any]:
-    """A row of the list, in words."""
-    none = _("none")
-    return {
-        "run": change.run,
-        "before": policy_words.rule(change.before) if change.before else none,
-        "after": policy_words.rule(change.after) if change.after else none,
-        "stops_at": change.stops_at,
-        "at_once": change.stops_at is not None and change.stops_at <= timezone.now(),
-    }

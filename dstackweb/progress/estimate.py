@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 MINUTE_S = 60.0
 TEN_MINUTES_S = 600.0
@@ -24,17 +24,14 @@ _Z = 1.2816
 """The 90 % quantile of the normal distribution."""
 
 
-class RateWindows(Protocol):
-    """The fields of models.RateCounters."""
+class RateSample(NamedTuple):
+    """The rate windows of a row (models.RateCounters), and the time of reading."""
 
-    @property
-    def first_ms(self) -> int: ...
-    @property
-    def finished_1m(self) -> float: ...
-    @property
-    def finished_10m(self) -> float: ...
-    @property
-    def rated_ms(self) -> int: ...
+    first_ms: int
+    finished_1m: float
+    finished_10m: float
+    rated_ms: int
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,12 @@ def decayed(finished: float, age_ms: float, window_s: float) -> float:
     return finished * math.exp(-max(0.0, age_ms) / 1000 / window_s)
 
 
-def rate(row: RateWindows, now_ms: int) -> Rate | None:
+def rate(row: RateSample) -> Rate | None:
     """The current rate of a row. None when nothing has finished lately."""
-    age_ms = now_ms - row.rated_ms
+    age_ms = row.now_ms - row.rated_ms
     if decayed(row.finished_10m, age_ms, TEN_MINUTES_S) < _FORGOTTEN:
         return None
-    seen_s = max(LEAST_S, (now_ms - row.first_ms) / 1000)
+    seen_s = max(LEAST_S, (row.now_ms - row.first_ms) / 1000)
     fast, fast_low, fast_high, finishes = _of_window(decayed(row.finished_1m, age_ms, MINUTE_S), MINUTE_S, seen_s)
     slow, slow_low, slow_high, _ = _of_window(decayed(row.finished_10m, age_ms, TEN_MINUTES_S), TEN_MINUTES_S, seen_s)
     weight = finishes / (finishes + _FEW)

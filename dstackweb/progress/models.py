@@ -14,7 +14,7 @@ NAME_MAX = 200
 KEY_MAX = 300
 
 
-class StateCounters(models.Model):
+class StateCounts(models.Model):
     """Number of tasks in each state (states.TaskState), and their processing times."""
 
     memory = models.BigIntegerField(default=0)
@@ -25,10 +25,17 @@ class StateCounters(models.Model):
     no_worker = models.BigIntegerField(default=0)
     waiting = models.BigIntegerField(default=0)
     forgotten = models.BigIntegerField(default=0, help_text="Finished, and dropped by their reporter")
-    total = models.BigIntegerField(default=0, help_text="Sum of all states")
-
     duration_n = models.BigIntegerField(default=0, help_text="Number of timed tasks")
     duration_s = models.FloatField(default=0, help_text="Total processing time of timed tasks, seconds")
+
+    class Meta:
+        abstract = True
+
+
+class StateCounters(StateCounts):
+    """The counters of a scope, a prefix or a group."""
+
+    total = models.BigIntegerField(default=0, help_text="Sum of all states")
     duration_ewma_s = models.FloatField(null=True, help_text="Moving average: each batch weighs half, as in Dask")
 
     version = models.BigIntegerField(default=0, help_text="The scope's version at the last change")
@@ -173,7 +180,7 @@ class Task(models.Model):
         return self.key
 
 
-class ReporterCount(models.Model):
+class ReporterCount(StateCounts):
     """The latest absolute counts of a group by a reporter. Later counts are applied as differences to it.
 
     Also kept for groups whose tasks are all forgotten, until the attempt ends, so that repeated batches add nothing.
@@ -187,16 +194,6 @@ class ReporterCount(models.Model):
     )
     group = models.CharField(max_length=NAME_MAX, help_text="Name of the group")
     seq = models.BigIntegerField()
-    memory = models.BigIntegerField(default=0)
-    erred = models.BigIntegerField(default=0)
-    released = models.BigIntegerField(default=0)
-    processing = models.BigIntegerField(default=0)
-    queued = models.BigIntegerField(default=0)
-    no_worker = models.BigIntegerField(default=0)
-    waiting = models.BigIntegerField(default=0)
-    forgotten = models.BigIntegerField(default=0)
-    duration_n = models.BigIntegerField(default=0)
-    duration_s = models.FloatField(default=0)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["reporter", "prefix", "group"], name="progress_count_once")]

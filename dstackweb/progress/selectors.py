@@ -10,21 +10,11 @@ from typing import Any, Literal, NamedTuple
 from django.db import connection
 
 from dstackweb.lib import sql
-from dstackweb.progress.estimate import Left, Rate, left, rate
+from dstackweb.progress.estimate import Left, Rate, RateSample, left, rate
 from dstackweb.progress.states import FINISHED, LIVE, STATE_OF, TaskState
 
 Order = Literal["active", "failed", "name"]
 GroupFilter = Literal["", "failed", "running"]
-
-
-class RateSample(NamedTuple):
-    """The rate windows of a row (models.RateCounters), and the time of reading."""
-
-    first_ms: int
-    finished_1m: float
-    finished_10m: float
-    rated_ms: int
-    now_ms: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class ProgressBar:
     @cached_property
     def rate(self) -> Rate | None:
         """The rate of finishing tasks. None when nothing has finished lately."""
-        return rate(self.rated, self.rated.now_ms) if self.rated else None
+        return rate(self.rated) if self.rated else None
 
     @cached_property
     def left(self) -> Left | None:

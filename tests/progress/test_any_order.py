@@ -20,7 +20,7 @@ NOW = 1_800_000_000_000
 pytestmark = pytest.mark.django_db
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(batches, max_size=8), seed=st.randoms(use_true_random=False))
 def test_the_same_batches_in_any_order_and_number_give_the_same_counters(
     project: Project,

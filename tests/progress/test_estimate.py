@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, Left, Rate, decayed, left, rate
+from dstackweb.progress import estimate
+from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, Left, Rate, RateSample, decayed, left
 
 
 @dataclass
@@ -20,6 +21,10 @@ class Row:
     finished_1m: float = 0
     finished_10m: float = 0
     rated_ms: int = 0
+
+
+def rate(row: Row, now_ms: int) -> Rate | None:
+    return estimate.rate(RateSample(row.first_ms, row.finished_1m, row.finished_10m, row.rated_ms, now_ms))
 
 
 def row_of(finishes_s: Iterable[float]) -> Row:

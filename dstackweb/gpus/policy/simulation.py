@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -223,27 +223,20 @@ def _stop_of(
     now: dt.datetime,
 ) -> WouldStop | None:
     """The first stop of any of its jobs, which ends the whole run without another attempt."""
-    first: WouldStop | None = None
-    for job in jobs:
-        stop = _of_job(job, samples, policy)
-        if stop is not None and (first is None or to_moment(stop.at_ms) < first.at):
-            first = WouldStop(
-                run=run,
-                attempt=job.job.attempt,
-                node=job.job.node,
-                at=to_moment(stop.at_ms),
-                low_since=to_moment(stop.low_since_ms),
-                gpu_index=_index(job, stop.gpu),
-                gpus=0,
-                gpu_hours=0,
-                usd=0,
-            )
-    if first is None:
+    stops = [(stop, job) for job in jobs if (stop := _of_job(job, samples, policy)) is not None]
+    if not stops:
         return None
-    at = first.at
+    stop, stopped = min(stops, key=lambda found: found[0].at_ms)
+    at = to_moment(stop.at_ms)
     after = [one.job for one in jobs if _hours(one.job, at, now) > 0]
-    return replace(
-        first,
+    indexes = {series.uuid: series.index for series in stopped.series}
+    return WouldStop(
+        run=run,
+        attempt=stopped.job.attempt,
+        node=stopped.job.node,
+        at=at,
+        low_since=to_moment(stop.low_since_ms),
+        gpu_index=None if stop.gpu is None else indexes.get(stopped.job.gpus[stop.gpu]),
         gpus=sum(len(job.gpus) for job in after),
         gpu_hours=sum(_gpu_hours(job, at, now) for job in after),
         usd=sum(float(job.price) * _hours(job, at, now) for job in after),
@@ -258,12 +251,6 @@ def _of_job(job: _Job, samples: Mapping[int, Sequence[tuple[int, int]]], policy:
     from_ms = to_ms(job.job.started_at) + policy.warmup_s * 1000
     window = Window(policy.time_window_s * 1000, policy.scope, from_ms)
     return first_stop(gpus, policy.min_gpu_utilization, window, interval_ms())
-
-
-def _index(job: _Job, place: int | None) -> int | None:
-    """NVML's index of a GPU of the job."""
-    indexes = {series.uuid: series.index for series in job.series}
-    return None if place is None else indexes.get(job.job.gpus[place])
 
 
 def _gpu_hours(job: Job, since: dt.datetime, now: dt.datetime) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Avg, Count, F, FloatField, Max, Min, OuterRef, Q, Subquery, Sum
+from django.db.models import Avg, Count, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast
 
@@ -49,12 +50,11 @@ def columns(series: Iterable[GpuSeries], since_ms: int, until_ms: int, points: i
     chosen = list(series)
     step_ms = _step_ms(until_ms - since_ms, points)
     grid = list(range(since_ms - since_ms % step_ms, until_ms, step_ms))
-    slots: dict[int, dict[int, _Slot]] = {one.pk: {} for one in chosen}
+    slots: dict[int, defaultdict[int, list[_Part]]] = {one.pk: defaultdict(list) for one in chosen}
     if grid:
         for part in _parts(list(slots), grid[0], until_ms, step_ms):
             for slot_ms in range(max(part.at_ms, grid[0]), part.at_ms + part.width_ms, step_ms):
-                slot = slots[part.series_id].setdefault(slot_ms - slot_ms % step_ms, _Slot())
-                slot.add(part)
+                slots[part.series_id][slot_ms - slot_ms % step_ms].append(part)
     return [Columns(one, step_ms, grid, *_filled(slots[one.pk], grid)) for one in chosen]
 
 
@@ -67,88 +67,50 @@ def _step_ms(span_ms: int, points: int) -> int:
     return unit_ms * max(1, int(-(-least_ms // unit_ms)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What is known of a series from `at_ms` on, for `width_ms`; `first_ms` and `last_ms` are its own samples' moments.
-
-    `weights` and `values` go by MEASURED.
-    """
+class _Part(NamedTuple):
+    """A series' samples in `width_ms` from `at_ms` on: its first and last moment, and by MEASURED the averages (of the
+    temperature the maximum)."""
 
     series_id: int
     at_ms: int
     width_ms: int
     first_ms: int
     last_ms: int
-    weight: int
+    samples: int
     values: tuple[float | None, ...]
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One moment of the grid."""
-
-    first_ms: int | None = None
-    last_ms: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(MEASURED))
-    weights: list[int] = field(default_factory=lambda: [0] * len(MEASURED))
-    hottest: float | None = None
-
-    def add(self, part: _Part) -> None:
-        self.first_ms = part.first_ms if self.first_ms is None else min(self.first_ms, part.first_ms)
-        self.last_ms = max(self.last_ms, part.last_ms)
-        for place, value in enumerate(part.values[:-1]):
-            if value is not None:
-                self.sums[place] += value * part.weight
-                self.weights[place] += part.weight
-        hot = part.values[-1]
-        if hot is not None:
-            self.hottest = hot if self.hottest is None else max(self.hottest, hot)
-
-    def values(self) -> tuple[float | None, ...]:
-        """By MEASURED."""
-        averages = (
-            round(total / weight, 2) if weight else None
-            for total, weight in zip(self.sums[:-1], self.weights[:-1], strict=True)
-        )
-        return *averages, self.hottest
-
-
 def _parts(series: Sequence[int], since_ms: int, until_ms: int, step_ms: int) -> Iterator[_Part]:
-    """All that is known of these series: samples where they are needed and there, averages for the rest."""
+    """Samples where they are needed and stored, averages for the rest."""
+    averages = GpuAverage.objects.filter(series__in=series, at_ms__gt=since_ms - BUCKET_MS, at_ms__lt=until_ms)
+    samples = GpuSample.objects.filter(series__in=series, at_ms__gte=since_ms, at_ms__lt=until_ms)
     if step_ms % BUCKET_MS == 0:
-        averaged = Q(at_ms__lt=F("series__averaged_ms"))
-        sampled = Q(at_ms__gte=F("series__averaged_ms"))
-        yield from _of_averages(series, averaged, since_ms, until_ms, step_ms)
+        averages = averages.filter(at_ms__lt=F("series__averaged_ms"))
+        samples = samples.filter(at_ms__gte=F("series__averaged_ms"))
+        width_ms = step_ms
     else:
-        averaged = Q(series__first_ms=None) | Q(at_ms__lte=F("series__first_ms") - BUCKET_MS)
-        sampled = Q()
-        yield from _of_averages(series, averaged, since_ms, until_ms, BUCKET_MS)
-    yield from _of_samples(series, sampled, since_ms, until_ms, step_ms)
-
-
-def _of_samples(series: Sequence[int], which: Q, since_ms: int, until_ms: int, step_ms: int) -> Iterator[_Part]:
-    rows = GpuSample.objects.filter(which, series__in=series, at_ms__gte=since_ms, at_ms__lt=until_ms)
-    grouped = rows.values("series_id", slot=F("at_ms") - F("at_ms") % step_ms).order_by()
-    measured = grouped.annotate(
-        n=Count("pk"), first=Min("at_ms"), last=Max("at_ms"),
-        values_0=Avg("utilization"), values_1=Avg("memory_used_mib"), values_2=Avg("power_w"),
-        values_3=Max("temperature_c"),
+        averages = averages.filter(Q(series__first_ms=None) | Q(at_ms__lte=F("series__first_ms") - BUCKET_MS))
+        width_ms = BUCKET_MS
+    yield from _grouped(
+        averages, width_ms, BUCKET_MS - interval_ms(), Sum("samples"),
+        [_weighted("utilization"), _weighted("memory_used_mib"), _weighted("power_w"), Max("temperature_max_c")],
     )  # fmt: skip
-    for row in measured:
-        yield _Part(row["series_id"], row["slot"], step_ms, row["first"], row["last"], row["n"], _values(row))
-
-
-def _of_averages(series: Sequence[int], which: Q, since_ms: int, until_ms: int, step_ms: int) -> Iterator[_Part]:
-    rows = GpuAverage.objects.filter(which, series__in=series, at_ms__gt=since_ms - BUCKET_MS, at_ms__lt=until_ms)
-    grouped = rows.values("series_id", slot=F("at_ms") - F("at_ms") % step_ms).order_by()
-    measured = grouped.annotate(
-        n=Sum("samples"), first=Min("at_ms"), last=Max("at_ms"),
-        values_0=_weighted("utilization"), values_1=_weighted("memory_used_mib"), values_2=_weighted("power_w"),
-        values_3=Max("temperature_max_c"),
+    yield from _grouped(
+        samples, step_ms, 0, Count("pk"),
+        [Avg("utilization"), Avg("memory_used_mib"), Avg("power_w"), Max("temperature_c")],
     )  # fmt: skip
-    for row in measured:
-        last_ms = row["last"] + BUCKET_MS - interval_ms()
-        yield _Part(row["series_id"], row["slot"], step_ms, row["first"], last_ms, row["n"], _values(row))
+
+
+def _grouped(
+    rows: QuerySet[Any], width_ms: int, length_ms: int, number: Combinable, measured: Sequence[Combinable]
+) -> Iterator[_Part]:
+    """Rows by series and `width_ms`; each stands for `length_ms` after its own moment."""
+    grouped = rows.values("series_id", slot=F("at_ms") - F("at_ms") % width_ms).order_by()
+    values = {f"values_{place}": expression for place, expression in enumerate(measured)}
+    for row in grouped.annotate(n=number, first=Min("at_ms"), last=Max("at_ms"), **values):
+        # PostgreSQL's averages of whole numbers are decimals.
+        found = tuple(None if row[name] is None else float(row[name]) for name in values)
+        yield _Part(row["series_id"], row["slot"], width_ms, row["first"], row["last"] + length_ms, row["n"], found)
 
 
 def _weighted(name: str) -> Combinable:
@@ -157,26 +119,34 @@ def _weighted(name: str) -> Combinable:
     return total / Cast(Sum("samples", filter=Q(**{f"{name}__isnull": False})), FloatField())
 
 
-def _values(row: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """By MEASURED; PostgreSQL's averages of whole numbers are decimals."""
-    found = (row[f"values_{place}"] for place in range(len(MEASURED)))
-    return tuple(None if value is None else float(value) for value in found)
+def _merged(parts: Sequence[_Part]) -> tuple[float | None, ...]:
+    """By MEASURED."""
+    columns = [
+        [(value, part.samples) for part in parts if (value := part.values[place]) is not None]
+        for place in range(len(MEASURED))
+    ]
+    averages = (
+        round(sum(value * number for value, number in known) / sum(number for _value, number in known), 2)
+        if known
+        else None
+        for known in columns[:-1]
+    )
+    return *averages, max((value for value, _number in columns[-1]), default=None)
 
 
-def _filled(slots: Mapping[int, _Slot], grid: Sequence[int]) -> Iterator[list[float | None]]:
-    """A series' columns. Where samples are as near to each other as the verdict wants them, no gap is between them: a
-    sample stands for the time before it."""
-    nothing = (None,) * len(MEASURED)
-    rows: list[tuple[float | None, ...]] = [nothing] * len(grid)
+def _filled(slots: Mapping[int, list[_Part]], grid: Sequence[int]) -> Iterator[list[float | None]]:
+    """A series' columns. Between samples that are as close as a verdict requires there is no gap: a sample stands for
+    the time before it."""
+    rows: list[tuple[float | None, ...]] = [(None,) * len(MEASURED)] * len(grid)
     before: tuple[int, int] | None = None
     for place, at_ms in enumerate(grid):
-        slot = slots.get(at_ms)
-        if slot is None or slot.first_ms is None:
+        parts = slots.get(at_ms)
+        if parts is None:
             continue
-        rows[place] = slot.values()
-        if before is not None and slot.first_ms - before[1] <= MAX_GAP * interval_ms():
+        rows[place] = _merged(parts)
+        if before is not None and min(part.first_ms for part in parts) - before[1] <= MAX_GAP * interval_ms():
             rows[before[0] + 1 : place] = [rows[place]] * (place - before[0] - 1)
-        before = place, slot.last_ms
+        before = place, max(part.last_ms for part in parts)
     for column in range(len(MEASURED)):
         yield [row[column] for row in rows]
 

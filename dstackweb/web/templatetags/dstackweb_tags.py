@@ -23,8 +23,10 @@ from dstackweb.accounts.access import allows, project_for, visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.runs import selectors
+from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
 from dstackweb.web.gpus import alerts
+from dstackweb.wording import policy as policy_words
 from dstackweb.wording import progress, statuses, units
 from dstackweb.wording.sentence import Sentence, moment
 
@@ -69,6 +71,12 @@ register.filter("status_word", statuses.status)
 @register.filter
 def percent(share: float | None, digits: int = 0) -> str:
     return "–" if share is None else f"{floatformat(share, digits)} %"
+
+
+@register.filter
+def policy_rule(policy: UtilizationPolicy | None) -> str:
+    """What a utilization policy requires; empty without one."""
+    return policy_words.rule(policy) if policy else ""
 
 
 @register.filter
