@@ -316,14 +316,14 @@ MUTATIONS = [
     m(
         "accounts",
         "a sign-in link works twice",
-        "filter(pk=link.pk, used_at=None, expires_at__gt=now)",
-        "filter(pk=link.pk)",
+        "filter(pk=row.pk, used_at=None, expires_at__gt=now)",
+        "filter(pk=row.pk)",
         "accounts/test_races.py",
     ),
     m(
         "accounts",
         "an old sign-in link works",
-        "if link.expires_at <= timezone.now():",
+        "if row.expires_at <= timezone.now():",
         "if False:",
         "accounts/test_sign_in_pages.py accounts/test_tokens.py accounts",
     ),

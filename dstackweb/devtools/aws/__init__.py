@@ -46,7 +46,7 @@ class Cloud:
         self._clients: dict[tuple[str, str, int], Any] = {}
 
     @classmethod
-    def start(cls, home: Path | None = None, port: int = 0) -> Cloud:
+    def start(cls, home: Path | None = None) -> Cloud:
         """Returns once it answers. Raises RuntimeError with its log after 60 s."""
         home = home or Path(tempfile.mkdtemp(prefix="cloud-", dir=os.environ.get("DSTACKWEB_TEST_HOME")))
         home.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Cloud:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dstackweb.devtools.aws", "--port", str(port), "--home", str(home)],
+                [sys.executable, "-m", "dstackweb.devtools.aws", "--home", str(home)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=REPO, env=clean, preexec_fn=die_with_parent,
                 start_new_session=True,  # Ctrl-C is for its user, who ends it last
             )  # fmt: skip

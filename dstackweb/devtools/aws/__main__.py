@@ -14,9 +14,7 @@ from pathlib import Path
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dstackweb.devtools.aws", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0, the usual: a free one")
-    parser.add_argument("--home", type=Path, help="its folder; a temporary one otherwise")
-    parser.add_argument("--all-types", action="store_true", help="every instance type that moto knows")
+    parser.add_argument("--home", type=Path, help="its folder; without it, a temporary one")
     options = parser.parse_args()
     os.environ |= {"MOTO_DISABLE_GLOBAL_CORS": "true", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
 
@@ -34,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     try:
-        server.serve(home, options.port, ready, everything=options.all_types)
+        server.serve(home, ready)
     except SystemExit:
         if options.home is None:
             shutil.rmtree(home, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -43,9 +42,8 @@ LOGGED = 100_000
 
 
 class Application:
-    def __init__(self, home: Path, url: str, *, everything: bool = False) -> None:
-        self.usually_everything = self.everything = everything
-        catalog.stock(everything=everything)
+    def __init__(self, home: Path, url: str) -> None:
+        self.everything = False
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.fleet = Fleet(home, url)
         self.quotas, self.spot = Quotas(), SpotPrices()
@@ -66,8 +64,8 @@ class Application:
         self.compute.capacity.clear()
         self.compute.tokens.clear()
         self.calls.clear()
-        if self.everything != self.usually_everything:
-            self.do_catalog(self.usually_everything)
+        if self.everything:
+            self.do_catalog(False)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -198,9 +196,6 @@ class Application:
         except (TypeError, ValueError, KeyError) as wrong:
             return Response(400, json.dumps({"error": f"{type(wrong).__name__}: {wrong}"}).encode())
 
-    def do_health(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "types": len(catalog.NAMES)}
-
     def do_reset(self) -> None:
         with self.fleet.lock:
             self.fleet.clear()
@@ -302,16 +297,16 @@ def warm() -> None:
         get_backend(service)
 
 
-def serve(home: Path, port: int, ready: Callable[[str], None], *, everything: bool) -> None:
+def serve(home: Path, ready: Callable[[str], None]) -> None:
     """Answer until the process is ended; all machines end with it."""
     home.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(home / "instances", ignore_errors=True)
     application: list[Application] = []
     server: BaseWSGIServer = make_server(
-        "127.0.0.1", port, lambda environ, start: application[0](environ, start), threaded=True, request_handler=Handler
+        "127.0.0.1", 0, lambda environ, start: application[0](environ, start), threaded=True, request_handler=Handler
     )
     url = f"http://127.0.0.1:{server.server_port}"
-    application.append(Application(home, url, everything=everything))
+    application.append(Application(home, url))
     warm()
     ready(url)
     try:
