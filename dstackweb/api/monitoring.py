@@ -37,7 +37,7 @@ GPU_GAUGES = (
     ("temperature_c", "gpu_temperature_celsius", "GPU temperature", 1),
 )
 OFFER_COUNTERS = {
-    "hits": "Looks at offers answered from a kept result",
+    "hits": "Reads answered from the cache",
     "misses": "Reads that were not in the cache",
     "coalesced": "Calls saved because the same call was already in progress",
     "calls": "Calls to a cloud",

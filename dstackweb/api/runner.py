@@ -89,7 +89,7 @@ class SamplesIn(Schema):
 
 
 class JobToken(HttpBearer):
-    """The token that the host handed to this job's runner."""
+    """The token of a job's runner."""
 
     def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
         return job_of_token(token)
@@ -130,7 +130,7 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
 
 @router.get("/{job_id}/spec", include_in_schema=False)
 def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
-    """What to execute, with the secrets filled in. A secret that was deleted meanwhile ends the job."""
+    """The commands and their environment, secrets included. If a secret was deleted meanwhile, the job ends."""
     job = _wanted(request, job_id)
     try:
         return runner_spec(job)
@@ -149,7 +149,7 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
 
 @router.post("/{job_id}/heartbeat", include_in_schema=False)
 def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
-    """Alive; the answer says to carry on, to wait for the other nodes, or to stop."""
+    """A heartbeat. The answer is to go on, to wait for the other nodes, or to stop."""
     job = _wanted(request, job_id)
     Job.objects.filter(pk=job.pk).update(beat=F("beat") + 1, beat_at=timezone.now())
     answer: dict[str, Any] = {
@@ -172,7 +172,7 @@ def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
 
 @router.post("/{job_id}/logs", include_in_schema=False)
 def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)]) -> HttpResponse:
-    """Bytes of the job's stream from `offset`; a gap is answered with 409 and the offset to go on from."""
+    """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from."""
     job = _wanted(request, job_id)
     try:
         return JsonResponse({"next": files.append_log(job.pk, offset, request.body)})
@@ -182,7 +182,7 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)
 
 @router.post("/{job_id}/samples", include_in_schema=False)
 def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, Any]:
-    """What the job's GPUs did, each sample so many seconds ago. Only of its own GPUs, and not of a host's."""
+    """Samples of a cloud job's own GPUs, each with its age in seconds."""
     job = _wanted(request, job_id)
     if job.host_id is not None:
         raise Conflict("this job's host reads its GPUs itself")
@@ -196,7 +196,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
 
 @router.post("/{job_id}/tasks", include_in_schema=False)
 def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
-    """What the job's output says of its tasks, in the form of the public address for it."""
+    """The tasks that a job reports in its output. The body is that of the public endpoint for tasks."""
     job = _wanted(request, job_id)
     return tasks.take(request, job.run, job.attempt, f"log-{job.node}")
 
@@ -229,7 +229,7 @@ def _claimed(request: HttpRequest, job_id: UUID) -> Job:
 
 
 def _wanted(request: HttpRequest, job_id: UUID) -> Job:
-    """The job, if the caller is the runner that claimed it and it is still wanted."""
+    """The job, if the caller is the runner that claimed it and the job has not ended."""
     job = _claimed(request, job_id)
     if job.status not in JOB_ACTIVE:
         raise Conflict("this job has ended")

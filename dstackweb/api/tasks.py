@@ -176,7 +176,7 @@ class TasksToken(HttpBearer):
     openapi_extra={"requestBody": REQUEST_BODY},
     summary="Report the tasks of a run",
 )
-def tell(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
+def report(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
     """States of single tasks, or counts of groups. Repeated and outdated entries change nothing.
 
     With the API token of a member, or the token in `DSTACKWEB_TASKS_TOKEN` of the run's commands. Invalid entries are

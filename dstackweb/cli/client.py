@@ -108,9 +108,9 @@ class Api:
             else:
                 if response.is_success or response.status_code in accept:
                     return response
-                if asked := self._pause(response, waited):
+                if wait := self._pause(response, waited):
                     # The server did nothing yet, so any method may be sent again.
-                    pause, waited, tries = asked, waited + asked, tries + 1
+                    pause, waited, tries = wait, waited + wait, tries + 1
                 elif attempt < tries and response.status_code in (502, 503, 504):
                     pause = full_jitter(attempt, 0.3, 5.0)
                 else:
@@ -147,7 +147,7 @@ class Api:
         return pause
 
     def json(self, response: httpx.Response) -> Any:
-        """The JSON of an answer. Raises CliError where it is none: the server is not dstackweb."""
+        """The JSON of an answer. Raises CliError if it is not JSON: the server is not dstackweb."""
         try:
             return response.json()
         except ValueError:
@@ -207,22 +207,22 @@ class Api:
 
 
 def until_answered(
-    ask: Callable[[], T],
-    meanwhile: str,
-    tell: Callable[[str], None] = note,
+    request: Callable[[], T],
+    safe: str,
+    show: Callable[[str], None] = note,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `ask` returns, tried again for as long as the server doesn't answer; `meanwhile` says what is safe."""
+    """The result of `request`, tried again until the server answers; `safe` is a sentence about the run."""
     for failures in itertools.count():
         try:
-            answer = ask()
+            answer = request()
         except OUTAGE as error:
             if not failures:
-                tell(f"{error.message} {meanwhile} Trying again …")
+                show(f"{error.message} {safe} Trying again …")
             sleep(0.1 + full_jitter(failures, 1.0, 4.5))
         else:
             if failures:
-                tell("Connected again.")
+                show("Connected again.")
             return answer
     raise AssertionError("the loop returns")
 

@@ -1,4 +1,4 @@
-"""Which server, which token, which project: `~/.config/dstackweb/config.toml`, overridden by the environment."""
+"""The server, token and project: `~/.config/dstackweb/config.toml`, overridden by the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_PROJECT = "main"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a command works with. `token_from` names the source of a token that was not typed just now."""
+    """The server, token and project of a command. `token_from` is the source of a stored token."""
 
     url: str
     token: str
@@ -67,7 +67,7 @@ def is_token(text: str) -> bool:
 
 
 def stored() -> dict[str, str]:
-    """What `login` stored; empty where it never ran. Raises CliError where the file can't be read."""
+    """The settings that `login` saved; empty before. Raises CliError if the file can't be read."""
     path = config_path()
     try:
         data = tomllib.loads(path.read_text("utf-8"))
@@ -79,7 +79,7 @@ def stored() -> dict[str, str]:
 
 
 def load() -> Settings:
-    """The settings of this call. Raises UsageError without a token, or where the stored one is for another server."""
+    """The settings of this call. Raises UsageError without a token, or if the stored one is for another server."""
     saved, env = stored(), os.environ
     url = normal_url(env.get("DSTACKWEB_URL") or saved.get("url") or DEFAULT_URL)
     same_server = url == saved.get("url")
@@ -107,7 +107,7 @@ def connect() -> Api:
 
 
 def store(url: str, token: str, project: str) -> Path:
-    """Save the settings for later calls. Raises CliError where the file can't be written."""
+    """Save the settings for later calls. Raises CliError if the file can't be written."""
     # A JSON string is also a TOML basic string, except for DEL, which no token, URL or project contains.
     lines = [
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n"

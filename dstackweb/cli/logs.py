@@ -121,7 +121,7 @@ class Follower:
         idle = 0.5
         while True:
             step = partial(self._step, run)
-            count, run, is_over = until_answered(step, "The run continues.", tell=self._note, sleep=self._sleep)
+            count, run, is_over = until_answered(step, "The run continues.", show=self._note, sleep=self._sleep)
             if is_over:
                 self._status.clear()
                 return run

@@ -72,7 +72,7 @@ class TryLater(ApiError):
 
 
 OUTAGE = (Unreachable, TryLater)
-"""What passes by itself: commands that follow something go on through it."""
+"""Temporary errors: commands that follow a run continue after them."""
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name (the newest run of that name) or id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]

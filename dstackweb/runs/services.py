@@ -107,7 +107,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
 def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
     """The profile that the file names, or the project's default. Raises Invalid with the line of an unknown one."""
     try:
-        return profile_for(project, run_file.profile)
+        return profile_for(project, run_file.fields.profile)
     except Invalid as error:
         raise Invalid.at("profile", msg=error.errors[0]["msg"], line=run_file.line("profile")) from None
 

@@ -32,11 +32,6 @@ class RunFile:
     overridden: frozenset[str]
     """The keys set on the command line."""
 
-    @property
-    def profile(self) -> str | None:
-        """The name of the profile in the file."""
-        return self.fields.profile
-
     def line(self, key: str) -> int | None:
         """The line of a key such as `priority`; None if it is not in the file."""
         return None if key.split(".")[0] in self.overridden else self.lines.get(key)
