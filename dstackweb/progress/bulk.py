@@ -11,6 +11,8 @@ from typing import Any
 
 from django.db import connection
 
+from dstackweb.lib import sql
+
 Types = Mapping[str, str]
 """Columns and their PostgreSQL types."""
 
@@ -45,7 +47,7 @@ def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
     names = ", ".join(_quoted(types))
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
-            cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({_marks(types)})", rows)
+            cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)})", rows)
         else:
             cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}", _arrays(types, rows))
 
@@ -87,10 +89,6 @@ def quoted(name: str) -> str:
 
 def _quoted(types: Types) -> list[str]:
     return [quoted(name) for name in types]
-
-
-def _marks(types: Types) -> str:
-    return ", ".join(["%s"] * len(types))
 
 
 def _given(types: Types) -> str:

@@ -9,6 +9,7 @@ tasks are forgotten; if it is created again, its own count of forgotten tasks an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -20,13 +21,12 @@ from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
 from dstackweb.progress.states import FINISHED, LIVE, SHOWN, TaskState
 
-COUNT_COLUMNS = {
+GROUP_COLUMNS = {
     **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
     "duration_ewma_s": "float8", "version": "bigint", "changed_ms": "bigint",
 }  # fmt: skip
 RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
-GROUP_COLUMNS = dict(COUNT_COLUMNS)
-PREFIX_COLUMNS = {**COUNT_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
+PREFIX_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
 SCOPE_COLUMNS = {**PREFIX_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
 
 GroupName = tuple[str, str]
@@ -132,19 +132,17 @@ class CounterRows:
     def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> None:
         """Change the rows that were read by `deltas`, and write them with the scope's row. Call once.
 
-        Prefixes and groups that are missing are made, and groups that lost their last task are deleted. `ids`: whether
-        the groups that were made are key by their rows afterwards.
+        Missing prefixes and groups are created, and groups that lost their last task are deleted. `ids`: whether `ids`
+        knows the created groups afterwards.
         """
         scope = self.scope
         whole = Delta()
-        of_prefix: dict[str, Delta] = {}
+        of_prefix: defaultdict[str, Delta] = defaultdict(Delta)
         for group_name, delta in deltas.items():
-            if (sums := of_prefix.get(group_name[0])) is None:
-                sums = of_prefix[group_name[0]] = Delta()
-            sums.add(delta)
+            of_prefix[group_name[0]].add(delta)
             group = self.groups[group_name]
             _count(group, delta, scope.version, now_ms)
-            if group.forgotten < 0:  # some are taken back that were forgotten before its last making
+            if group.forgotten < 0:  # tasks return that were forgotten before it was created again
                 group.total, group.forgotten = group.total - group.forgotten, 0
             more = _has_tasks(group) - bool(group.id)
             self.prefixes[group_name[0]].groups += more
@@ -192,7 +190,9 @@ class CounterRows:
     def _write_prefixes(self, names: Collection[str]) -> None:
         values = attrgetter(*PREFIX_COLUMNS)
         fresh = [name for name in names if not self.prefixes[name].id]
-        known = [prefix for name in names if (prefix := self.prefixes[name]).id and self._changed(prefix)]
+        known = [
+            prefix for name in names if (prefix := self.prefixes[name]).id and prefix.version == self.scope.version
+        ]
         bulk.insert(
             "progress_taskprefix",
             {"name": "text", "scope_id": "bigint", **PREFIX_COLUMNS},
@@ -212,7 +212,7 @@ class CounterRows:
             if not group.id:
                 if has_tasks:
                     fresh.append(group_name)
-            elif self._changed(group):
+            elif group.version == self.scope.version:
                 (known if has_tasks else empty).append(group)
         values = attrgetter(*GROUP_COLUMNS)
         bulk.insert(
@@ -229,9 +229,6 @@ class CounterRows:
             group.id = 0
         for group_name, made in self._load_groups(fresh if ids else ()).items():
             self.groups[group_name].id = made.id
-
-    def _changed(self, row: _GroupRow) -> bool:
-        return row.version == self.scope.version
 
 
 @dataclass(slots=True)
@@ -319,16 +316,9 @@ class BatchUpdate:
     now_ms: int
     counters: CounterRows
     receipt: Receipt = field(default_factory=Receipt)
-    deltas: dict[GroupName, Delta] = field(default_factory=dict)
+    deltas: defaultdict[GroupName, Delta] = field(default_factory=lambda: defaultdict(Delta))
     new_prefixes: set[str] = field(default_factory=set)
     new_groups: set[GroupName] = field(default_factory=set)
-
-    def delta(self, group_name: GroupName) -> Delta:
-        """The changes of a group, to be added to."""
-        found = self.deltas.get(group_name)
-        if found is None:
-            found = self.deltas[group_name] = Delta()
-        return found
 
     def is_released(self, state: TaskState, seq: int) -> bool:
         """Whether a live state is outdated because the reporter has ended since: the task is released."""

@@ -56,7 +56,7 @@ def release_live(update: BatchUpdate) -> None:
     for prefix, group, *values in found:
         old = ReportedCount.of(*values)
         new = old._replace(states=_released(old.states))
-        update.delta((prefix, group)).add(_difference(old, new))
+        update.deltas[prefix, group].add(_difference(old, new))
         rows.append(_row(new))
     bulk.update("progress_reportercount", COUNT_COLUMNS, rows)
 
@@ -85,7 +85,7 @@ def decide(update: BatchUpdate, counts: Sequence[Count]) -> Counts:
         if update.is_released(TaskState.WAITING, count.seq):
             states = _released(states)
         newest[group_name] = new = ReportedCount(old.id, count.seq, states, count.duration_n, count.duration_s)
-        update.delta(group_name).add(_difference(old, new))
+        update.deltas[group_name].add(_difference(old, new))
         update.receipt.applied += 1
     return newest
 

@@ -82,7 +82,7 @@ def _new_failures(update: BatchUpdate, failures: Sequence[Failure]) -> list[Fail
             update.reject(index, failure.key, reason, "failures")
         else:
             newest[failure.key] = failure
-            update.delta(group_name)
+            update.deltas[group_name]  # so that its prefix is created
             update.receipt.applied += 1
     return list(newest.values())
 

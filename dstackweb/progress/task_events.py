@@ -61,7 +61,7 @@ def release_live(update: BatchUpdate) -> None:
             mine,
         )
         for prefix, group, state, count in cursor.fetchall():
-            update.delta((prefix, group)).move(STATE_OF[state], TaskState.RELEASED, count)
+            update.deltas[prefix, group].move(STATE_OF[state], TaskState.RELEASED, count)
         cursor.execute(
             f"UPDATE progress_task SET state = %s, since_ms = %s WHERE reporter_id = %s AND seq <= %s AND {IS_LIVE}",
             [CODES[TaskState.RELEASED], update.now_ms, *mine],
@@ -91,7 +91,7 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
             group_name = group_name_of[row.group_id]
             tasks.moved.append((row, event, state))
         update.receipt.applied += 1
-        _add_change(update.delta(group_name), row, event, state, update.now_ms)
+        _add_change(update.deltas[group_name], row, event, state, update.now_ms)
         if state == TaskState.ERRED:
             tasks.failed.append(Failure(event.key, *group_name, event.seq, event.message))
         elif state == TaskState.MEMORY:

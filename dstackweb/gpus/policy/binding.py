@@ -74,14 +74,10 @@ def rebind(job: Job) -> JobPolicy:
     late = GpuSeries.objects.filter(job=job).exclude(pk__in=[one.pk for one in series]).order_by("pk")
     is_other = before is None or before.min_gpu_utilization != bound.min_gpu_utilization
     for one in [*(series if is_other else ()), *late]:
-        _replay(one, bound.min_gpu_utilization)
+        minimum = bound.min_gpu_utilization
+        found = NOTHING if minimum is None else replay(samples_of(one), minimum, interval_ms())
+        GpuSeries.objects.filter(pk=one.pk).update(low_since_ms=found.since_ms, low_last_ms=found.last_ms)
     return bound
-
-
-def _replay(series: GpuSeries, minimum: int | None) -> None:
-    """Recompute the low stretch of a GPU from its stored samples."""
-    found = NOTHING if minimum is None else replay(samples_of(series), minimum, interval_ms())
-    GpuSeries.objects.filter(pk=series.pk).update(low_since_ms=found.since_ms, low_last_ms=found.last_ms)
 
 
 def samples_of(series: GpuSeries, from_ms: int | None = None, last_ms: int | None = None) -> list[tuple[int, int]]:

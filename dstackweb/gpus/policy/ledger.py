@@ -75,8 +75,7 @@ def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
             if stop.run_id in seen:
                 continue
             seen.add(stop.run_id)
-        ended_at = stop.run.ended_at if stop.run else None
-        entries.append(Entry(stop, reclaimed_hours(stop, stop.run is not None, ended_at, now)))
+        entries.append(Entry(stop, _reclaimed_hours(stop, now)))
     entries.reverse()
     return Ledger(
         days=days,
@@ -86,16 +85,15 @@ def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
     )
 
 
-def reclaimed_hours(stop: PolicyStop, known: bool, ended_at: dt.datetime | None, now: dt.datetime) -> float | None:
+def _reclaimed_hours(stop: PolicyStop, now: dt.datetime) -> float | None:
     """Hours so far that others got, or would have got, the GPUs instead of the run; None if unknown.
 
     For a stopped run they end with its `max_duration`; without one they are unknown. A run that was only observed held
-    its GPUs until it ended, which is known while its row exists (`known`).
+    its GPUs until it ended, which is known while its row exists.
     """
+    until = stop.until
     if stop.observed:
-        until = (ended_at or now) if known else None
-    else:
-        until = stop.until
+        until = (stop.run.ended_at or now) if stop.run else None
     return None if until is None else max(0.0, (min(until, now) - stop.at).total_seconds() / 3600)
 
 
@@ -103,7 +101,4 @@ def set_observe_only(project: Project, role: str, observe_only: bool) -> Project
     """Have a project's policies only report, or be enforced again. Raises Forbidden."""
     if not allows(role, "manager"):
         raise Forbidden(f"only managers of {project} can change whether its utilization policies are enforced")
-    policies, _created = ProjectPolicies.objects.update_or_create(
-        project=project, defaults={"observe_only": observe_only}
-    )
-    return policies
+    return ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})[0]

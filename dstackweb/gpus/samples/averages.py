@@ -1,7 +1,6 @@
-"""What becomes of samples: five-minute averages, which stay for a month, while samples go after a day.
+"""Averaging and pruning: samples are kept for a day, their five-minute averages for a month.
 
-All in small transactions, each behind the rows of a few series, and each of them worth doing alone: the next turn goes
-on where one was killed.
+In small transactions, each with the rows of a few series locked: after an interruption the next call continues.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ KEPT_MS = 24 * 3_600_000
 """How long samples are kept."""
 AVERAGES_KEPT = dt.timedelta(days=30)
 SETTLED_MS = 60_000
-"""Five minutes are averaged so long after their end; what comes later has them averaged again."""
+"""Five minutes are averaged this long after their end; later samples have them averaged again."""
 SERIES_AT_ONCE = 100
 AT_ONCE_MS = 3_600_000
-"""At most so much of each series is averaged, or goes, at once: whole five minutes."""
+"""The most of each series that one step averages or prunes: whole five minutes."""
 ROWS_AT_ONCE = 2_000
 MOST_STEPS = 100
-"""Steps of one kind in a turn, so that it ends within the time that a task has; the next turn goes on."""
+"""Steps of one kind in one call, so that it ends within the time limit of a background task."""
 
 AVERAGED = [
     "samples", "utilization", "utilization_max", "memory_used_mib", "memory_max_mib", "power_w", "temperature_max_c",
@@ -33,7 +32,7 @@ AVERAGED = [
 
 
 def bucket_of(at_ms: int) -> int:
-    """The beginning of the five minutes that a moment is in."""
+    """The start of the five minutes that contain a moment."""
     return at_ms - at_ms % BUCKET_MS
 
 
@@ -54,7 +53,7 @@ def roll(now: dt.datetime) -> None:
 
 
 def _average_some(until_ms: int) -> bool:
-    """Average what a few series have up to a moment; returns whether there was any."""
+    """Average samples of a few series up to a moment; returns whether there were any."""
     due = GpuSeries.objects.filter(first_ms__isnull=False, averaged_ms__lt=until_ms, last_ms__gte=F("averaged_ms"))
     with transaction.atomic():
         series = _lock(due.filter(first_ms__lt=until_ms))
@@ -89,14 +88,14 @@ def _prune_some(before_ms: int) -> bool:
 
 
 def _lock(due: QuerySet[GpuSeries]) -> list[GpuSeries]:
-    """A few series, the oldest samples first, behind their locks; no sample of theirs comes in between."""
+    """Lock a few series, the oldest samples first, so that no sample is added meanwhile."""
     chosen = list(due.order_by("first_ms").values_list("pk", flat=True)[:SERIES_AT_ONCE])
     locked = due.filter(pk__in=chosen).select_for_update(no_key=True).order_by("pk")
     return list(locked.only("first_ms", "averaged_ms"))
 
 
 def _averages(series: Collection[int], since_ms: int, until_ms: int) -> Iterator[GpuAverage]:
-    """The whole five minutes of some series between two moments, of what is not in averages yet."""
+    """Averages of some series between two moments, from samples that are not averaged yet."""
     samples = GpuSample.objects.filter(series__in=series, at_ms__gte=since_ms, at_ms__lt=until_ms)
     fresh = samples.filter(at_ms__gte=F("series__averaged_ms"))
     buckets = fresh.values("series_id", begins_ms=F("at_ms") - F("at_ms") % BUCKET_MS).order_by()
@@ -127,7 +126,7 @@ def _whole(average: float | None) -> int | None:
 
 
 def forget(now: dt.datetime) -> None:
-    """Prune averages that are a month old, and the series that nothing is left of."""
+    """Prune averages that are a month old, and series without samples and averages."""
     before_ms = to_ms(now - AVERAGES_KEPT)
     for _step in range(MOST_STEPS):
         old = GpuAverage.objects.filter(at_ms__lt=before_ms).order_by("at_ms").values_list("pk", flat=True)

@@ -24,8 +24,8 @@ MEASURED = ("utilization", "memory_used_mib", "power_w", "temperature_c")
 
 @dataclass(frozen=True)
 class Columns:
-    """What one series did: for each moment of `at_ms` (the same for all series of an answer), over the `step_ms` that
-    begin there, its average; the temperature is the highest. None is where nothing is known."""
+    """Averages of a series over the `step_ms` after each moment of `at_ms`, which all series of a chart share; of the
+    temperature the maximum. None where no sample is known."""
 
     series: GpuSeries
     step_ms: int
