@@ -1,5 +1,5 @@
 """Backends, their hosts and their instances in the admin."""
 
-from dstackweb.backends.admin import backends, hosts, instances
+from dstackweb.backends.admin import backends, hosts
 
-__all__ = ["backends", "hosts", "instances"]
+__all__ = ["backends", "hosts"]

@@ -1,7 +1,8 @@
-"""Hosts and GPUs in the admin. What a host reports about itself is read-only."""
+"""Hosts, GPUs and cloud instances in the admin. What machines report about themselves is read-only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
@@ -11,15 +12,9 @@ from django.http import HttpRequest
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts import inventory
-from dstackweb.backends.hosts.inventory import is_online
-from dstackweb.backends.models import Gpu, Host, HostEvent
+from dstackweb.backends.models import Gpu, Host, HostEvent, Instance
+from dstackweb.lib.pages import ReadOnly
 from dstackweb.spec.labels import check_labels
-
-
-def _person(request: HttpRequest) -> User:
-    """The signed-in user; the admin requires one."""
-    assert isinstance(request.user, User)
-    return request.user
 
 
 class HostForm(forms.ModelForm[Host]):
@@ -91,61 +86,79 @@ class HostAdmin(admin.ModelAdmin[Host]):
 
     @admin.display(boolean=True)
     def online(self, host: Host) -> bool:
-        return is_online(host)
+        return inventory.is_online(host)
 
     def save_model(self, request: HttpRequest, obj: Host, form: Any, change: bool) -> None:
-        """Write what people set and nothing that the machine or the claims write meanwhile; each change is an event."""
+        """Write only the fields that people set: the machine and claims write the others. Each change is an event."""
         before, draining = Host.objects.get(pk=obj.pk), obj.draining
-        by = _person(request)
         obj.draining = before.draining
         obj.save(update_fields=["labels", "setup"])
         if obj.labels != before.labels:
-            inventory.record_labels(obj, by, before.labels, obj.labels)
+            assert isinstance(request.user, User)
+            inventory.record_labels(obj, request.user, before.labels, obj.labels)
         if draining != before.draining:
-            inventory.set_draining(obj, by, draining)
+            self._set_draining(request, [obj], draining)
 
     @admin.action(description="Drain: running jobs continue, no new jobs start", permissions=["change"])
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        done = sum(inventory.set_draining(host, _person(request), True) for host in hosts)
-        self.message_user(request, f"Draining {done} hosts.")
+        self.message_user(request, f"Draining {self._set_draining(request, hosts, True)} hosts.")
 
     @admin.action(description="Stop draining: accept new jobs", permissions=["change"])
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        done = sum(inventory.set_draining(host, _person(request), False) for host in hosts)
-        self.message_user(request, f"{done} hosts accept jobs again.")
+        self.message_user(request, f"{self._set_draining(request, hosts, False)} hosts accept jobs again.")
+
+    def _set_draining(self, request: HttpRequest, hosts: Iterable[Host], draining: bool) -> int:
+        assert isinstance(request.user, User)
+        return sum(inventory.set_draining(host, request.user, draining) for host in hosts)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
 
 @admin.register(Gpu)
-class GpuAdmin(admin.ModelAdmin[Gpu]):
+class GpuAdmin(ReadOnly):
     list_display = ("uuid", "host", "index", "name", "memory_mib", "present", "stranger")
     list_filter = ("host", "present", "name")
     list_select_related = ("host",)
     search_fields = ("uuid", "name", "host__name")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Gpu | None = None) -> bool:
-        return False
+    def has_delete_permission(self, request: HttpRequest, obj: Gpu | None = None) -> bool:
+        return admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
 @admin.register(HostEvent)
-class HostEventAdmin(admin.ModelAdmin[HostEvent]):
-    """Events of hosts, read-only."""
-
+class HostEventAdmin(ReadOnly):
     list_display = ("at", "host", "kind", "actor", "data")
     list_filter = ("host", "kind")
     list_select_related = ("host", "actor")
     search_fields = ("host__name", "kind")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: HostEvent | None = None) -> bool:
-        return False
+@admin.register(Instance)
+class InstanceAdmin(ReadOnly):
+    """Runs launch and end cloud instances."""
 
-    def has_delete_permission(self, request: HttpRequest, obj: HostEvent | None = None) -> bool:
-        return False
+    list_display = (
+        "instance_type", "status", "backend", "region", "is_spot", "price", "project", "cloud_id", "launched_at",
+        "ended_at", "why",
+    )  # fmt: skip
+    list_filter = ("status", "backend", "project", "is_spot", "region", "why")
+    list_select_related = ("backend", "project")
+    search_fields = ("cloud_id", "instance_type", "id", "holder", "error")
+    date_hierarchy = "created_at"
+    fieldsets = (
+        (None, {"fields": ("id", "cloud_id", "status", "why", "error", "holder", "project")}),
+        ("Offer", {"fields": ("backend", "region", "zone", "instance_type", "is_spot", "price")}),
+        (
+            "Hardware",
+            {"fields": ("cpus", "memory_mib", "gpu_name", "gpu_count", "gpu_memory_mib", "gpus", "address", "seen_at")},
+        ),
+        (
+            "Lifecycle",
+            {
+                "fields": (
+                    "created_at", "launched_at", "ready_at", "idle_since", "idle_until", "interrupted_at", "ended_at",
+                )
+            },
+        ),
+    )  # fmt: skip

@@ -37,7 +37,7 @@ LOCK = "up.lock"
 
 class Command(BaseCommand):
     help = "Set up the database, then run web, workers, ticker and this machine as a host."
-    requires_system_checks = []
+    requires_system_checks = ["backends"]
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
