@@ -1,4 +1,4 @@
-"""What every kind of backend offers to the rest. Backends never see a run: a LaunchSpec goes down."""
+"""The protocols of backends, and the data that they exchange with the scheduler. Backends never see a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dstackweb.spec.effective import Requirements
 
 
 class Availability(enum.StrEnum):
-    """How likely an offer is to be had now. Unknown is not zero: such an offer stays usable."""
+    """Whether an offer is available now. Unknown is not zero: such an offer stays usable."""
 
     AVAILABLE = "available"
     IDLE = "idle"
@@ -39,30 +39,30 @@ class LaunchFailure(enum.StrEnum):
 
 
 class InstanceEnd(enum.StrEnum):
-    """Why a cloud instance ended that was launched, or that the cloud was asked for."""
+    """Why a cloud instance ended, or was never launched."""
 
     NOT_STARTED = "not_started"
     NO_GPUS = "no_gpus"
     INTERRUPTED = "interrupted"
     """The cloud reclaimed a spot instance."""
     CLOUD = "cloud"
-    """A failure, or somebody ended it in the cloud's console."""
+    """A failure, or a person terminated it in the cloud's console."""
     UNREACHABLE = "unreachable"
-    """The cloud could not be asked for it."""
+    """The cloud could not be called for it."""
     SILENT = "silent"
     OVERDUE = "overdue"
     FINISHED = "finished"
     IDLE = "idle"
     STOPPED = "stopped"
-    """Somebody stopped it here."""
+    """A person stopped it here."""
     DELETED = "deleted"
     """Its backend was deleted."""
 
 
 class PlaceCode(enum.StrEnum):
-    """Whether a place (a host, an offer, a backend as a whole) takes a job now, or why it doesn't.
+    """Whether a host, an offer or a backend accepts a job now, or why not.
 
-    Of a host the most permanent comes first: TOO_SMALL, NO_ISOLATION, OFFLINE, DRAINING, BUSY.
+    For a host the most permanent reason counts: TOO_SMALL, NO_ISOLATION, OFFLINE, DRAINING, BUSY.
     """
 
     FITS = "fits"
@@ -110,7 +110,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to get the resources asked for. `price` is USD per hour; `detail` is a code with its numbers."""
+    """One way to get the required resources. `price` is USD per hour; `detail` is a code with its numbers."""
 
     backend: str
     instance_type: str
@@ -126,12 +126,12 @@ class Offer:
     detail: dict[str, Any] = field(default_factory=dict)
     host_id: int | None = None
     kind: str = field(default="", compare=False)
-    """The backend's kind, filled in by `offers.catalog`: whose words describe `detail`."""
+    """The backend's kind, set by `offers.catalog`: its words describe `detail`."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """What a backend needs to find a started job again: `ref` is its own name for the place, such as a host."""
+    """Identifies a started job: `ref` is the backend's name for its place, such as a host."""
 
     job: str
     ref: str
@@ -141,32 +141,31 @@ class Presence(enum.StrEnum):
     """What is left of a started job."""
 
     ALIVE = "alive"
-    """Its runner lives."""
+    """Its runner is alive."""
     ORPHANED = "orphaned"
-    """Its runner is dead, and processes of the job still live: nothing it holds may be given away."""
+    """Its runner is dead, and processes of the job are alive: its resources stay held."""
     GONE = "gone"
-    """Confirmed: neither its runner nor a process of it lives."""
+    """Confirmed: its runner and all its processes have ended."""
 
 
 class Backend(Protocol):
-    """A kind of backend that says what it offers without asking a network."""
+    """A backend that makes offers without a network."""
 
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
-        """Every way to get the requirements (per node), best first, those that can't be had now included.
+        """Every way to get the requirements (per node), best first, including unavailable ones.
 
-        Reads cached sources only: a placement pass waits for the answer, so it never waits for a network. Unknown is
-        not zero, and nothing known at all is an exception, not an empty list, which says that there never is a way.
-        `detail["fits"]`, where it is there, is how many nodes the offer takes now.
+        A placement pass waits for the answer, so this never uses a network. If nothing is known it raises an exception:
+        an empty list says that there never is an offer. `detail["fits"]`, if present, is how many nodes fit now.
         """
         ...
 
 
 @runtime_checkable
 class Hosts(Protocol):
-    """A backend that starts runners on machines that are there. Each call may be repeated, doubled or lost."""
+    """A backend that starts runners on existing machines. Each call may be repeated, doubled or lost."""
 
     def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
-        """Start the job's runner; a second call for the same job starts nothing. Raises StartFailed."""
+        """Start the job's runner, once. Raises StartFailed."""
         ...
 
     def observe(self, handle: Handle) -> Presence:
@@ -174,19 +173,19 @@ class Hosts(Protocol):
         ...
 
     def stop(self, handle: Handle, grace_s: int | None) -> bool:
-        """Have the job end within the grace, or at once with None. True when all of it is confirmed gone."""
+        """End the job within the grace, or at once if None. True when it is confirmed gone."""
         ...
 
 
 class SourceKey(NamedTuple):
-    """One thing that a backend asks its cloud for; `region` is empty where it is the same everywhere."""
+    """One kind of data that a backend reads from its cloud; `region` is empty if it is the same everywhere."""
 
     source: str
     region: str
 
 
 class SourceFailed(Exception):
-    """Why a source could not be asked: a code that a person can act on, and its data (names, numbers, texts).
+    """Why a source could not be read: a code that a person can act on, with its data.
 
     `access_denied` (action), `bad_credentials`, `no_credentials`, `throttled` (until), `unreachable` (endpoint),
     `region_disabled` (region), `service_error` (text).
@@ -198,18 +197,18 @@ class SourceFailed(Exception):
 
 
 class SourceState(enum.StrEnum):
-    """How far what a source said can be trusted now."""
+    """How current the data of a source is."""
 
     FRESH = "fresh"
     STALE = "stale"
-    """Older than it should be, or asked for anew without success: the last good value."""
+    """Older than its TTL, or the last refresh failed: the last good value."""
     FAILED = "failed"
     """Nothing is known."""
 
 
 @dataclass(frozen=True)
 class SourceReading:
-    """What is known of a source. `error` is its latest failure (code and data), if it has not succeeded since."""
+    """The data of a source. `error` is its latest failure (code and data) since the last success."""
 
     state: SourceState
     value: Any = None
@@ -218,32 +217,31 @@ class SourceReading:
 
 
 class Sourced(Protocol):
-    """A backend whose offers are put together from what its cloud says of several things, each with its own age."""
+    """A backend that makes offers from several sources of a cloud, each with its own age."""
 
     sources: Mapping[str, float]
-    """By name, for how many seconds what it said is fresh."""
+    """The TTL of each source in seconds."""
 
     def wanted(self) -> Sequence[SourceKey]:
-        """All that its configuration makes it ask for."""
+        """All sources that its settings need."""
         ...
 
     def fetch(self, key: SourceKey) -> Any:
-        """Ask the cloud: something that pickles, and that is falsy when it is empty. Raises SourceFailed."""
+        """Read a source from the cloud: a value that can be pickled, falsy if empty. Raises SourceFailed."""
         ...
 
     def join(
         self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> Sequence[Offer]:
-        """`Backend.offers` from what is known: pure. Raises SourceFailed where that is nothing at all."""
+        """`Backend.offers` from the readings: pure. Raises SourceFailed if nothing is known."""
         ...
 
 
 @dataclass(frozen=True)
 class InstanceOrder:
-    """A machine to have started. `instance` (a UUID) makes the order safe to repeat, and tags what comes of it.
+    """An instance to launch. `instance` (a UUID) makes the order safe to repeat, and tags the instance.
 
-    `deployment` tells the machines of this deployment from all others; `project` and `run` are for people who look at
-    the cloud's own console.
+    `deployment` identifies this deployment's instances; `project` and `run` are for people at the cloud's console.
     """
 
     instance: str
@@ -253,13 +251,13 @@ class InstanceOrder:
     spot: bool
     user_data: str = field(repr=False)
     zones: tuple[str, ...] = ()
-    """Where it may start, and in which order that is tried; empty: anywhere in the region."""
+    """Where to try to launch, in order; empty: anywhere in the region."""
     project: str = ""
     run: str = ""
 
 
 class InstanceState(enum.StrEnum):
-    """How far a cloud's machine is. One that is stopped, by hand or by the cloud, is there, and has to be ended."""
+    """The state of a cloud instance. A stopped one exists, and still has to be terminated."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -270,10 +268,9 @@ class InstanceState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CloudInstance:
-    """A machine as its cloud tells of it. `instance` is the order's, from its tag; empty where there is no such tag.
+    """An instance as its cloud describes it. `instance` is the order's UUID from its tag; empty without a tag.
 
-    `why` says who ended it: `interrupted` (the cloud took a spot machine back), `cloud` (a failure, or somebody at the
-    cloud's console), empty when nothing is known or it lives.
+    `why` is InstanceEnd's `interrupted` or `cloud`, or empty if it is alive or nothing is known.
     """
 
     instance: str
@@ -288,9 +285,9 @@ class CloudInstance:
 
 
 class LaunchFailed(Exception):
-    """The cloud refuses this machine now, for want of capacity or for what is configured: another offer may do.
+    """The cloud refuses this instance, because of its capacity or our settings: another offer may work.
 
-    `text` is what the cloud said.
+    `text` is the cloud's message.
     """
 
     def __init__(self, code: LaunchFailure, text: str = "", **data: Any) -> None:
@@ -300,29 +297,29 @@ class LaunchFailed(Exception):
 
 @runtime_checkable
 class Cloud(Protocol):
-    """A backend that starts machines. All calls speak to the cloud's network, and raise SourceFailed where it can't be
-    asked now: then nothing is known, nothing is concluded, and the same call is made again later."""
+    """A backend that launches instances. All calls use the network, and raise SourceFailed if the cloud can't be
+    called: then nothing is concluded, and the same call is made again later."""
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
-        """Start it; the same order again gives the same machine, which may have ended since. Raises LaunchFailed."""
+        """Launch it; the same order again returns the same instance, which may have ended. Raises LaunchFailed."""
         ...
 
     def instances(self, region: str, deployment: str) -> Sequence[CloudInstance]:
-        """All machines of the deployment in a region, and those that have lately gone.
+        """All instances of the deployment in a region, and those that ended lately.
 
-        A cloud that has just started a machine may leave it out for some seconds. In the worst case two of an
-        instance are told of: then the one that `launch` gave is it, and the other has to end.
+        A cloud may leave out new ones for some seconds. If it lists two of an order, the one from `launch` counts, and
+        the other has to be terminated.
         """
         ...
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
-        """Have machines end; those that aren't there are no error. Only `instances` tells that they have ended."""
+        """Terminate instances; unknown IDs are no error. Only `instances` confirms that they have ended."""
         ...
 
     def regions(self) -> Sequence[str]:
-        """Where it may have machines by its configuration."""
+        """Where it may have instances, by its settings."""
         ...
 
 
 class StartFailed(Exception):
-    """The backend could not start a job's runner; the text says why."""
+    """The backend could not start a job's runner."""

@@ -139,8 +139,6 @@ class Kind:
         code: Driver | Sourced = self.driver_class(backend)
         return code
 
-    # -- settings ----------------------------------------------------------------------------------------------------
-
     def read(self, config: Mapping[str, Any]) -> Keys:
         """The settings, checked. Raises Invalid, each error with its place."""
         return validated(self.schema, config)
@@ -175,8 +173,6 @@ class Kind:
     def location(self, config: Mapping[str, Any]) -> str:
         """Where its capacity is, for lists: such as its regions."""
         return "–"
-
-    # -- words -------------------------------------------------------------------------------------------------------
 
     def source_failure(self, error: Mapping[str, Any]) -> str:
         """Why a source or the backend could not be read, and what to do; empty for unknown codes.
@@ -230,8 +226,6 @@ class Kind:
     def quota_name(self, code: str) -> str:
         """A quota's name in the cloud's own console; its code where none is known."""
         return code
-
-    # -- operations --------------------------------------------------------------------------------------------------
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         """Try all that the backend will do, without changing anything. Uses the network, outside transactions."""

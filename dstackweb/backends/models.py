@@ -1,4 +1,4 @@
-"""Where capacity comes from: backends, and the team's own hosts with their GPUs."""
+"""Backends, the team's own hosts with their GPUs, and cloud instances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dstackweb.spec.labels import check_labels
 
 
 class Isolation(models.TextChoices):
-    """How a host keeps jobs away from the server's files and from each other (docs/design.md#execution)."""
+    """How a host isolates jobs from the server's files and from each other (docs/design.md#execution)."""
 
     USER = "user", "another user"
     CONTAINER = "container", "a container"
@@ -31,24 +31,24 @@ HOST_NAME_LENGTH = 100
 
 
 def check_host_name(name: str) -> None:
-    """Raises ValueError for what can't be a host's name, and so no part of its address in the API."""
+    """Raises ValueError unless it can be a host's name, and so part of its address in the API."""
     if len(name) > HOST_NAME_LENGTH or not re.fullmatch(r"[\w.-]*[^\W_][\w.-]*", name):
         shown = name if len(name) <= HOST_NAME_LENGTH else f"{name[:20]}…"
         raise ValueError(
-            f"{shown!r} is no name of a host: letters, digits, dots, dashes and underscores, a letter or digit among "
-            f"them, at most {HOST_NAME_LENGTH}"
+            f"{shown!r} is not a valid host name: use up to {HOST_NAME_LENGTH} letters, digits, dots, dashes and "
+            "underscores, with at least one letter or digit"
         )
 
 
 class PresentBackends(models.Manager["Backend"]):
-    """Backends without those that were deleted, which keep their rows: jobs of the past name them."""
+    """Without deleted backends, which keep their rows because past jobs refer to them."""
 
     def get_queryset(self) -> models.QuerySet[Backend]:
         return super().get_queryset().filter(deleted_at=None)
 
 
 class Backend(models.Model):
-    """A configured source of capacity. It belongs to the deployment, not to a project."""
+    """A configured source of capacity, of the whole deployment."""
 
     name = models.SlugField(max_length=60)
     kind = models.CharField(max_length=60, help_text="The entry point of its kind (docs/writing-a-backend.md)")
@@ -84,7 +84,7 @@ class Backend(models.Model):
 
 
 def validate_labels(labels: object) -> None:
-    """Refuse what is no mapping of names to texts."""
+    """Raises ValidationError unless the labels are names with texts."""
     try:
         check_labels(labels)
     except ValueError as error:
@@ -92,18 +92,18 @@ def validate_labels(labels: object) -> None:
 
 
 class JoinedHosts(models.Manager["Host"]):
-    """Hosts without those that left, which keep their rows: jobs of the past name them."""
+    """Without removed hosts, which keep their rows because past jobs refer to them."""
 
     def get_queryset(self) -> models.QuerySet[Host]:
         return super().get_queryset().filter(left_at=None)
 
 
 class Host(models.Model):
-    """A machine of the team. What it has is written by the machine itself, what is taken of it by the claims.
+    """A machine of the team, which writes its own hardware.
 
-    `cpus_used` and `memory_used_mib` are the sums of the claims, guarded by this row. They may stand above the
-    capacity for a while, when a machine comes back smaller; so the schema holds them at zero or more (positive
-    fields), and each claim's UPDATE holds them under the capacity.
+    `cpus_used` and `memory_used_mib` are the sums of the jobs' claims, guarded by this row. They may exceed the
+    capacity when a machine comes back smaller: the schema keeps them at zero or more, each
+    claim's UPDATE below the capacity.
     """
 
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
@@ -146,7 +146,7 @@ class Host(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(isolation__in=Isolation.values), name="host_isolation_known"),
-            # What leaves takes nothing new: the claims look at `draining` alone.
+            # Claims look at `draining` alone.
             models.CheckConstraint(
                 condition=Q(leaving=False, left_at=None) | Q(draining=True), name="host_that_leaves_is_drained"
             ),
@@ -158,7 +158,7 @@ class Host(models.Model):
 
 
 class Gpu(models.Model):
-    """A GPU of a host, known by its NVML UUID for ever: index and host may change, the UUID doesn't."""
+    """A GPU of a host, identified by its NVML UUID: its index and host may change."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="gpus")
     uuid = models.CharField(max_length=80, unique=True)
@@ -197,7 +197,7 @@ class HostEventKind(StrEnum):
 
 
 class HostEvent(models.Model):
-    """Something that happened to a host, or that somebody did to it: a code and its data."""
+    """An event of a host: a code with its data."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField(default=timezone.now)
@@ -214,7 +214,7 @@ class HostEvent(models.Model):
 
 
 class HostInvite(models.Model):
-    """Lets one machine join, once, until it expires. Only the digest of its token is kept."""
+    """Lets one machine join once before it expires. Only its token's digest is stored."""
 
     digest = models.CharField(max_length=64, unique=True, editable=False)
     created_by = models.ForeignKey(User, on_delete=models.CASCADE, related_name="host_invites")
@@ -231,24 +231,24 @@ class HostInvite(models.Model):
 
 
 class InstanceStatus(models.TextChoices):
-    """How far a machine of a cloud is, as this deployment wants it."""
+    """The status of a cloud instance in this deployment."""
 
     REQUESTED = "requested", "requested"
-    """The cloud is being asked, or may have been: the same question again starts no second machine."""
+    """The launch may have been sent: repeating it launches no second instance."""
     STARTING = "starting", "starting"
-    """It has an ID of the cloud; its agent has not called yet."""
+    """The cloud has launched it; its agent has not called yet."""
     RUNNING = "running", "running"
     STOPPING = "stopping", "stopping"
-    """It is to end, and the cloud has not confirmed yet that it has."""
+    """Termination is requested, and not confirmed by the cloud."""
     GONE = "gone", "gone"
-    """The cloud said no, or has confirmed its end."""
+    """The cloud refused it, or confirmed its end."""
 
 
 class Instance(models.Model):
-    """A machine of a cloud, from the moment before the cloud is asked for it. Each try at an offer has its own.
+    """A cloud instance, stored before its launch. Each try at an offer has its own.
 
-    It serves one job at a time, `holder` (a plain ID: backends know no jobs), and only jobs of the project that pays
-    for it. Its ID is the request's idempotency token, and tags the machine.
+    It serves one job at a time, `holder` (a plain ID: backends know no jobs), and only jobs of its project, which pays
+    for it. Its ID is the launch's idempotency token and a tag of the instance.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -301,7 +301,7 @@ class Instance(models.Model):
             models.CheckConstraint(condition=Q(status__in=InstanceStatus.values), name="instance_status_known"),
         ]
         indexes = [
-            # Few of all there ever were are there now.
+            # Most rows are of ended instances.
             models.Index("status", condition=~Q(status="gone"), name="instance_there"),
             models.Index("project", "ended_at", name="instance_of_project_by_end"),
         ]

@@ -1,19 +1,18 @@
-"""Which offers somebody wants to see, and in which order: read from text, decided purely.
+"""Filters and order of a list of offers, read from text, and its pages.
 
-What a machine must have (`gpu`, `cpu`, `memory`, in the run file's notation) is a backend's to answer, as for a run;
-the rest is decided here. Every order ends in the same way, so that it is total and a page has a next one.
+Backends match the resources (`gpu`, `cpu`, `memory`, in the run file's notation), as for a run; the rest is done here.
+Orders are total, so that a page has a next one.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from django.core import signing
 from pydantic import ValidationError
 
 from dstackweb.backends.contract import Availability, Offer
@@ -27,7 +26,7 @@ SPOT: Mapping[str, bool | None] = {
     "": None, "auto": None, "true": True, "1": True, "spot": True, "false": False, "0": False, "on-demand": False,
 }  # fmt: skip
 _PRICE = re.compile(r"\d{1,8}(\.\d{1,6})?", re.ASCII)
-_NUMBER = re.compile(r"\d{1,40}(\.\d{1,40})?(E-\d{1,2})?", re.ASCII)
+SALT = "dstackweb.offers.page"
 
 BEST_FIRST = (
     Availability.IDLE,
@@ -39,7 +38,7 @@ BEST_FIRST = (
 )
 
 Value = Decimal | str | None
-"""What offers are sorted by; None comes last, whichever way round."""
+"""A sort key; None comes last in both directions."""
 
 SORTS: Mapping[str, Callable[[Offer], Value]] = {
     "price": lambda offer: offer.price,
@@ -59,7 +58,7 @@ _TEXTS = frozenset({"gpu", "region", "backend", "instance_type"})
 
 @dataclass(frozen=True)
 class Filter:
-    """Offers that somebody wants to see. Of an empty tuple, and of None, all; `max_price` is in USD per hour."""
+    """Wanted offers. Empty tuples and None mean all; `max_price` is in USD per hour."""
 
     requirements: Requirements = field(default_factory=Requirements)
     backends: tuple[str, ...] = ()
@@ -68,15 +67,15 @@ class Filter:
     max_price: Decimal | None = None
 
     def takes_backend(self, name: str) -> bool:
-        """Whether a backend has to be asked at all."""
+        """Whether offers of this backend are wanted."""
         return not self.backends or name in self.backends
 
     def takes_region(self, name: str) -> bool:
-        """Whether what is in that region is wanted."""
+        """Whether offers in this region are wanted."""
         return not self.regions or name in self.regions
 
     def takes(self, offer: Offer) -> bool:
-        """Whether it is wanted, given that it meets the requirements."""
+        """Whether an offer that meets the requirements is wanted."""
         return (
             self.takes_backend(offer.backend)
             and self.takes_region(offer.region)
@@ -87,7 +86,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Order:
-    """By which of SORTS, and whether the largest comes first."""
+    """One of SORTS, and whether the largest comes first."""
 
     by: str = "price"
     descending: bool = False
@@ -107,9 +106,9 @@ def read(
     max_price: str = "",
     within: tuple[str, ...] = (),
 ) -> Filter:
-    """The filter that is meant; names may also be separated by commas. Raises Invalid with all errors.
+    """A filter from text; names may also be separated by commas. Raises Invalid with all errors.
 
-    Each error's `loc` is `within` and the parameter's name as the API has it: `region`, `backend`.
+    Each error's `loc` is `within` and the API's parameter: `region`, `backend`.
     """
     errors: list[FieldError] = []
 
@@ -151,10 +150,10 @@ def read_order(text: str, *, within: tuple[str, ...] = ()) -> Order:
 def page(
     offers: Iterable[Offer], order: Order, limit: int, cursor: str = "", *, within: tuple[str, ...] = ()
 ) -> tuple[list[Offer], str | None]:
-    """Up to `limit` offers after the cursor, and the next page's cursor. Raises Invalid for one of no page.
+    """Up to `limit` offers after the cursor, and the next page's cursor. Raises Invalid for an invalid cursor.
 
-    Those that are equal by the order are in that of price, backend, region, instance type, spot last.
-    A cursor names the offer that it stands behind: it holds also when that is gone, or others have come since.
+    Equal ones are ordered by price, backend, region, instance type and spot. A cursor has the sort key of the last
+    offer shown, so it stays valid when offers come and go.
     """
     keyed = sorted(((_key(_place(offer, order), order), offer) for offer in offers), key=lambda pair: pair[0])
     if cursor:
@@ -168,7 +167,7 @@ _Place = tuple[Value, Decimal, str, str, str, bool, str]
 
 
 def _place(offer: Offer, order: Order) -> _Place:
-    """What it is sorted by. Of two machines of a type that stand idle, the instance's ID tells them apart."""
+    """An offer's sort key; the instance's ID distinguishes two idle instances of one type."""
     instance = str(offer.detail.get("instance", ""))
     value = SORTS[order.by](offer)
     return value, offer.price, offer.backend, offer.region, offer.instance_type, offer.spot, instance
@@ -188,30 +187,20 @@ def _key(place: _Place, order: Order) -> tuple[Any, ...]:
 
 def _cursor(offer: Offer, order: Order) -> str:
     value, price, *rest = _place(offer, order)
-    said = [str(order), None if value is None else str(value), str(price), *rest]
-    return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+    return signing.dumps([str(order), None if value is None else str(value), str(price), *rest], salt=SALT)
 
 
 def _read_cursor(cursor: str, order: Order, within: tuple[str, ...]) -> _Place:
-    refused = Invalid.at(*within, "cursor", msg="`cursor` should be the `next` of a page of the same order")
     try:
-        said = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
-        sort, value, price, backend, region, instance_type, spot, instance = said
-        texts = (price, backend, region, instance_type, instance, "" if value is None else value)
-        if sort != str(order) or not all(isinstance(text, str) for text in texts) or not isinstance(spot, bool):
-            raise refused
-        known = value if value is None or order.by in _TEXTS else _number(value)
-        return known, _number(price), backend, region, instance_type, spot, instance
-    except (ValueError, TypeError, RecursionError):
-        raise refused from None
-
-
-def _number(text: str) -> Decimal:
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(text)
-    return Decimal(text)
+        sort, value, price, *rest = signing.loads(cursor, salt=SALT)
+    except signing.BadSignature:
+        sort = None
+    if sort != str(order):
+        raise Invalid.at(*within, "cursor", msg="`cursor` should be the `next` of a page of the same order")
+    known = value if value is None or order.by in _TEXTS else Decimal(value)
+    return (known, Decimal(price), *rest)
 
 
 def _names(given: Iterable[str]) -> tuple[str, ...]:
-    """Each once, whether given one by one or with commas."""
+    """Distinct names, given one by one or with commas."""
     return tuple(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Offer, Sourced, SourceFailed, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
@@ -22,7 +22,7 @@ from dstackweb.offers.freshness import Freshness
 log = logging.getLogger(__name__)
 
 WHOLE = "offers"
-"""The source of a backend that has none, or that is set up wrongly: all that it offers."""
+"""The source of a backend without sources, or with invalid settings."""
 QUOTAS = "quotas"
 REFRESH_EVERY_S = 10.0
 """The least time between two refreshes by hand of a backend."""
@@ -30,7 +30,7 @@ REFRESH_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class OfferListing:
-    """`offers` are in no order yet. `sources` tells of each backend that was asked what its offers come from."""
+    """Unsorted offers, and the sources of the backends that were read."""
 
     offers: list[Offer]
     sources: list[Freshness]
@@ -38,7 +38,7 @@ class OfferListing:
 
 @dataclass(frozen=True)
 class RegionQuotas:
-    """The quotas of an account in a region, in vCPUs by the cloud's code: (limit, used). Empty where `age` says why."""
+    """An account's vCPU quotas in a region by the cloud's code: (limit, used). If empty, `age` says why."""
 
     region: str
     age: Freshness
@@ -46,24 +46,26 @@ class RegionQuotas:
 
 
 def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
-    """What the enabled backends offer. No network: a backend of which nothing is known is failed in `sources`."""
+    """The offers of the enabled backends, without a network; a backend without known data is failed in `sources`."""
     found: list[Offer] = []
-    told: list[Freshness] = []
+    ages: list[Freshness] = []
     for backend in Backend.objects.filter(enabled=True):
         if not wanted.takes_backend(backend.name):
             continue
         offers, error = _ask(backend, wanted)
         found += (offer for offer in offers if wanted.takes(offer))
-        known = _sources(backend, now)
-        told += (age for age in known if not age.region or wanted.takes_region(age.region))
+        driver = sources.driver_of(backend)
+        known = freshness.of_backends([(backend, driver)], now) if driver else []
+        ages += (age for age in known if not age.region or wanted.takes_region(age.region))
         if error is not None and not known:
-            told.append(_failed(backend, error))
-    return OfferListing(found, told)
+            failed = SourceState.FAILED
+            ages.append(Freshness(backend.name, backend.kind, WHOLE, "", failed, None, None, None, error, None))
+    return OfferListing(found, ages)
 
 
 def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
-    """By region, as far as known; none where the backend asks for no quotas."""
-    driver = _driver(backend)
+    """The known quotas by region; empty if the backend has no quotas."""
+    driver = sources.driver_of(backend)
     if driver is None or QUOTAS not in driver.sources:
         return []
     readings: dict[SourceKey, SourceReading] = sources.read_all(
@@ -101,7 +103,7 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
 
 
 def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
-    """Its offers, or the code of why there is no answer, with its data."""
+    """A backend's offers, or the code and data of a failure."""
     needs = wanted.requirements
     if registry.is_hosts(backend):
         hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]
@@ -115,24 +117,3 @@ def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, A
     except Exception as error:
         log.warning("backend %s can't be asked for offers: %s: %s", backend.name, type(error).__name__, error)
         return (), {"code": "failed", "text": str(error)}
-
-
-def _sources(backend: Backend, now: dt.datetime) -> list[Freshness]:
-    driver = _driver(backend)
-    return [] if driver is None else freshness.of_backends([(backend, driver)], now)
-
-
-def _driver(backend: Backend) -> Sourced | None:
-    """Its code, where its offers come from sources and its configuration can be read."""
-    try:
-        driver: object = registry.driver(backend)
-        if sources.is_sourced(driver):
-            driver.wanted()
-            return driver
-    except Exception as error:
-        log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
-    return None
-
-
-def _failed(backend: Backend, error: dict[str, Any]) -> Freshness:
-    return Freshness(backend.name, backend.kind, WHOLE, "", SourceState.FAILED, None, None, None, error, None)

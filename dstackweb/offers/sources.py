@@ -1,11 +1,12 @@
-"""What backends' clouds say: read from what is kept, and refreshed in the background, one call for all.
+"""The sources of backends' offers: read from the cache, and refreshed in the background with one call for all.
 
-A value lands only under the version and the refresh by hand that it was asked under, by the one that still leads. A
-failure is kept beside the last good value, which is served as stale.
+A value is stored only if the backend's version and refresh generation are unchanged since the call, and the caller
+still holds the lead. A failure is stored beside the last good value, which is served as stale.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import functools
 import logging
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 landed = Signal()
-"""Something new is known of the backend `backend_id`."""
+"""A source of the backend `backend_id` has a new value."""
 refresh_wanted = Signal()
-"""Somebody wants all of the backend `backend_id` asked for anew."""
+"""A person refreshed the backend `backend_id`."""
 
 IN_USE = dt.timedelta(hours=1)
 NOTED_S = 10.0
-"""That something is used is written at most so often."""
+"""The least time between two writes of `used_at`."""
 KEEP_S = 30 * 86400.0
-"""How long the last good value of a source that fails is served."""
+"""How long the last good value of a failing source is served."""
 THREADS = 8
 TICK_S = 1.0
-"""How long a tick waits for what it began. Slower calls go on, and land, in the same process without it: its worker
-may be one of two that do everything else as well."""
+"""How long a tick waits for its calls. Slower calls continue in the process without it, since its worker may be one of
+two."""
 
 
 @dataclass(frozen=True)
 class _LocalValue:
-    """A value as this process keeps it, with its row as it was."""
+    """A value in this process's memory, with its row as it was."""
 
     row: SourceRow
     value: Any
@@ -61,24 +62,24 @@ _begun: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
 def is_sourced(driver: object) -> TypeIs[Sourced]:
-    """Whether the offers of a kind of backend are put together from sources."""
+    """Whether a driver makes its offers from sources."""
     return hasattr(driver, "fetch") and hasattr(driver, "join")
 
 
 def catalog_name(backend_id: int) -> str:
-    """Under which name the stamp of all of a backend's offers is kept."""
+    """The name of the stamp of a backend's offers."""
     return f"catalog:{backend_id}"
 
 
 def read(backend: Backend, key: SourceKey) -> SourceReading:
-    """What is known of one source. Never asks the cloud."""
+    """The cached data of one source. Never calls the cloud."""
     return read_all(backend, _sourced(backend), [key])[key]
 
 
 def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, SourceReading]:
-    """What is known of several sources, and that somebody looks at them. Never asks the cloud.
+    """The cached data of several sources; also notes their use. Never calls the cloud.
 
-    While the cache is away, this process has what is missing fetched for itself, in the background.
+    While the cache is down, this process refreshes what it lacks by itself, in the background.
     """
     now = timezone.now()
     rows = _rows(backend)
@@ -94,9 +95,9 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
 def refresh(
     backend: Backend, key: SourceKey, *, share: float = 1.0, wait_s: float = single_flight.WAIT_S
 ) -> SourceReading:
-    """Ask the cloud for a source if what is known is older than this share of its TTL.
+    """Read a source from the cloud if its data is older than this share of its TTL.
 
-    One caller of all processes asks. The others get what is known by then, and wait only where that is nothing.
+    One caller of all processes does; the others get the known data, and wait only if there is none.
     """
     current = Backend.objects.filter(pk=backend.pk).first()
     if current is None:
@@ -121,21 +122,19 @@ def refresh(
         _ask(backend, driver, key, lead)
         return known()
 
-    found = since()
-    if found is not None:
+    if (found := since()) is not None:
         return found
-    found = known()
-    patience_s = wait_s if found.state is SourceState.FAILED else 0.0
-    found = single_flight.run(_flight_name(backend, key), patience_s, since, work)
+    patience_s = wait_s if known().state is SourceState.FAILED else 0.0
+    found = single_flight.run(f"source:{backend.pk}:{key.source}:{key.region}", patience_s, since, work)
     if wait_s and not asked:
         counts.add(backend.pk, coalesced=1)
     return found or known()
 
 
 def refresh_now(backend: Backend) -> None:
-    """Have all of a backend's sources asked for anew: whatever is under way for an earlier wish does not land.
+    """Refresh all of a backend's sources in the background; calls already in progress will not be stored.
 
-    What is known is served, as stale, until then. Returns at once.
+    Until then the known data is served as stale.
     """
 
     def tell() -> None:
@@ -144,22 +143,22 @@ def refresh_now(backend: Backend) -> None:
 
     with transaction.atomic():
         Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
-        # What failed is tried at once, as somebody may have mended it; what is throttled is left alone all the same.
+        # Retry failures at once, since their cause may be fixed; throttled ones still wait.
         failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None)
         failed.exclude(error__code="throttled").update(failed_at=None)
         transaction.on_commit(tell)
 
 
 def want_anew(backend: Backend, key: SourceKey) -> None:
-    """Have one source asked for anew within some seconds: what it tells has just changed. What is known is served."""
+    """Refresh one source within some seconds, because it has just changed; until then the known data is served."""
     rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
     rows.filter(generation__gte=0).update(generation=-1)
 
 
 def refresh_due(now: dt.datetime) -> int:
-    """Ask for all that is due: never had, wanted anew by hand, or in use and about to expire. Returns how many.
+    """Refresh all due sources: never read, refreshed by hand, or in use and about to expire. Returns how many.
 
-    All at once in a few threads; a slow one is not waited for, and never asked for twice.
+    A few threads run them; a slow one is not waited for, and never started twice.
     """
     begun: list[Future[None]] = []
     for backend, driver in sourced_backends():
@@ -180,43 +179,47 @@ def refresh_due(now: dt.datetime) -> int:
 
 
 def preload(now: dt.datetime) -> None:
-    """A server starts: what grew old meanwhile is asked for, as if somebody had just looked at it."""
+    """At the start of a server: count all sources as in use, so that old ones are refreshed."""
     SourceRow.objects.update(used_at=now)
 
 
 def sourced_backends() -> list[tuple[Backend, Sourced]]:
-    """The enabled backends whose offers come from sources, with their code. One that is set up wrongly is left out."""
-    found: list[tuple[Backend, Sourced]] = []
-    for backend in Backend.objects.filter(enabled=True, kind__in=registry.KINDS):
-        try:
-            driver: object = registry.driver(backend)
-            if is_sourced(driver):
-                driver.wanted()
-                found.append((backend, driver))
-        except Exception as error:
-            log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
-    return found
+    """The enabled backends with sources, and their drivers, without those with invalid settings."""
+    found = ((backend, driver_of(backend)) for backend in Backend.objects.filter(enabled=True, kind__in=registry.KINDS))
+    return [(backend, driver) for backend, driver in found if driver is not None]
+
+
+def driver_of(backend: Backend) -> Sourced | None:
+    """A backend's driver, if it has sources and its settings are valid."""
+    try:
+        driver: object = registry.driver(backend)
+        if is_sourced(driver):
+            driver.wanted()
+            return driver
+    except Exception as error:
+        log.warning("backend %s can't be used: %s: %s", backend.name, type(error).__name__, error)
+    return None
 
 
 def has_sourced_backends() -> bool:
-    """Whether there is anything to refresh at all."""
+    """Whether there is anything to refresh."""
     kinds = [name for name, kind in registry.KINDS.items() if is_sourced(kind.driver_class)]
     return bool(kinds) and Backend.objects.filter(enabled=True, kind__in=kinds).exists()
 
 
 def drop(backend_id: int) -> None:
-    """The backend is gone: so is what this process holds of it."""
+    """Forget a deleted backend in this process."""
     _local.drop(lambda key: key[0] == backend_id)
 
 
 def objects_of(backend_id: int) -> list[str]:
-    """Under which names the values of a backend's sources lie in the cache."""
+    """The names of a backend's values in the cache."""
     stamps = SourceRow.objects.filter(backend=backend_id).exclude(stamp="").values_list("stamp", flat=True)
-    return [f"source:{backend_id}:{stamp}" for stamp in stamps]
+    return [_object(backend_id, stamp) for stamp in stamps]
 
 
 def forget() -> None:
-    """Begin as a new process does."""
+    """Reset to the state of a new process."""
     _local.forget()
     _begun.clear()
 
@@ -228,12 +231,8 @@ def _sourced(backend: Backend) -> Sourced:
     return driver
 
 
-def _flight_name(backend: Backend, key: SourceKey) -> str:
-    return f"source:{backend.pk}:{key.source}:{key.region}"
-
-
-def _object(backend: Backend, stamp: str) -> str:
-    return f"source:{backend.pk}:{stamp}"
+def _object(backend_id: int, stamp: str) -> str:
+    return f"source:{backend_id}:{stamp}"
 
 
 def _rows(backend: Backend) -> dict[SourceKey, SourceRow]:
@@ -245,7 +244,7 @@ def _row(backend: Backend, key: SourceKey) -> SourceRow | None:
 
 
 def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow | None:
-    """The row that tells: the shared one, or while the cache is away that of what this process holds."""
+    """The row that counts: the shared one, or this process's own while the cache is down."""
     if not store.is_away():
         return row
     held = _local.get((backend.pk, key))
@@ -253,7 +252,7 @@ def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow
 
 
 def _note_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
-    """Write that they are used, unless that was done just now; a row that somebody writes meanwhile is passed over."""
+    """Write that they are used, unless that was done just now; rows that are being written are skipped."""
     unnoted = [row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > dt.timedelta(seconds=NOTED_S)]
     if unnoted:
         with transaction.atomic():
@@ -269,7 +268,7 @@ def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: flo
         return SourceReading(SourceState.FAILED, error=error)
     held = _load(backend, key, known)
     if held is None:
-        # Something newer may have landed, and taken the place of what was looked for.
+        # A newer value may have replaced it.
         newer = _row(backend, key)
         if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_away():
             return _reading(backend, key, newer, ttl_s, now)
@@ -278,11 +277,11 @@ def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: flo
 
 
 def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _LocalValue | None:
-    """The value of a row, from this process or from the cache. Where it is lost, the row says so from now on."""
+    """The value of a row, from this process or the cache. A lost value is noted in the row."""
     held = _local.get((backend.pk, key))
     if held is not None and held.row.stamp == row.stamp:
         return held
-    found = store.get(_object(backend, row.stamp))
+    found = store.get(_object(backend.pk, row.stamp))
     if isinstance(found, tuple) and len(found) == 2 and found[0] == row.stamp:
         held = _LocalValue(row, found[1])
         _local.put((backend.pk, key), held)
@@ -312,20 +311,20 @@ def _land_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> Non
         "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
         "fetched_at": now, "asked_at": now, "error": None, "failed_at": None, "failures": 0,
     }  # fmt: skip
-    if lead.holder is None or not store.put(_object(backend, stamp), (stamp, value), KEEP_S):
+    if lead.holder is None or not store.put(_object(backend.pk, stamp), (stamp, value), KEEP_S):
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
         _local.put((backend.pk, key), _LocalValue(row, value))
         store.restamp(catalog_name(backend.pk))
         return
-    landed_row = _land(backend, key, lead, fields)
-    if landed_row is None:
-        store.delete(_object(backend, stamp))
+    written = _land(backend, key, lead, fields)
+    if written is None:
+        store.delete(_object(backend.pk, stamp))
         return
-    row, old_stamp = landed_row
+    row, old_stamp = written
     _local.put((backend.pk, key), _LocalValue(row, value))
     store.restamp(catalog_name(backend.pk))
     if old_stamp:
-        store.delete(_object(backend, old_stamp))
+        store.delete(_object(backend.pk, old_stamp))
     landed.send_robust(sender=Backend, backend_id=backend.pk)
 
 
@@ -337,8 +336,7 @@ def _land_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, A
         held = _local.get((backend.pk, key))
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
         if held is not None and held.row.version == backend.version:
-            for name in ("generation", "stamp", "empty", "fetched_at", "failures"):
-                setattr(row, name, getattr(held.row, name))
+            row = copy.copy(held.row)
         row.error, row.failed_at, row.asked_at, row.failures = error, now, now, row.failures + 1
         _local.put((backend.pk, key), _LocalValue(row, held.value if held else None))
         return
@@ -347,9 +345,9 @@ def _land_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, A
 
 
 def _land(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
-    """Write what came of a call, and return the row with the stamp it had; None where it is no longer wanted.
+    """Write the result of a call; returns the row with its former stamp, or None if the result is outdated.
 
-    The backend's row is held meanwhile, so that no change of it comes in between.
+    The backend's row is locked, so that it does not change meanwhile.
     """
     with transaction.atomic():
         current = Backend.objects.select_for_update(no_key=True).filter(pk=backend.pk)
@@ -370,7 +368,7 @@ def _land(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) 
 
 
 def _begin(backend: Backend, key: SourceKey, share: float) -> Future[None]:
-    """Refresh it in a thread of this process, unless that is under way."""
+    """Refresh it in a thread of this process, unless one does already."""
     begun = _begun.get((backend.pk, key))
     if begun is None or begun.done():
         begun = _pool(os.getpid()).submit(_refresh_here, backend, key, share)

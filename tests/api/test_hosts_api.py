@@ -154,7 +154,7 @@ def test_obstacles_refuse_the_join_and_leave_the_token(invite: tuple[HostInvite,
 def test_a_name_that_is_none_of_a_host_is_refused_in_words(invite: tuple[HostInvite, str], name: str) -> None:
     for check in (True, False):
         refused = caller(invite[1])("POST", "/join", machine(name=name, check=check))
-        assert (refused.status_code, "is no name of a host" in refused.json()["detail"]) == (422, True)
+        assert (refused.status_code, "is not a valid host name" in refused.json()["detail"]) == (422, True)
     assert HostInvite.objects.filter(used_at=None).exists()
 
 

@@ -148,7 +148,7 @@ def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
 
 
 def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Backend, cloud: Cloud) -> None:
-    Lease.take(sources._flight_name(backend, TYPES), "somebody", single_flight.LEASE_S, timezone.now())
+    Lease.take(f"source:{backend.pk}:{TYPES.source}:{TYPES.region}", "somebody", single_flight.LEASE_S, timezone.now())
     began = time.monotonic()
     assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED
     assert 0.3 <= time.monotonic() - began < 1

@@ -62,8 +62,6 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         intro = _("Runs use it if their run file or profile names it:")
         return format_html("{} <code>{}</code>. {} {}", intro, line, _("Profiles:"), links or _("none yet."))
 
-    # -- the form ----------------------------------------------------------------------------------------------------
-
     def get_form(self, request: HttpRequest, obj: Backend | None = None, change: bool = False, **more: Any) -> Any:
         return super().get_form(request, obj, change, **{**more, "form": _form(_kind(request, obj))})
 
@@ -119,8 +117,6 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
             intro = _("Runs use it if their run file or profile names it:")
             self.message_user(request, format_html("{} <code>backends: [{}]</code>", intro, obj.name), messages.INFO)
 
-    # -- testing -----------------------------------------------------------------------------------------------------
-
     def get_urls(self) -> list[URLPattern]:
         test = self.admin_site.admin_view(self.test_view)
         return [
@@ -151,8 +147,6 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         name = "test_result.html" if is_part else "test.html"
         context |= {} if is_part else self.admin_site.each_context(request)
         return TemplateResponse(request, f"admin/backends/backend/{name}", context, status=422 if wrong else 200)
-
-    # -- deleting ----------------------------------------------------------------------------------------------------
 
     def has_delete_permission(self, request: HttpRequest, obj: Backend | None = None) -> bool:
         return super().has_delete_permission(request, obj) and (obj is None or not registry.is_hosts(obj))

@@ -29,9 +29,6 @@ class HasLeft(Exception):
     """An admin removed this host: it stops reporting until it is started again."""
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
 def find(name: str) -> Host:
     """A joined host. Raises NotFound."""
     host = Host.joined.filter(name=name).first()
@@ -83,9 +80,6 @@ def _gpus_by_host() -> defaultdict[int, list[GpuView]]:
     for host_id, uuid, index, name, memory_mib, stranger, allocation in rows:
         gpus[host_id].append(GpuView(uuid, index, name, memory_mib, held=allocation is not None, stranger=stranger))
     return gpus
-
-
-# -- what machines report ---------------------------------------------------------------------------------------------
 
 
 def ensure_embedded_backend() -> Backend:
@@ -161,9 +155,6 @@ def _write_gpus(host: Host, gpus: tuple[GpuProbe, ...]) -> None:
         rows, update_conflicts=True, unique_fields=["uuid"], update_fields=["host", "present", *columns]
     )
     Gpu.objects.filter(host=host).exclude(uuid__in=[gpu.uuid for gpu in gpus]).update(present=False, stranger=None)
-
-
-# -- what admins change; callers check the permission. Each change is one event ----------------------------------------
 
 
 def set_draining(host: Host, by: User, draining: bool) -> bool:

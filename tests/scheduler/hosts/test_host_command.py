@@ -151,5 +151,5 @@ def test_a_name_is_refused_only_while_another_machine_beats_under_it(beats: int,
 
 
 def test_a_name_that_cannot_be_a_hosts_is_refused() -> None:
-    with pytest.raises(CommandError, match="is no name of a host"):
+    with pytest.raises(CommandError, match="is not a valid host name"):
         call_command("host", "--embedded", "--name", "two words")
