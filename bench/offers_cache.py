@@ -98,10 +98,10 @@ def measure(number: int) -> None:
     def from_sources(cpus: int) -> None:
         """A look by somebody who would have every source asked that is not known."""
         at_once([lambda key=key: sources.refresh(aws, key, wait_s=30) for key in Sourced(aws).wanted()])
-        sides.must_be(len(catalog.driver(aws).offers(Requirements(cpu_min=cpus))), number)
+        sides.must_be(len(catalog.CachedDriver(aws).offers(Requirements(cpu_min=cpus))), number)
 
     def by_itself(cpus: int) -> None:
-        sides.must_be(len(catalog.driver(dask, wait_s=30).offers(Requirements(cpu_min=cpus))), number)
+        sides.must_be(len(catalog.CachedDriver(dask, wait_s=30).offers(Requirements(cpu_min=cpus))), number)
 
     def calls(look: Callable[[int], None], processes: int, *, same: bool) -> str:
         """Calls for twenty looks, in so many processes, at once: with nothing known, and again."""
@@ -129,13 +129,13 @@ def measure(number: int) -> None:
     }
     sides.table(f"{sides.database()}, calls of {REQUESTS} looks, cold / warm:", ["1 process", "4 processes"], rows)
 
-    driver, name = catalog.driver(aws), sources.catalog_name(aws.pk)
+    driver, name = catalog.CachedDriver(aws), sources.catalog_name(aws.pk)
     from_sources(1)
     cache = caches["offers"]
     acts: dict[str, Callable[[], object]] = {
         "one bare read of the cache (floor)": lambda: cache.get(name),
         f"a hit, {number:,} offers": lambda: driver.offers(few),
-        f"a hit of a new driver, {number:,} offers": lambda: catalog.driver(aws).offers(few),
+        f"a hit of a new driver, {number:,} offers": lambda: catalog.CachedDriver(aws).offers(few),
     }
     cells = {what: percentiles(act, HITS) for what, act in acts.items()}
 

@@ -88,7 +88,8 @@ def validate_labels(labels: object) -> None:
     try:
         check_labels(labels)
     except ValueError as error:
-        raise ValidationError(str(error)) from None
+        text = f'Invalid labels: {error}. Use an object of strings, such as {{"region": "cellar"}}.'
+        raise ValidationError(text) from None
 
 
 class JoinedHosts(models.Manager["Host"]):

@@ -1,8 +1,8 @@
-"""Offers for given requirements, kept for a minute: a decorator for any kind of backend (docs/design.md#caches).
+"""The cache of offers for given requirements, of any kind of backend (docs/design.md#caches).
 
-A hit is one small read, of the stamp of all that is known of a backend: whatever lands, changes or is deleted replaces
-it, and so reaches every process. Backends whose offers come from sources are never waited for. Of others one caller
-asks, and the rest get what was known last, or wait for a moment.
+A hit is one small read of the backend's stamp, which each new value, change or deletion replaces for all processes.
+Backends with sources are never waited for. Other backends are called by one caller at a time; the rest get the last
+known offers, or wait for a moment.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ log = logging.getLogger(__name__)
 TTL_S = 60.0
 EMPTY_TTL_S = 10.0
 STALE_S = 3600.0
-"""How long a backend that can't be asked is served as it was last."""
+"""How long the last offers of a failing backend are served."""
 SLOTS = 10
-"""Results kept for each backend."""
+"""Results per backend."""
 SKEW_S = 5.0
 """Clocks of two machines differ by less."""
 NOTED_S = 10.0
-"""That a result is used is written at most so often."""
+"""The least time between two writes of a result's use."""
 
 Key = tuple[int, int, Requirements, str | None]
 
 
 class NothingKnown(Exception):
-    """Nothing is known of what a backend offers: which is not that it offers nothing."""
+    """A backend's offers are unknown, which does not mean that it has none."""
 
 
 @dataclass
 class CachedOffers:
-    """A result: under which token it was made, and when (seconds since the epoch); `calls` is what it would cost.
+    """A result with the token and time (seconds since the epoch) of its making; `calls` is its cost without a cache.
 
-    Only `noted_at`, when it was last noted to be used, ever changes.
+    Only `noted_at`, when its use was last written, ever changes.
     """
 
     token: str
@@ -62,22 +62,17 @@ class CachedOffers:
 
 
 _local: store.LocalCache[Key, CachedOffers] = store.LocalCache(20)
-"""A few in each process, of all backends: thousands of offers take some megabytes."""
+"""Few per process: thousands of offers take some megabytes."""
 
 
-def driver(backend: Backend, *, wait_s: float = single_flight.WAIT_S) -> Cached:
-    """As `registry.driver`, with offers through the cache. `wait_s`: how long to wait for who is asking already."""
-    return Cached(backend, wait_s)
+class CachedDriver:
+    """As `registry.driver`, with cached offers. `wait_s`: how long to wait for a call in progress."""
 
-
-class Cached:
-    """A backend's code, with offers through the cache."""
-
-    def __init__(self, backend: Backend, wait_s: float) -> None:
+    def __init__(self, backend: Backend, *, wait_s: float = single_flight.WAIT_S) -> None:
         self._backend, self._wait_s = backend, wait_s
 
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
-        """As `contract.Backend.offers`. Raises NothingKnown, UnknownKind, and what the backend's own code raises."""
+        """As `contract.Backend.offers`. Raises NothingKnown, UnknownKind, and the driver's own errors."""
         token = _token(self._backend)
         kept = _local.get(_key(self._backend, requirements, image))
         if kept is None or not _is_current(kept, token):
@@ -93,23 +88,23 @@ class Cached:
         return kept.offers
 
     def _look(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
-        """What this process does not keep: found in the shared cache, or made."""
+        """Offers that this process does not have: from the shared cache, or made."""
         current = Backend.objects.filter(pk=self._backend.pk).first()
         if current is None:
             raise NothingKnown(f"the backend {self._backend.name} was deleted")
         self._backend = current
-        question = _Question(current, requirements, image)
-        found = question.find(_token(current))
+        lookup = _Lookup(current, requirements, image)
+        found = lookup.find(_token(current))
         if found is not None:
             return self._hit(found)
         code = registry.driver(current)
         if sources.is_sourced(code):
-            return question.join(code)
-        return question.ask(code, self._wait_s)
+            return lookup.join(code)
+        return lookup.ask(code, self._wait_s)
 
 
-class _Question:
-    """What is asked of a backend, as it is now, that this process does not know the answer of."""
+class _Lookup:
+    """One backend, as it is now, with the requirements of a lookup."""
 
     def __init__(self, backend: Backend, requirements: Requirements, image: str | None) -> None:
         self.backend, self.requirements, self.image = backend, requirements, image
@@ -118,7 +113,7 @@ class _Question:
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, token: str) -> CachedOffers | None:
-        """The shared result, where it is current."""
+        """The shared result, if current."""
         kept = self._shared()
         if kept is None or not _is_current(kept, token):
             return None
@@ -126,10 +121,10 @@ class _Question:
         return kept
 
     def join(self, code: Sourced) -> tuple[Offer, ...]:
-        """Put the offers together from what is known of the sources. The network has no part in it."""
+        """Make the offers from the cached sources, without a network."""
         name = f"join:{self.backend.pk}:{self.digest}"
         with single_flight.one_thread_at_a_time(name) as first:
-            # Read before the sources are: what lands meanwhile makes this outdated at once.
+            # Read before the sources: a value stored meanwhile makes this result outdated.
             token = _token(self.backend)
             kept = _local.get(self.key)
             if not first and kept is not None and _is_current(kept, token):
@@ -145,7 +140,7 @@ class _Question:
             return offers
 
     def ask(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
-        """Have one caller ask the backend; the others get what was known last, or wait."""
+        """Call the backend once for all callers; the others get the last known offers, or wait."""
         counts.add(self.backend.pk, misses=1, uncached=1)
         last = self._last()
         asked = False
@@ -177,7 +172,7 @@ class _Question:
         except Exception as error:
             if last is None:
                 raise
-            log.warning("backend %s can't be asked, so what it said last counts: %s", self.backend.name, error)
+            log.warning("backend %s can't be read, so its last offers are used: %s", self.backend.name, error)
             found = None
         if not asked:
             counts.add(self.backend.pk, coalesced=1)
@@ -192,13 +187,13 @@ class _Question:
         return tuple(dataclasses.replace(offer, kind=self.backend.kind) for offer in offers)
 
     def _last(self) -> CachedOffers | None:
-        """The last good result of this version, current or not."""
+        """The last result of this version, current or not."""
         found = [kept for kept in (_local.get(self.key), self._shared()) if kept is not None]
         newest = max(found, key=lambda kept: kept.made_at, default=None)
         return newest if newest and abs(timezone.now().timestamp() - newest.made_at) < STALE_S else None
 
     def _is_as_it_was(self, lead: single_flight.Lead) -> bool:
-        """Whether the backend was not changed, refreshed by hand or deleted since, and this is still the one to ask."""
+        """Whether the backend is unchanged since, and this caller still leads."""
         with transaction.atomic():
             current = Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk)
             wanted = (self.backend.version, self.backend.refresh_generation)
@@ -217,7 +212,7 @@ class _Question:
             store.put(_object(self.backend.pk, slot), kept, STALE_S)
 
     def _slot(self) -> int | None:
-        """The slot of this result: its own, a free one, or that of the one unused for longest. None: it is deleted."""
+        """The slot of this result: its own, a free or the least recently used one. None: the backend is deleted."""
         now = timezone.now()
         with transaction.atomic():
             if not Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk).exists():
@@ -237,7 +232,7 @@ class _Question:
 
 
 def backend_changed(instance: Backend, **_signal: Any) -> None:
-    """A backend was saved: all that was made of its offers is outdated. One that keeps its row may be deleted, too."""
+    """A backend was saved, or deleted with its row kept: its cached offers are outdated."""
     if instance.deleted_at is not None:
         backend_deleted(instance)
         SourceRow.objects.filter(backend=instance).delete()
@@ -247,7 +242,7 @@ def backend_changed(instance: Backend, **_signal: Any) -> None:
 
 
 def backend_deleted(instance: Backend, **_signal: Any) -> None:
-    """A backend is about to be deleted: its offers are gone with it, everywhere."""
+    """A backend is about to be deleted: drop its offers everywhere."""
     pk = instance.pk
     names = [*sources.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
 
@@ -261,7 +256,7 @@ def backend_deleted(instance: Backend, **_signal: Any) -> None:
 
 
 def forget() -> None:
-    """Begin as a new process does."""
+    """Reset to the state of a new process."""
     _local.forget()
 
 
@@ -270,7 +265,7 @@ def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key
 
 
 def _token(backend: Backend) -> str:
-    """What a result must have been made under to be current: as of the latest refresh by hand and the last landing."""
+    """Results made under another token are outdated: it changes with each refresh by hand and each new value."""
     return f"{backend.refresh_generation}:{store.stamp(sources.catalog_name(backend.pk))}"
 
 

@@ -109,7 +109,7 @@ def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, A
         hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]
         return host_offers(hosts, needs, backend=backend.name), None
     try:
-        return catalog.driver(backend).offers(needs), None
+        return catalog.CachedDriver(backend).offers(needs), None
     except registry.UnknownKind:
         return (), {"code": "not_served", "kind": backend.kind}
     except SourceFailed as failed:

@@ -144,7 +144,7 @@ def test_offers_of_one_that_keeps_its_row_are_gone_at_once(
     backend = Backend.objects.create(name="cloud", kind="aws")
     instance(backend, project, status=InstanceStatus.GONE)
     sources.refresh_due(timezone.now())
-    looking = catalog.driver(backend)
+    looking = catalog.CachedDriver(backend)
     assert looking.offers(ANY)
     services.delete("cloud")
     with pytest.raises(catalog.NothingKnown):

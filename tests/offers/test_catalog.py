@@ -36,7 +36,7 @@ def refresh_all(backend: Backend, cloud: Cloud) -> None:
 
 
 def names(backend: Backend, requirements: Requirements = ANY) -> list[str]:
-    return [offer.instance_type for offer in catalog.driver(backend, wait_s=0).offers(requirements)]
+    return [offer.instance_type for offer in catalog.CachedDriver(backend, wait_s=0).offers(requirements)]
 
 
 def counted(backend: Backend) -> dict[str, int]:
@@ -60,7 +60,7 @@ def test_a_hit_costs_one_small_read_and_no_query(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refresh_all(backend, cloud)
-    driver = catalog.driver(backend)
+    driver = catalog.CachedDriver(backend)
     first = driver.offers(ANY)
     read: list[str] = []
     ask = caches["offers"].get
@@ -77,7 +77,7 @@ def test_a_hit_costs_one_small_read_and_no_query(
 def test_where_nothing_is_known_there_is_an_error_each_time_and_no_empty_list(backend: Backend, cloud: Cloud) -> None:
     for _ in range(2):
         with pytest.raises(SourceFailed):
-            catalog.driver(backend).offers(ANY)
+            catalog.CachedDriver(backend).offers(ANY)
     assert cloud.asked == []
 
 
@@ -222,12 +222,12 @@ def test_the_ten_results_used_last_are_kept_and_no_more(asked: list[int]) -> Non
         backend = Backend.objects.create(name=f"b{time.monotonic_ns()}", kind="aws")
         for cpus in asked:
             clock.pass_s(11)
-            question = catalog._Question(backend, Requirements(cpu_min=cpus), None)
+            question = catalog._Lookup(backend, Requirements(cpu_min=cpus), None)
             slot = question._slot()
             latest = [cpus, *(other for other in latest if other != cpus)][:10]
             assert slot is not None
             assert slot < 10
-        digests = {catalog._Question(backend, Requirements(cpu_min=cpus), None).digest for cpus in latest}
+        digests = {catalog._Lookup(backend, Requirements(cpu_min=cpus), None).digest for cpus in latest}
         assert set(Result.objects.filter(backend=backend).values_list("digest", flat=True)) == digests
 
 
@@ -257,7 +257,7 @@ def test_the_bound_holds_when_many_ask_at_once(plain: Backend, cloud: Cloud) -> 
 @pytest.mark.django_db(transaction=True)
 def test_twenty_at_once_make_one_call(plain: Backend, cloud: Cloud) -> None:
     cloud.takes_s = 0.3
-    found = at_once(20, lambda: [offer.instance_type for offer in catalog.driver(plain).offers(ANY)])
+    found = at_once(20, lambda: [offer.instance_type for offer in catalog.CachedDriver(plain).offers(ANY)])
     assert found == [["worker"]] * 20
     assert cloud.asked == ["offers 1"]
     assert counted(plain) == {"misses": 20, "uncached": 20, "calls": 1, "coalesced": 19}
@@ -286,7 +286,7 @@ def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(pl
     for wait_s in (0.0, 0.3):
         began = time.monotonic()
         with pytest.raises(catalog.NothingKnown):
-            catalog.driver(plain, wait_s=wait_s).offers(ANY)
+            catalog.CachedDriver(plain, wait_s=wait_s).offers(ANY)
         assert wait_s <= time.monotonic() - began < wait_s + 0.5
     leader.join()
     assert names(plain) == ["worker"]

@@ -48,14 +48,14 @@ def test_one_call_for_a_source_of_twenty_threads_in_each_of_four_processes(backe
 
 def test_one_call_for_offers_of_twenty_threads_in_each_of_four_processes(plain: Backend, cloud: Cloud) -> None:
     cloud.takes_s = 0.3
-    in_processes(lambda: len(catalog.driver(plain, wait_s=20).offers(ANY)) == 1)
+    in_processes(lambda: len(catalog.CachedDriver(plain, wait_s=20).offers(ANY)) == 1)
     assert cloud.asked == ["offers 1"]
 
 
 def test_the_bound_of_results_holds_for_four_processes(plain: Backend, cloud: Cloud) -> None:
     def ask() -> bool:
         cpus = 1 + int.from_bytes(os.urandom(1)) % 40
-        return len(catalog.driver(plain, wait_s=20).offers(Requirements(cpu_min=cpus))) == 1
+        return len(catalog.CachedDriver(plain, wait_s=20).offers(Requirements(cpu_min=cpus))) == 1
 
     in_processes(ask)
     assert Result.objects.count() == 10
@@ -98,7 +98,7 @@ def test_a_deleted_backend_is_gone_from_what_other_processes_keep(
     warm, deleted = tmp_path / "warm", tmp_path / "deleted"
 
     def keep() -> None:
-        looking = catalog.driver(backend)
+        looking = catalog.CachedDriver(backend)
         assert len(looking.offers(ANY)) == 3
         warm.touch()
         eventually(deleted.exists)

@@ -99,14 +99,14 @@ def test_without_the_cache_a_process_fetches_for_itself_once_and_serves_that(
 ) -> None:
     """The process does it in the background, and nobody waits; what it held before is served all along."""
     sources.refresh(backend, TYPES)
-    assert len(catalog.driver(backend).offers(ANY)) == 2
+    assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
     redis.kill()
     store.get("x")
     assert sources.read(backend, TYPES).state is SourceState.FRESH
     assert sources.read(backend, SPOT).state is SourceState.FAILED
     assert eventually(lambda: sources.read(backend, SPOT).state is SourceState.FRESH)
-    assert len(catalog.driver(backend).offers(ANY)) == 2
-    eventually(lambda: len(catalog.driver(backend).offers(ANY)) == 3)
+    assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
+    eventually(lambda: len(catalog.CachedDriver(backend).offers(ANY)) == 3)
     assert sorted(cloud.asked) == ["spot eu", "types eu", "types us"]
     assert SourceRow.objects.count() == 1
     _settle()
@@ -119,7 +119,7 @@ def test_without_the_cache_twenty_threads_of_a_process_make_one_call(
     redis.kill()
     store.get("x")
     assert store.health() is not None
-    found = at_once(20, lambda: len(catalog.driver(plain, wait_s=20).offers(ANY)))
+    found = at_once(20, lambda: len(catalog.CachedDriver(plain, wait_s=20).offers(ANY)))
     assert found == [1] * 20
     assert cloud.asked == ["offers 1"]
 
@@ -141,7 +141,7 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
     redis: servers.Server, backend: Backend, cloud: Cloud
 ) -> None:
     sources.refresh(backend, TYPES)
-    assert len(catalog.driver(backend).offers(ANY)) == 2
+    assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
     redis.kill()
     assert store.stamp("s")
     redis.start()
@@ -152,7 +152,7 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
     catalog.forget()
     assert sources.read(backend, TYPES).state is SourceState.FAILED
     assert sources.refresh(backend, TYPES).value == ["g7"]
-    assert [offer.instance_type for offer in catalog.driver(backend).offers(ANY)] == ["g7"]
+    assert [offer.instance_type for offer in catalog.CachedDriver(backend).offers(ANY)] == ["g7"]
     assert store.health() is None
 
 
@@ -163,7 +163,7 @@ def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
     """Another process had landed something newer, which went with Redis: what this one kept of before is not served."""
     sources.refresh(backend, TYPES)
     sources.refresh(backend, TYPES_US)
-    looking = catalog.driver(backend)
+    looking = catalog.CachedDriver(backend)
     assert [offer.instance_type for offer in looking.offers(ANY)] == ["g5", "g6", "p4d"]
     cloud.says[TYPES] = ["g7"]
     assert all_ended([fork(lambda: sources.refresh(backend, TYPES, share=0.0))])

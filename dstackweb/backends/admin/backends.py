@@ -1,8 +1,7 @@
-"""Backends in the admin: the form of each kind, a connection test, and the profiles that name a backend."""
+"""Backends in the admin: each kind's form, the connection test, and the profiles that use a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin, messages
@@ -30,7 +29,7 @@ from dstackweb.profiles.models import Profile
 
 @admin.register(Backend)
 class BackendAdmin(admin.ModelAdmin[Backend]):
-    """The backend of own hosts is created by the first start; backends of other kinds are added here."""
+    """The first start creates the backend of own hosts; others are added here."""
 
     list_display = ("name", "kind", "where", "enabled", "machines")
     list_filter = ("kind", "enabled")
@@ -53,8 +52,12 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     @admin.display(description="used by")
     def used_by(self, backend: Backend) -> SafeString:
-        """The profiles that name it; runs may name it themselves."""
-        named = [one for one in Profile.objects.select_related("project") if backend.name in _backends_of(one)]
+        """The profiles that use it."""
+        named = [
+            one
+            for one in Profile.objects.select_related("project")
+            if backend.name in (one.settings.get("backends") or ())
+        ]
         links = format_html_join(
             ", ", '<a href="{}">{}</a>', ((reverse("admin:profiles_profile_change", args=[p.pk]), p) for p in named)
         )
@@ -74,14 +77,14 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         return [(title, {"fields": shown}), *others]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Backend | None = None) -> tuple[str, ...]:
-        """Profiles, run files and jobs of the past know a backend by its name."""
+        """The name is fixed: profiles, run files and past jobs refer to it."""
         return ("name", "kind", "where", "used_by") if obj is not None else ("used_by",)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and bool(_addable())
 
     def has_change_permission(self, request: HttpRequest, obj: Backend | None = None) -> bool:
-        """A backend whose kind is not installed can be looked at and deleted."""
+        """A backend whose kind is not installed can only be viewed and deleted."""
         return super().has_change_permission(request, obj) and (obj is None or obj.kind in registry.KINDS)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -102,7 +105,7 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     @method_decorator(sensitive_post_parameters())
     def changeform_view(self, request: HttpRequest, *args: Any, **more: Any) -> Any:
-        """What is refused only when it is written, since somebody else was faster, is told as well."""
+        """Also shows errors that only occur on writing, because of a change meanwhile."""
         try:
             return super().changeform_view(request, *args, **more)
         except DomainError as error:
@@ -127,7 +130,7 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
     @method_decorator(sensitive_post_parameters())
     def test_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
-        """Test the form as it is filled in now; nothing is saved. No transaction is open."""
+        """Test the form's current values without saving. No transaction is open."""
         obj = self.get_object(request, unquote(object_id)) if object_id else None
         kind = _kind(request, obj)
         if (object_id and obj is None) or kind is None or not kind.can_test:
@@ -152,15 +155,15 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         return super().has_delete_permission(request, obj) and (obj is None or not registry.is_hosts(obj))
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """What goes with them: their offers at once, and their instances when they serve nobody any more."""
-        told: list[str] = []
-        kept: list[str] = []
+        """The backends with the number of their machines; own hosts are protected."""
+        deleted: list[str] = []
+        protected: list[str] = []
         for backend in objs:
             living = Instance.objects.filter(backend=backend).exclude(status=InstanceStatus.GONE).count()
             line = ngettext("%(name)s, with %(n)d machine", "%(name)s, with %(n)d machines", living)
-            where = kept if registry.is_hosts(backend) else told
+            where = protected if registry.is_hosts(backend) else deleted
             where.append(line % {"name": backend.name, "n": living})
-        return told, {}, set(), kept
+        return deleted, {}, set(), protected
 
     def delete_model(self, request: HttpRequest, obj: Backend) -> None:
         services.delete(obj.name)
@@ -171,12 +174,12 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
 
 
 def _addable() -> list[Kind]:
-    """The kinds that admins add backends of. That of own hosts is made by itself, once."""
+    """The kinds of new backends, without own hosts."""
     return [kind for kind in registry.KINDS.values() if not kind.is_hosts]
 
 
 def _kind(request: HttpRequest, backend: Backend | None) -> Kind | None:
-    """A backend's kind; for a new one the kind in the address, else the first. None where it is not installed."""
+    """A backend's kind; for a new one the kind in the URL, else the first. None if it is not installed."""
     if backend is not None:
         return registry.KINDS.get(backend.kind)
     kinds = {kind.name: kind for kind in _addable()}
@@ -190,10 +193,6 @@ def _form(kind: Kind | None) -> type[BackendForm]:
     return form
 
 
-def _backends_of(profile: Profile) -> Sequence[str]:
-    return profile.settings.get("backends") or ()
-
-
 def _at_field(form: BackendForm, name: str, errors: Any) -> tuple[Any, str, Any]:
-    """A field's label and ID, both empty for the form as a whole, with what is wrong there."""
+    """A field's label and ID, both empty for the form as a whole, with its errors."""
     return (form.fields[name].label, form[name].auto_id, errors) if name in form.fields else ("", "", errors)

@@ -14,7 +14,6 @@ from dstackweb.accounts.models import User
 from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Gpu, Host, HostEvent, Instance
 from dstackweb.lib.pages import ReadOnly
-from dstackweb.spec.labels import check_labels
 
 
 class HostForm(forms.ModelForm[Host]):
@@ -23,11 +22,7 @@ class HostForm(forms.ModelForm[Host]):
         fields = ("labels", "setup", "draining")
 
     def clean_labels(self) -> dict[str, str]:
-        try:
-            return check_labels(self.cleaned_data["labels"] or {})
-        except ValueError as error:
-            message = f'Invalid labels: {error}. Use an object of strings, such as {{"region": "cellar"}}.'
-            raise forms.ValidationError(message) from None
+        return self.cleaned_data["labels"] or {}
 
     def clean_setup(self) -> str:
         """Shell lines end in plain line feeds, whatever the browser sent."""

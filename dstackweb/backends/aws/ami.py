@@ -65,12 +65,12 @@ def of(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> Image:
 
 
 def is_published_for(family: str) -> bool:
-    """Whether AWS publishes an image that a family of instance types, such as `g5`, works with."""
+    """Whether AWS publishes an image for a family, such as `g5`."""
     return family not in WITHOUT_DRIVER
 
 
 def forget() -> None:
-    """Begin as a new process does."""
+    """Reset to the state of a new process."""
     _ids.clear()
     _images.clear()
     _types.clear()

@@ -1,7 +1,7 @@
-"""Testing a connection: what an AWS backend may and can do, tried for real before runs depend on it.
+"""The connection test of an AWS backend: tries all its calls before runs depend on them.
 
-Nothing is started or changed: launches and ends are asked with `DryRun`. All regions are asked at once, and what has
-not answered in time is told as such. It waits for the network: never call it within a transaction.
+Nothing is started or changed: launches and terminations use `DryRun`. Regions are tested in parallel, within a time
+limit. It waits for the network: never call it within a transaction.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ ASKERS = 12
 HOME = "us-east-1"
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
 NOT_SIGNED_IN = {"bad_credentials", "no_credentials", "unreachable"}
-"""Failures after which nothing else would answer."""
+"""Failures after which no other call would succeed."""
 NO_MACHINE = "i-00000000000000000"
 MAY_BE_DONE = {"DryRunOperation", "InvalidInstanceID.NotFound"}
-"""What a trial is answered with that passed the permissions."""
+"""EC2's answers to a dry run that passed the permissions."""
 SHOWN_QUOTAS = {"standard": ("m",), "g": ("g",), "p": ("p4", "p5")}
-"""By name, the families that stand for those that share their quotas."""
+"""By name, families whose quotas are shown."""
 
 
 class FindingState(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """Not shown to work, or not as one would like."""
+    """Not confirmed, or not ideal."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """Not asked, since something before it failed."""
+    """Not tried, because an earlier step failed."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one step: a code with its numbers. `region` is empty where it concerns all; `errors` are those of
-    SourceFailed, one for each question that failed."""
+    """The result of one step: a code with its numbers. `region` is empty for the account as a whole; `errors` are the
+    data of SourceFailed, one per failed call."""
 
     step: str
     state: FindingState
@@ -64,7 +64,7 @@ class Finding:
 
 
 class Question(NamedTuple):
-    """A call that is made only to see whether it may be."""
+    """A call that only tests the permission."""
 
     service: str
     operation: str
@@ -87,7 +87,7 @@ QUESTIONS: Mapping[str, Sequence[Question]] = {
 
 
 def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
-    """Whose account it is, whether instances can call this server, and then each region's findings, in order."""
+    """The identity, whether instances can reach this server, and then each region's findings, in order."""
     ends = time.monotonic() + limit_s
     pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="check")
     try:
@@ -190,7 +190,7 @@ class _Check:
         return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in told]}
 
     def _images(self, region: str) -> list[str]:
-        """The configured one; or those that AWS publishes, with GPUs' driver and without. Nothing kept is used."""
+        """The configured image, or AWS's with and without a GPU driver; uncached."""
         if said := in_region(self.config.ami, region):
             return [said]
         names = [ami.PARAMETERS[self.config.architectures[0], gpus] for gpus in (True, False)]
@@ -198,22 +198,15 @@ class _Check:
         return [one["Parameter"]["Value"] for one in told]
 
     def _launch(self, region: str) -> Mapping[str, Any] | Finding:
-        """On demand and spot, each as a run's would be, but for being tried only."""
+        """Dry runs of a run's launch, on demand and spot."""
         try:
             image = ami.Image(self._images(region)[-1], root_device="", least_gb=0)
         except SourceFailed:
             return Finding("launch", FindingState.SKIPPED, region, {"code": "no_image"})
         errors = []
         for spot in (False, True):
-            order = InstanceOrder(
-                str(uuid.uuid4()),
-                "test",
-                region,
-                self._instance_type(),
-                spot,
-                "#!/bin/sh\n",
-                run="test of the connection",
-            )
+            instance, run = str(uuid.uuid4()), "test of the connection"
+            order = InstanceOrder(instance, "test", region, self._instance_type(), spot, "#!/bin/sh\n", run=run)
             subnet = next(iter(self.config.subnets_in(region)), None)
             errors += self._tried(region, "RunInstances", instances.parameters(self.config, order, image, subnet))
         return _failed("launch", region, errors) if errors else {"instance_type": self._instance_type()}
@@ -227,11 +220,11 @@ class _Check:
         if not errors:
             return {}
         found = _failed("end", region, errors)
-        # A policy that is limited to tagged instances says no as well to one that isn't there.
+        # A policy that is limited to tagged instances also denies an instance that does not exist.
         return replace(found, state=FindingState.WARNING) if errors[0].code == "access_denied" else found
 
     def _tried(self, region: str, operation: str, params: Mapping[str, Any]) -> list[SourceFailed]:
-        """Why it may not be done; empty where it may. EC2 looks at permissions before it looks at what is asked."""
+        """Why it is not allowed, else empty. EC2 checks permissions before parameters."""
         try:
             self.aws.call("ec2", region, operation, DryRun=True, **params)
         except SourceFailed as failed:
@@ -240,12 +233,12 @@ class _Check:
 
 
 def _home(regions: Sequence[str]) -> str:
-    """Where the account itself is asked: a region that it surely has, in the partition of those configured."""
+    """The region for calls about the account: an enabled one in the same partition."""
     return regions[0] if regions[0].startswith(OTHER_PARTITIONS) else HOME
 
 
 def _enabled(region: str, there: Finding) -> Finding:
-    """What DescribeRegions says of a region; a warning where it could not be asked."""
+    """A region's status in DescribeRegions; a warning if that failed."""
     if there.state is not FindingState.OK:
         return Finding("enabled", FindingState.WARNING, region, there.detail, there.errors)
     status = there.detail.get(region)
@@ -262,7 +255,7 @@ def _reached(url: str, allow_private: bool) -> Finding:
 
 
 def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Finding:
-    """What comes of a step, in a thread of the pool, whose connection to the database is its own."""
+    """The finding of a step; runs in a thread of the pool, with a database connection of its own."""
     try:
         told = ask()
         return told if isinstance(told, Finding) else Finding(step, FindingState.OK, region, told)
@@ -278,7 +271,7 @@ def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Find
 
 
 def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding:
-    """What was only asked too often may well work later. Who one is need not be known."""
+    """Throttled calls may work later, and an unknown identity is harmless: these are warnings."""
     codes = {failed.code for failed in failures}
     harmless = codes <= {"throttled"} or (step == "identity" and not codes & NOT_SIGNED_IN)
     errors = tuple({"code": failed.code, **failed.data} for failed in failures)
@@ -286,7 +279,7 @@ def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding
 
 
 def _gather(asked: Sequence[Asked], ends: float) -> list[Finding]:
-    """The findings that have come by then, and a word for each of the others."""
+    """The findings so far; steps without one failed with `no_answer`."""
     wait([one for *_, one in asked], max(0.0, ends - time.monotonic()))
     return [
         one.result() if one.done() else Finding(step, FindingState.FAILED, region, {"code": "no_answer"})

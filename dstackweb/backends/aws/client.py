@@ -1,7 +1,7 @@
-"""Asking AWS: as one configuration says, no faster than agreed by all processes, and not at all while it throttles.
+"""Calls to AWS, within the rate limits that all processes share, and none while an API throttles.
 
-Importing this imports boto3 (0.1 s, 24 MB; 31 MB more with EC2's model), so only what asks imports it, and only then.
-Never call it within a transaction: it waits for its turn, and then for AWS.
+This imports boto3 (0.1 s, 24 MB; 31 MB more with EC2's model), so import it only to call AWS. Never call it within a
+transaction: it waits for the rate limit, and then for AWS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dstackweb.lib.models import Bucket, Busy, Circuit, Open
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try: attempts at a call and botocore's way to repeat them, time-outs, and the wait for one's turn."""
+    """botocore's retry mode and attempts, time-outs, and the longest wait for the rate limit."""
 
     mode: Literal["standard", "adaptive"]
     attempts: int
@@ -46,15 +46,15 @@ class Patience:
 
 BACKGROUND = Patience("adaptive", attempts=4, connect_s=5, read_s=30, turn_s=30)
 WAITED_FOR = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)
-"""A person looks at the page meanwhile."""
+"""A person waits for the page."""
 PROBE = Patience("standard", attempts=1, connect_s=5, read_s=15, turn_s=5)
 """One try, to see whether an API still throttles."""
 ONCE = Patience("standard", attempts=1, connect_s=5, read_s=60, turn_s=30)
-"""For what its caller repeats by itself: botocore would ask again for capacity that there isn't, four times."""
+"""For calls that are repeated elsewhere: botocore would retry four times without capacity."""
 
 
 class Aws:
-    """AWS as one configuration reaches it. Threads may share it."""
+    """AWS with the settings of one backend. Threads may share it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Aws:
     def call(
         self, service: str, region: str, operation: str, *, patience: Patience | None = None, **params: Any
     ) -> dict[str, Any]:
-        """One call's answer. Raises SourceFailed; without a call where the API throttled lately."""
+        """The answer of one call. Raises SourceFailed, without a call if the API throttled lately."""
         self._sign_in_for(service, operation, region)
         api = f"{service}.{operation}"
         name = self._name(region, api)
@@ -102,7 +102,7 @@ class Aws:
         return answer
 
     def pages(self, service: str, region: str, operation: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """The answers of a call that comes in pages, each asked for when it is wanted. Raises SourceFailed."""
+        """The pages of a call, each read on demand and with its own turn in the rate limit. Raises SourceFailed."""
         token = None
         while True:
             answer = self.call(service, region, operation, **params, **({"NextToken": token} if token else {}))
@@ -115,7 +115,7 @@ class Aws:
                 raise SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
 
     def regions_of(self, service: str, region: str) -> list[str]:
-        """Where a service has endpoints, in a region's partition. Asks nobody. Raises SourceFailed."""
+        """The regions of a service in a region's partition; no call. Raises SourceFailed."""
         session = self._sign_in_for(service, "endpoints", region)
         try:
             return session.get_available_regions(service, session.get_partition_for_region(region))
@@ -160,7 +160,7 @@ class Aws:
             },
         )
         assumed = _botocore_session(said.profile)
-        # botocore has no public way to say so: its own `role_arn` of profiles is made like this.
+        # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
         own._credentials = DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
         return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
@@ -169,7 +169,7 @@ class Aws:
         return self._make(session, service, self.config.regions[0], PROBE, **credentials)
 
     def _client(self, service: str, region: str, patience: Patience) -> Any:
-        """A client, which threads may share; the making of one they may not."""
+        """A client. Threads may share it, but not create one at the same time."""
         session = self._sign_in()
         with self._lock:
             client = self._clients.get((service, region, patience))
@@ -190,7 +190,7 @@ class Aws:
         return client
 
     def _wait_turn(self, region: str, patience: Patience, event_name: str, **_: Any) -> None:
-        """Before each HTTP request, repeated ones too."""
+        """Before each HTTP request, also retries."""
         api = event_name.partition(".")[2]
         rate = rate_of(api)
         try:
@@ -220,7 +220,7 @@ _keeping = threading.Lock()
 
 
 def aws_of(backend: Backend) -> Aws:
-    """This process's way to AWS for a backend, as its current version says. Raises Invalid, DomainError."""
+    """This process's client for the backend's current version. Raises Invalid, DomainError."""
     with _keeping:
         version, aws = _kept.get(backend.pk, (None, None))
         if aws is None or version != backend.version:
@@ -232,7 +232,7 @@ def aws_of(backend: Backend) -> Aws:
 
 
 def forget(backend: Backend) -> None:
-    """Sign in anew next time: what the credentials come from, such as a file, may have changed."""
+    """Sign in again next time: the source of the credentials, such as a file, may have changed."""
     with _keeping:
         _kept.pop(backend.pk, None)
 
@@ -242,10 +242,10 @@ def _throttled(until: dt.datetime, api: str, region: str, by: str = "aws") -> So
 
 
 def _account(session: boto3.Session, role_arn: str | None) -> str:
-    """What tells one account's limits from another's: its number, or else the access key's ID. Asks no API.
+    """The account's number, or else the access key's ID: it separates the accounts' rate limits. No call.
 
-    An access key's ID holds the account's number in bits 7 to 46 after its prefix. So temporary keys, which come and go
-    with each sign-in, share their limits with each other.
+    An access key's ID contains the account's number in bits 7 to 46 after its prefix, so temporary keys of an account
+    share their limits.
     """
     if role_arn is not None:
         return role_arn.split(":")[4]

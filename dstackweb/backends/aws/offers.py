@@ -1,7 +1,7 @@
-"""Offers put together from what is known of each region: pure.
+"""Offers from the sources of each region: pure.
 
-An offer has a price. So an instance type without one is no offer, and where nothing at all can be offered while
-something isn't known, that is not an empty list, which would say that there never is a way.
+An instance type without a price is no offer. If there are no offers and a source is unknown, the result is an error: an
+empty list would say that there never is an offer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNASKED = SourceReading(SourceState.FAILED)
 
 @dataclass(frozen=True)
 class Region:
-    """What is known of one region. `zones`: those that instances may start in; None: any. `own_image`: one is set."""
+    """The sources of one region. `zones`: where instances may launch; None: anywhere. `own_image`: one is set."""
 
     name: str
     types: Mapping[str, InstanceType]
@@ -37,7 +37,7 @@ class Region:
     own_image: bool = False
 
     def allowed(self, kind: InstanceType) -> tuple[str, ...]:
-        """The zones that have the instance type and that it may start in."""
+        """The zones with the instance type where it may launch."""
         return tuple(zone for zone in kind.zones if self.zones is None or zone in self.zones)
 
 
@@ -50,9 +50,9 @@ def join(
     image: str | None = None,
     url_problem: str | None = None,
 ) -> list[Offer]:
-    """Every instance type that meets the requirements, on demand and as spot, by (price, region, instance type).
+    """Every instance type that meets the requirements, on demand and spot, by (price, region, instance type).
 
-    Raises SourceFailed where there is none and something isn't known that there could be offers in.
+    Raises SourceFailed if there is none and a source that could have some is unknown.
     """
     offers = [
         offer
@@ -123,7 +123,7 @@ def _offers(
 
 
 def _price(region: Region, kind: InstanceType, spot: bool) -> tuple[Decimal | None, dict[str, Any]]:
-    """USD per hour; for spot that of the cheapest zone that it may start in, and what each of them takes."""
+    """USD per hour; for spot, of the cheapest allowed zone, with the price of each zone."""
     if not spot:
         return (region.prices.get(kind.name) if kind.on_demand else None), {}
     prices = region.spot_prices.get(kind.name, {}) if kind.spot else {}
@@ -144,7 +144,7 @@ def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
 
 
 def _quota_verdict(quotas: SourceReading, kind: InstanceType, spot: bool) -> Verdict:
-    """How many more fit into the account's quota. What isn't known about it is never a lack of it."""
+    """How many more fit into the account's quota; an unknown quota is not a missing one."""
     if quotas.value is None:
         why = (quotas.error or {}).get("code", "not_asked")
         return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
@@ -161,7 +161,7 @@ def _quota_verdict(quotas: SourceReading, kind: InstanceType, spot: bool) -> Ver
 
 
 def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, SourceReading]) -> None:
-    """Raise for the first source without which there is no offer, if it isn't known."""
+    """Raise for the first unknown source that offers need."""
     for region in config.regions:
         for source in ("instance_types", "prices", "spot_prices"):
             reading = readings.get(SourceKey(source, region), UNASKED)

@@ -1,4 +1,4 @@
-"""Prices of a region in USD per hour: on demand (Linux, shared tenancy, no licensed software), and spot."""
+"""Prices of a region in USD per hour: on demand (Linux, shared tenancy, no licensed software) and spot."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ASKED = {
     "preInstalledSw": "NA",
     "capacitystatus": "Used",
 }
-"""What a product must say. Anything but `Used` is capacity that is reserved and idle."""
+"""Attributes of wanted products. Only `Used` is not reserved, idle capacity."""
 
 HOME = "us-east-1"
 
 
 def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
-    """The price of each instance type that the config allows and that is sold in USD. Raises SourceFailed."""
+    """The USD price of each allowed instance type. Raises SourceFailed."""
     filters = [
         {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in {**ASKED, "regionCode": region}.items()
     ]
@@ -43,10 +43,9 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
 
 
 def read(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
-    """A product's instance type and price; no price where it isn't what is asked for.
+    """A product's instance type and price; 0 if it is not a wanted product or has no price of its own.
 
-    Blocks of capacity that are bought ahead are products of their own with `marketoption` CapacityBlock. A product
-    without a price of its own costs nothing as it stands there: its price is somewhere else.
+    Capacity blocks are separate products with `marketoption` CapacityBlock.
     """
     said = product.get("product", {}).get("attributes", {})
     name: str = said.get("instanceType", "")
@@ -69,15 +68,15 @@ def _amount(text: str | None) -> Decimal:
 
 
 def endpoint(aws: Aws, region: str) -> str:
-    """The API, which tells all regions' prices, is in few of them."""
+    """The region of the Pricing API, which has all regions' prices, and endpoints in few."""
     there = aws.regions_of("pricing", region)
     return region if region in there or not there else HOME if HOME in there else there[0]
 
 
 def fetch_spot(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> dict[str, dict[str, Decimal]]:
-    """The USD per hour of each instance type that the config allows, by zone. Raises SourceFailed.
+    """The USD per hour of each allowed instance type, by zone. Raises SourceFailed.
 
-    A history that starts now has the last change before it, which is the price now, of each type and zone.
+    A history that starts now contains the last change before it of each type and zone: the current price.
     """
     newest: dict[tuple[str, str], tuple[dt.datetime, Decimal]] = {}
     asked = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}

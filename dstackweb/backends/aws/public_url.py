@@ -19,9 +19,9 @@ _PRIVATE_NAMES = (".home.arpa", ".internal", ".lan", ".local", ".localhost")
 
 
 def find_problem(url: str, *, allow_private: bool) -> str | None:
-    """A code: `missing`, `not_https` or `private`; None where nothing speaks against it.
+    """A code: `missing`, `not_https` or `private`; None if the URL looks usable.
 
-    Private ones may be allowed: a network that instances are in, or a cloud on this very machine, which needs no HTTPS.
+    Private ones may be allowed: in a network with the instances, or for a cloud on this machine, which needs no HTTPS.
     """
     if not url:
         return "missing"
@@ -58,8 +58,8 @@ STATES: Mapping[str, str] = {
     "no_answer": "warning",
     "ok": "ok",
 }
-"""By code. A server behind some routers can't call itself by its public name, so that no answer proves nothing; and the
-name of a machine is often its own private address in its own files."""
+"""By code. Behind some routers a server can't call its own public name, so a missing answer proves nothing; and in its
+own hosts file a machine's name is often a private address."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -68,8 +68,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def check(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """A code of STATES with its data. Unless the URL alone won't do, asks for /healthz, and for the runner as instances
-    do: what stands before a server, such as a sign-in, may let the one through and not the other. Never raises.
+    """A code of STATES with its data; never raises. If the URL looks usable, this requests /healthz, and the runner as
+    instances do: a proxy with a sign-in may let one through and not the other.
     """
     found: dict[str, Any] = {"code": "ok", "url": url}
     if problem := find_problem(url, allow_private=allow_private):
@@ -78,7 +78,7 @@ def check(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dic
     host = parts.hostname or ""
     proxied = parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
     try:
-        # Behind a proxy, names of the world outside often have no addresses.
+        # Behind a proxy, external names often have no addresses.
         addresses = [] if proxied else _addresses(host, parts.port or (443 if parts.scheme == "https" else 80))
     except OSError as error:
         return {**found, "code": "no_such_name", "host": host, "text": str(error)}
@@ -99,7 +99,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 
 def _get(url: str, is_ours: Callable[[bytes], bool], host: str, timeout_s: float, found: dict[str, Any]) -> str:
-    """A code; what was seen is put into `found`. Proxies are for others than this machine."""
+    """A code; details are added to `found`. No proxy is used for this machine itself."""
     own = [urllib.request.ProxyHandler({})] if is_loopback(host) else []
     try:
         with urllib.request.build_opener(_NoRedirects, *own).open(url, timeout=timeout_s) as answer:

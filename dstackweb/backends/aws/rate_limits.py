@@ -1,10 +1,9 @@
-"""How often AWS is asked at most, by all processes together: for each account, region and API.
+"""Rate limits of AWS calls per account, region and API, shared by all processes.
 
-Half of what AWS documents, so that the account's other programs have theirs: 20 a second and 100 at once for what reads
-in EC2, 2 a second and 5 at once for RunInstances, 5 a second and 100 at once for TerminateInstances
-(https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html), 10 a second and as many more at once for
-ListServiceQuotas (https://docs.aws.amazon.com/servicequotas/latest/userguide/reference_limits.html). Of the others
-nothing is documented.
+They are half of AWS's documented limits, to leave the rest to the account's other programs: 20 per second and a burst of
+100 for reads in EC2, 2 and 5 for RunInstances, 5 and 100 for TerminateInstances
+(https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html), 10 and 10 for ListServiceQuotas
+(https://docs.aws.amazon.com/servicequotas/latest/userguide/reference_limits.html). Others are undocumented.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dstackweb.lib.models import CAP_S, Bucket, Circuit, room
 
 
 class RateLimit(NamedTuple):
-    """Calls a second, and how many may come at once."""
+    """Calls per second, and the burst."""
 
     per_s: float
     burst: float
@@ -34,12 +33,12 @@ OTHERS = RateLimit(5, 10)
 
 
 def rate_of(api: str) -> RateLimit:
-    """The rate of an API, such as `ec2.RunInstances`: its own, or that of each of its service."""
+    """The rate of an API, such as `ec2.RunInstances`: its own, or its service's."""
     return RATES.get(api) or RATES.get(api.partition(".")[0], OTHERS)
 
 
 def api_usage(now: dt.datetime) -> list[ApiUsage]:
-    """Of all APIs that were ever called, by name and region."""
+    """All APIs that were ever called, by name and region."""
     opened = {
         row.name: row.open_until
         for row in Circuit.objects.filter(name__startswith="aws:", open_until__gt=now)

@@ -1,7 +1,7 @@
-"""How another machine of the team becomes a host: a token that works once, and what the machine then needs.
+"""How another machine becomes a host: a one-time token, and the environment that it is exchanged for.
 
-Whoever uses the token gets the database, the broker and the secret key, and with these everything that the server can
-do. So only deployment admins make one, it expires within the hour, and it is refused where it would be read on the way.
+The token grants the database, the broker and the secret key, and so everything that the server can do. Only deployment
+admins make one, it expires within the hour, and it is refused on unencrypted networks.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SHARED = (
     "DSTACKWEB_CLUSTER_CONTROL", "DSTACKWEB_CLUSTER_CLOUD", "DSTACKWEB_HOST_SILENT_S", "DSTACKWEB_LOST_AFTER_S",
     "DSTACKWEB_WATCH_EVERY_S", "DSTACKWEB_SAMPLE_EVERY_S", "DSTACKWEB_RUN_DIRS_DAYS",
 )  # fmt: skip
-"""Settings of the deployment that each machine has alike, where the server has them."""
+"""Settings that all machines of the deployment share."""
 _PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379}
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A machine that wants to join. `url` is where it reached the server, `insecure` allows plain HTTP there."""
+    """A machine that wants to join. `url` is the server's, as the machine reached it; `insecure` allows plain HTTP."""
 
     name: str
     url: str
@@ -51,7 +51,7 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class Reach:
-    """A service that the machine itself must reach: what it is, where, and the setting that says so."""
+    """A service that the machine must reach, and its setting."""
 
     what: str
     host: str
@@ -60,7 +60,7 @@ class Reach:
 
 
 def invite(by: User) -> tuple[HostInvite, str]:
-    """A one-time invite for a machine and its token, which is in no row. Raises Conflict where none could join."""
+    """A one-time invite and its token, which is not stored. Raises Conflict if no machine could join."""
     if (obstacle := needs_postgres()) is not None:
         raise Conflict(obstacle)
     token = new_token("dwj")
@@ -69,19 +69,19 @@ def invite(by: User) -> tuple[HostInvite, str]:
 
 
 def withdraw(invite_id: int) -> None:
-    """Make an unused invite worthless. Raises NotFound if there is none."""
+    """Withdraw an unused invite. Raises NotFound."""
     deleted, _ = HostInvite.objects.filter(pk=invite_id, used_at=None).delete()
     if not deleted:
         raise NotFound("This join token has been used or withdrawn already.")
 
 
 def open_invites() -> QuerySet[HostInvite]:
-    """Those that would still let a machine in, newest first."""
+    """Unused and not expired, newest first."""
     return HostInvite.objects.filter(used_at=None, expires_at__gt=timezone.now()).select_related("created_by")
 
 
 def of_token(token: str) -> HostInvite:
-    """The invite of a token that would work now. Raises Forbidden if unknown, used, expired or no longer backed."""
+    """The valid invite of a token. Raises Forbidden, also if its creator is no longer an admin."""
     row = HostInvite.objects.select_related("created_by").filter(digest=digest(token)).first()
     again = "make a new one on the hosts page"
     if row is None:
@@ -91,17 +91,17 @@ def of_token(token: str) -> HostInvite:
     if row.expires_at <= timezone.now():
         raise Forbidden(f"this join token has expired; {again}")
     if not (row.created_by.is_superuser and row.created_by.is_active):
-        raise Forbidden("whoever made this join token is no longer an admin of the deployment; ask for a new one")
+        raise Forbidden("the creator of this join token is no longer an admin of the deployment; ask for a new one")
     return row
 
 
 def host_token(name: str) -> str:
-    """What a host shows the API to prove that both have the same secret key."""
+    """A token by which a host proves to the API that it has the secret key."""
     return signing.Signer(salt=HOST_SALT).sign(name)
 
 
 def host_of_token(token: str) -> str | None:
-    """The name of the host that made a token; None for any other string."""
+    """The host's name in a valid token, else None."""
     try:
         return signing.Signer(salt=HOST_SALT).unsign(token)
     except signing.BadSignature:
@@ -109,7 +109,7 @@ def host_of_token(token: str) -> str | None:
 
 
 def needs_postgres() -> str | None:
-    """Why no other machine can ever join this server as it is set up; None where one can."""
+    """Why no other machine can join this server; None if one can."""
     if connection.vendor == "postgresql":
         return None
     return (
@@ -119,15 +119,30 @@ def needs_postgres() -> str | None:
 
 
 def obstacles(machine: JoinRequest) -> list[str]:
-    """Everything on the server's side that keeps a machine from joining, each in one line. Raises Invalid."""
-    _check(machine)
-    return [*elsewhere(machine.url, insecure=machine.insecure), *_of_the_machine(machine)]
+    """All reasons on the server's side why a machine cannot join, each in one line. Raises Invalid."""
+    place = "name"
+    try:
+        check_host_name(machine.name)
+        place = "labels"
+        check_labels(machine.labels or {})
+    except ValueError as error:
+        raise Invalid.at(place, msg=str(error)) from None
+    found = elsewhere(machine.url, insecure=machine.insecure)
+    if machine.version != dstackweb.__version__:
+        found.append(
+            f"the machine has dstackweb {machine.version} and the server {dstackweb.__version__}: "
+            "install the server's version there"
+        )
+    host = Host.joined.filter(name=machine.name).first()
+    if host is not None and is_online(host):
+        found.append(f"a host called {machine.name} is online: stop it, or give this machine another --name")
+    return found
 
 
 def elsewhere(url: str, *, insecure: bool = False) -> list[str]:
-    """What in the server's settings keeps a machine out that reaches it at `url`.
+    """Why the server's settings keep out a machine that reaches it at `url`.
 
-    Loopback addresses will do for a second host on the server's own machine, which is one that uses such a `url`.
+    Loopback addresses are enough for a second host on the server's own machine, whose `url` is one, too.
     """
     found = [why] if (why := needs_postgres()) is not None else []
     api = settings.DSTACKWEB_API_URL
@@ -152,32 +167,8 @@ def elsewhere(url: str, *, insecure: bool = False) -> list[str]:
     return found
 
 
-def _check(machine: JoinRequest) -> None:
-    try:
-        check_host_name(machine.name)
-    except ValueError as error:
-        raise Invalid.at("name", msg=str(error)) from None
-    try:
-        check_labels(machine.labels or {})
-    except ValueError as error:
-        raise Invalid.at("labels", msg=str(error)) from None
-
-
-def _of_the_machine(machine: JoinRequest) -> list[str]:
-    found = []
-    if machine.version != dstackweb.__version__:
-        found.append(
-            f"the machine has dstackweb {machine.version} and the server {dstackweb.__version__}: "
-            "install the server's version there"
-        )
-    there = Host.joined.filter(name=machine.name).first()
-    if there is not None and is_online(there):
-        found.append(f"a host called {machine.name} is online: stop it, or give this machine another --name")
-    return found
-
-
 def services() -> list[Reach]:
-    """The database and the broker as the server reaches them."""
+    """The server's database and broker."""
     found = []
     if connection.vendor == "postgresql":
         values = connection.settings_dict
@@ -190,9 +181,9 @@ def services() -> list[Reach]:
 
 
 def join(row: HostInvite, machine: JoinRequest) -> dict[str, str]:
-    """Use the invite up; returns the environment that makes the machine a host.
+    """Use the invite; returns the environment that makes the machine a host.
 
-    Raises Conflict with every obstacle, Invalid, and Forbidden to the second of two; a refusal leaves the invite.
+    Raises Conflict with all obstacles, Invalid, and Forbidden if it was used meanwhile; a refusal does not use it.
     """
     if found := obstacles(machine):
         raise Conflict("; ".join(found), obstacles=found)
@@ -205,7 +196,7 @@ def join(row: HostInvite, machine: JoinRequest) -> dict[str, str]:
 
 
 def environment(machine: JoinRequest) -> dict[str, str]:
-    """All that `manage.py host` needs on another machine."""
+    """The environment of `manage.py host` on another machine."""
     given: dict[str, Any] = {
         "DATABASE_URL": settings.DATABASE_URL,
         "REDIS_URL": settings.REDIS_URL,

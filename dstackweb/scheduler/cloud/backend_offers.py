@@ -66,7 +66,7 @@ class OfferReader:
         if name in self._failed or key in self._answers:
             return self._failed.get(name) or self._answers[key]
         try:
-            driver = catalog.driver(self.backends[name], wait_s=0)
+            driver = catalog.CachedDriver(self.backends[name], wait_s=0)
             self._answers[key] = driver.offers(spec.requirements, image=spec.image)
             return self._answers[key]
         except registry.UnknownKind:

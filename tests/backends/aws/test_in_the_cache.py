@@ -49,7 +49,7 @@ def test_twenty_questions_cost_one_look_at_each_source_of_each_region(backend: B
         assert firsts["DescribeInstanceTypes", region] == 1
     cloud.forget_calls()
     for count in range(20):
-        offers = catalog.driver(backend).offers(Requirements(gpu_count_min=1 + count % 4))
+        offers = catalog.CachedDriver(backend).offers(Requirements(gpu_count_min=1 + count % 4))
         assert {offer.region for offer in offers} == set(REGIONS)
     assert cloud.calls() == []
 
@@ -66,6 +66,6 @@ def test_while_quotas_are_throttled_the_last_known_ones_hold_and_unknown_is_not_
     quotas = SourceKey("quotas", "us-east-1")
     reading = sources.refresh(backend, quotas)
     assert (reading.state, (reading.error or {})["code"]) == (SourceState.STALE, "throttled")
-    offers = catalog.driver(backend).offers(Requirements(gpu_count_min=1))
+    offers = catalog.CachedDriver(backend).offers(Requirements(gpu_count_min=1))
     found = {offer.region: offer.availability for offer in offers if offer.instance_type == "g5.xlarge"}
     assert found == {"us-east-1": Availability.AVAILABLE, "eu-west-1": Availability.UNKNOWN}
