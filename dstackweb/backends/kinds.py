@@ -1,4 +1,4 @@
-"""What a kind of backend brings besides its driver: its settings, form, words, health checks and prices.
+"""The base class of backend kinds: settings, form, words, health checks and prices, besides the driver.
 
 A kind is a subclass of `Kind` that an installed package names under the entry point group `dstackweb.backends`
 (docs/writing-a-backend.md). Nothing outside the kind's own package knows its name.
@@ -61,7 +61,7 @@ class ApiUsage:
 
 
 class QuotaFamily(NamedTuple):
-    """Instance types that count against the same quotas: the quotas' codes, empty where there is none."""
+    """Instance types that share quotas: the quotas' codes, empty if there is none."""
 
     label: str
     on_demand: str
@@ -121,7 +121,7 @@ class Kind:
     name: ClassVar[str]
     """As in `Backend.kind` and the API's `type`; the entry point has the same name."""
     label: ClassVar[str | Promise] = ""
-    """What people read; the name where this is empty."""
+    """The display name; `name` if empty."""
     driver_class: type[Any]
     """Called with the `Backend` row; gives a `contract.Backend` or `contract.Sourced`."""
     schema: ClassVar[type[Keys]] = NoSettings
@@ -135,7 +135,7 @@ class Kind:
     """Shown above the form of a new backend."""
 
     def driver(self, backend: Backend) -> Driver | Sourced:
-        """The code behind a configured backend. Raises Invalid where its settings are wrong."""
+        """The driver of a configured backend. Raises Invalid if its settings are invalid."""
         code: Driver | Sourced = self.driver_class(backend)
         return code
 
@@ -144,7 +144,7 @@ class Kind:
         return validated(self.schema, config)
 
     def settle(self, config: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
-        """The config to store, and its secrets, encrypted; `stored` are those so far. Raises Invalid."""
+        """The config to store, and its encrypted secrets; `stored` are the former ones. Raises Invalid."""
         names = self.secret_names()
         kept = self.secrets_of(stored)
         secrets = {name: value for name in names if (value := config.get(name) or kept.get(name))}
@@ -158,20 +158,18 @@ class Kind:
 
     @staticmethod
     def secrets_of(stored: str) -> dict[str, str]:
-        """Decrypted secrets by name. Empty where there are none, or where they can't be read with this server's key."""
+        """Decrypted secrets by name; empty if they can't be decrypted with this server's key."""
         try:
             return {str(name): str(value) for name, value in json.loads(decrypt(stored)).items()} if stored else {}
         except DomainError:
             return {}
 
     def form(self) -> type[BackendForm]:
-        """The admin form, made from `schema`."""
         from dstackweb.backends.admin.forms import schema_form
 
         return schema_form(self)
 
     def location(self, config: Mapping[str, Any]) -> str:
-        """Where its capacity is, for lists: such as its regions."""
         return "–"
 
     def source_failure(self, error: Mapping[str, Any]) -> str:
@@ -224,19 +222,19 @@ class Kind:
         return ()
 
     def quota_name(self, code: str) -> str:
-        """A quota's name in the cloud's own console; its code where none is known."""
+        """A quota's name in the cloud's console, or its code."""
         return code
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
-        """Try all that the backend will do, without changing anything. Uses the network, outside transactions."""
+        """Try all the backend's calls without changing anything. Uses the network, outside transactions."""
         raise NotImplementedError(f"{self.name} has no connection test")
 
     def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthCheck]:
-        """What the health page shows of this kind besides its sources. Reads rows only."""
+        """Lines for the health page, besides the sources. Reads rows only."""
         return ()
 
     def api_usage(self, now: dt.datetime) -> Sequence[ApiUsage]:
-        """For /metrics and the health page: how near each API is to its rate limit. Reads rows only."""
+        """The use of each API's rate limit, for /metrics and the health page. Reads rows only."""
         return ()
 
 

@@ -78,5 +78,4 @@ def name_matches(wanted: str, name: str) -> bool:
 
 
 def is_part(name: str) -> bool:
-    """Whether this is the name of a MIG device."""
     return PART in _WORD.findall(name.lower())

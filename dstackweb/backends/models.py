@@ -180,8 +180,6 @@ class Gpu(models.Model):
 
 
 class HostEventKind(StrEnum):
-    """What happened to a host."""
-
     JOINED = "joined"
     STARTED = "started"
     LABELLED = "labelled"
@@ -232,8 +230,6 @@ class HostInvite(models.Model):
 
 
 class InstanceStatus(models.TextChoices):
-    """The status of a cloud instance in this deployment."""
-
     REQUESTED = "requested", "requested"
     """The launch may have been sent: repeating it launches no second instance."""
     STARTING = "starting", "starting"

@@ -16,7 +16,7 @@ class UnknownKind(Exception):
 
 
 BROKEN: dict[str, str] = {}
-"""Kinds whose package is installed and can't be loaded: why."""
+"""Installed kinds that can't be loaded, and why."""
 
 
 def _load() -> dict[str, Kind]:
@@ -51,7 +51,7 @@ def kind_of(backend: models.Backend) -> Kind:
 
 
 def driver(backend: models.Backend) -> contract.Backend | contract.Sourced:
-    """The code behind a configured backend. Raises UnknownKind."""
+    """The driver of a configured backend. Raises UnknownKind."""
     return kind_of(backend).driver(backend)
 
 
@@ -72,21 +72,18 @@ def cloud(backend: models.Backend) -> contract.Cloud:
 
 
 def cloud_kinds() -> list[str]:
-    """The kinds of backends that start instances."""
     return [name for name, kind in KINDS.items() if issubclass(kind.driver_class, contract.Cloud)]
 
 
 def host_kinds() -> list[str]:
-    """The kinds whose capacity is the registered hosts."""
     return [name for name, kind in KINDS.items() if kind.is_hosts]
 
 
 def is_hosts(backend: models.Backend) -> bool:
-    """Whether a backend's capacity is the registered hosts."""
     return backend.kind in host_kinds()
 
 
 def costs_money(backend: models.Backend) -> bool:
-    """Whether its use counts against budgets. A kind that isn't installed does: nothing says that it is free."""
+    """Whether its use counts against budgets, as it does for unknown kinds."""
     kind = KINDS.get(backend.kind)
     return kind is None or kind.costs_money

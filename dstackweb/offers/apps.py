@@ -7,7 +7,6 @@ class OffersConfig(AppConfig):
     name = "dstackweb.offers"
 
     def ready(self) -> None:
-        """Hear of changed and deleted backends, and of moments at which counts can be written."""
         from django.core.signals import request_finished
         from django.db.models.signals import post_save, pre_delete
 

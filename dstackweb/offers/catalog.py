@@ -113,7 +113,6 @@ class _Lookup:
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, token: str) -> CachedOffers | None:
-        """The shared result, if current."""
         kept = self._shared()
         if kept is None or not _is_current(kept, token):
             return None
@@ -256,7 +255,6 @@ def backend_deleted(instance: Backend, **_signal: Any) -> None:
 
 
 def forget() -> None:
-    """Reset to the state of a new process."""
     _local.forget()
 
 

@@ -74,7 +74,6 @@ def add(backend_id: int, **numbers: int) -> None:
 
 
 def used(backend_id: int, digest: str, at: dt.datetime) -> None:
-    """Remember that a kept result was used."""
     global _since
     with _lock:
         _since = _since or time.monotonic()
@@ -108,7 +107,6 @@ def flush() -> None:
 
 
 def flush_if_due(**_signal: Any) -> None:
-    """After a request: write if the last time was long enough ago."""
     if _since and time.monotonic() - _since > FLUSH_S:
         flush()
 
@@ -132,12 +130,10 @@ def totals(since: dt.datetime) -> dict[str, Figures]:
 
 
 def last_day(now: dt.datetime) -> dict[str, Figures]:
-    """By backend name, over the last 24 hours."""
     return totals(now - dt.timedelta(hours=24))
 
 
 def prune(now: dt.datetime) -> None:
-    """Delete old hours."""
     CacheCount.objects.filter(hour__lt=now - KEPT).delete()
 
 

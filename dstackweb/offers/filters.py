@@ -67,15 +67,12 @@ class Filter:
     max_price: Decimal | None = None
 
     def takes_backend(self, name: str) -> bool:
-        """Whether offers of this backend are wanted."""
         return not self.backends or name in self.backends
 
     def takes_region(self, name: str) -> bool:
-        """Whether offers in this region are wanted."""
         return not self.regions or name in self.regions
 
     def takes(self, offer: Offer) -> bool:
-        """Whether an offer that meets the requirements is wanted."""
         return (
             self.takes_backend(offer.backend)
             and self.takes_region(offer.region)
@@ -202,5 +199,4 @@ def _read_cursor(cursor: str, order: Order, within: tuple[str, ...]) -> _Place:
 
 
 def _names(given: Iterable[str]) -> tuple[str, ...]:
-    """Distinct names, given one by one or with commas."""
     return tuple(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))

@@ -1,4 +1,4 @@
-"""How old each source of a backend's offers is and when it is read next: from its row and the time alone."""
+"""The age of each source and when it is read next: from its row and the time alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dstackweb.offers.models import SourceRow
 
 @dataclass(frozen=True)
 class Freshness:
-    """One source in one region. `due_at` is when it is read next, if it is in use; None: it is due now."""
+    """One source in one region. `due_at` is its next read if in use; None: due now."""
 
     backend: str
     kind: str
@@ -32,24 +32,23 @@ class Freshness:
 
 EMPTY_TTL_S = 10.0
 AHEAD = 0.8
-"""The share of its TTL after which what is in use is asked for again, so that it never grows stale."""
+"""The share of its TTL after which a source in use is refreshed, so that it never becomes stale."""
 SKEW = dt.timedelta(seconds=5)
-"""Clocks of two machines differ by less: what was had later than this from now was had before a clock was put back."""
+"""Clocks of two machines differ by less: a value from later in the future is older than a clock change."""
 RETRY_S, RETRY_MOST_S = 10.0, 300.0
-"""A source that failed is asked again after this, doubled with each further failure."""
+"""The pause after a failure, doubled with each further one."""
 
 _S = dt.timedelta(seconds=1)
 
 
 def expires_at(row: SourceRow, ttl_s: float) -> dt.datetime | None:
-    """Until when its value is fresh, if nothing else happens."""
+    """Until when its value is fresh."""
     if row.fetched_at is None:
         return None
     return row.fetched_at + min(ttl_s, EMPTY_TTL_S if row.empty else ttl_s) * _S
 
 
 def source_state(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceState:
-    """How far its value can be trusted, as far as its row tells."""
     if row is None or not row.stamp or row.version != backend.version:
         return SourceState.FAILED
     if row.error is not None or is_due(backend, row, ttl_s, now):
@@ -58,7 +57,7 @@ def source_state(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.
 
 
 def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime, share: float = 1.0) -> bool:
-    """Whether a source should be asked: owed, or older than this share of its TTL. Not just after it has failed."""
+    """Whether to refresh a source: owed, or older than this share of its TTL, and not just failed."""
     if is_owed(backend, row, now):
         return True
     assert row is not None
@@ -71,7 +70,7 @@ def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.dateti
 
 
 def retry_at(row: SourceRow) -> dt.datetime | None:
-    """When a source that failed is asked again. Where it was asked too often, it was told until when to leave it."""
+    """The next try of a failed source; throttled ones have a time in their error."""
     if row.failed_at is None or row.error is None:
         return None
     if row.error.get("code") == "throttled":
@@ -82,7 +81,7 @@ def retry_at(row: SourceRow) -> dt.datetime | None:
 
 
 def is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
-    """Whether it should be asked, used or not: nothing is known of it, or somebody wants it anew."""
+    """Whether to refresh it even if unused: it has no value, or a person refreshed the backend."""
     if row is None:
         return True
     if _is_held_off(backend, row, now):
@@ -91,7 +90,7 @@ def is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
 
 
 def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
-    """It has just failed, under this version: it is left alone for a while."""
+    """Whether it failed just now, under this version."""
     until = retry_at(row)
     if until is None or row.version != backend.version:
         return False
@@ -99,7 +98,7 @@ def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
 
 
 def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -> list[Freshness]:
-    """Every source that the backends ask for, by backend, source and region; one query."""
+    """All sources of the backends, by backend, source and region; one query."""
     asked = list(backends)
     rows = {
         (row.backend_id, SourceKey(row.source, row.region)): row

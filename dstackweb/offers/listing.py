@@ -103,7 +103,6 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
 
 
 def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
-    """A backend's offers, or the code and data of a failure."""
     needs = wanted.requirements
     if registry.is_hosts(backend):
         hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]

@@ -1,7 +1,7 @@
-"""One at work for all that want the same: threads of a process by an event, processes by a leased row.
+"""One call for all that need the same: an event coordinates threads of a process, a leased row processes.
 
-A leader that dies costs the others what is left of its lease. One that was only slow and has lost it learns so when it
-lands, and then must not.
+If a leader dies, the others wait for the rest of its lease. A slow leader that lost its lease notices when it stores
+its result, and must not store it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 LEASE_S = 5.0
 WAIT_S = 2.0
-"""How long those wait who have nothing to go on with."""
+"""How long callers without any data wait."""
 POLL_S = 0.1
 
 _lock = threading.Lock()
@@ -37,21 +37,21 @@ _here: dict[str, threading.Event] = {}
 
 @dataclass(frozen=True)
 class Lead:
-    """The right to work for all. Without a holder it is that of this process alone: the cache is away."""
+    """The right to do the call. Without a holder it is this process's alone, because the cache is down."""
 
     name: str
     holder: str | None
 
     def holds(self) -> bool:
-        """Whether it still does: first in the transaction that lands, which so keeps it to its end."""
+        """Whether it is still valid; called first in the storing transaction, which so keeps the lease."""
         return self.holder is None or Lease.renew(self.name, self.holder, LEASE_S, timezone.now())
 
 
 def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
-    """What `work` comes to, done by one for all; None where it comes to nothing, or not within `wait_s`.
+    """The result of `work`, done by one caller for all; None if there is none, or not within `wait_s`.
 
-    `landed` is what has come of it since the caller began, as far as it would do. Only the one that works waits for it
-    to end. Call it outside any transaction.
+    `landed` returns a usable result stored since the caller began. Only the leader waits longer than `wait_s`. Call it
+    outside any transaction.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -69,7 +69,7 @@ def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable
 
 @contextmanager
 def one_thread_at_a_time(name: str) -> Iterator[bool]:
-    """Let the threads of this process in one after the other; True for one that had not to wait."""
+    """A lock for threads of this process; True if the thread did not have to wait."""
     mine, event = _enter(name)
     first = mine
     while not mine:
@@ -114,7 +114,7 @@ def _leave(name: str) -> None:
 
 @contextmanager
 def _renewed(name: str, holder: str) -> Iterator[None]:
-    """Hold the lease for as long as this lasts, and give it back."""
+    """Renew the lease meanwhile, then release it."""
     ended = threading.Event()
     thread = threading.Thread(target=_renew, args=(name, holder, ended), name=f"lease of {name}", daemon=True)
     thread.start()

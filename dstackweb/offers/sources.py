@@ -62,7 +62,6 @@ _begun: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
 def is_sourced(driver: object) -> TypeIs[Sourced]:
-    """Whether a driver makes its offers from sources."""
     return hasattr(driver, "fetch") and hasattr(driver, "join")
 
 
@@ -72,7 +71,6 @@ def catalog_name(backend_id: int) -> str:
 
 
 def read(backend: Backend, key: SourceKey) -> SourceReading:
-    """The cached data of one source. Never calls the cloud."""
     return read_all(backend, _sourced(backend), [key])[key]
 
 
@@ -184,7 +182,6 @@ def preload(now: dt.datetime) -> None:
 
 
 def sourced_backends() -> list[tuple[Backend, Sourced]]:
-    """The enabled backends with sources, and their drivers, without those with invalid settings."""
     found = ((backend, driver_of(backend)) for backend in Backend.objects.filter(enabled=True, kind__in=registry.KINDS))
     return [(backend, driver) for backend, driver in found if driver is not None]
 
@@ -202,24 +199,20 @@ def driver_of(backend: Backend) -> Sourced | None:
 
 
 def has_sourced_backends() -> bool:
-    """Whether there is anything to refresh."""
     kinds = [name for name, kind in registry.KINDS.items() if is_sourced(kind.driver_class)]
     return bool(kinds) and Backend.objects.filter(enabled=True, kind__in=kinds).exists()
 
 
 def drop(backend_id: int) -> None:
-    """Forget a deleted backend in this process."""
     _local.drop(lambda key: key[0] == backend_id)
 
 
 def objects_of(backend_id: int) -> list[str]:
-    """The names of a backend's values in the cache."""
     stamps = SourceRow.objects.filter(backend=backend_id).exclude(stamp="").values_list("stamp", flat=True)
     return [_object(backend_id, stamp) for stamp in stamps]
 
 
 def forget() -> None:
-    """Reset to the state of a new process."""
     _local.forget()
     _begun.clear()
 

@@ -1,10 +1,10 @@
-"""Objects shared by all processes through `caches["offers"]`, and what each process keeps of them.
+"""Objects shared by all processes through `caches["offers"]`, and each process's local copies.
 
-A stamp is a random id in a small key of its own: whatever was made under another one is not current. Being random, it
-can't come again after the cache was emptied, as a counter would.
+A stamp is a random id in a small key of its own: objects made under another stamp are outdated. Unlike a counter, it
+cannot repeat after the cache was emptied.
 
-A cache that is away is left alone for some seconds at a time. Till it is back, each process has only what it keeps
-itself, and `health` says so. An entry that can't be read is none.
+A cache that is down is retried every few seconds. Meanwhile each process has only its own copies, and `health` says so.
+An unreadable entry counts as missing.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ V = TypeVar("V")
 
 STAMP_TTL_S = 30 * 86400.0
 RETRY_S = 5.0
-"""How long a cache that did not answer is not asked: each try may cost its time-out."""
+"""The pause between tries of a cache that is down: each may take as long as its time-out."""
 AWAY = (RedisError, OSError, DatabaseError)
 
 
 @dataclass(frozen=True)
 class Health:
-    """That the shared cache is away, as this process sees it."""
+    """Since when the shared cache is down for this process, and why."""
 
     since: dt.datetime
     error: str
 
 
 class LocalCache(Generic[K, V]):
-    """What this process keeps, the least recently used given up over `most`."""
+    """A thread-safe LRU cache of `most` entries."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -65,18 +65,18 @@ class LocalCache(Generic[K, V]):
             return value
 
     def first(self, key: K, value: V) -> V:
-        """What is there; else `value`, which is there from now on. Of several threads the first one's counts."""
+        """The entry; if missing, `value` is stored. Among threads the first counts."""
         with self._lock:
             found = self._values.setdefault(key, value)
-            self._give_up(key)
+            self._evict(key)
             return found
 
     def put(self, key: K, value: V) -> None:
         with self._lock:
             self._values[key] = value
-            self._give_up(key)
+            self._evict(key)
 
-    def _give_up(self, used: K) -> None:
+    def _evict(self, used: K) -> None:
         self._values.move_to_end(used)
         while len(self._values) > self.most:
             self._values.popitem(last=False)
@@ -107,12 +107,12 @@ def new_stamp() -> str:
 
 
 def stamp(name: str) -> str:
-    """The current stamp of `name`, made where there is none. While the cache is away, one of this process alone."""
+    """The current stamp of `name`, created if missing. While the cache is down, this process's own."""
     found = _try(lambda: caches["offers"].get(name), name)
     if isinstance(found, str):
         return found
     if not is_away():
-        # Of several that find none, the first one's is everybody's.
+        # Among several processes the first one's counts.
         put_it = caches["offers"].add if found is None else caches["offers"].set
         _try(lambda: put_it(name, new_stamp(), STAMP_TTL_S), name)
         found = _try(lambda: caches["offers"].get(name), name)
@@ -122,48 +122,43 @@ def stamp(name: str) -> str:
 
 
 def restamp(*names: str) -> None:
-    """What was made under the stamps of `names` is current no more, here and everywhere."""
+    """Replace the stamps of `names`: what was made under the old ones is outdated everywhere."""
     for name in names:
         _own_stamps.put(name, new_stamp())
         _try(lambda name=name: caches["offers"].set(name, new_stamp(), STAMP_TTL_S), name)  # type: ignore[misc]
 
 
 def get(name: str) -> Any:
-    """The object under `name`; None where there is none, or none that can be read, or the cache is away."""
+    """The object, or None: missing, unreadable, or the cache is down."""
     return _try(lambda: caches["offers"].get(_object(name)), _object(name))
 
 
 def put(name: str, value: Any, ttl_s: float) -> bool:
-    """Store an object. False where the cache is away."""
     _try(lambda: caches["offers"].set(_object(name), value, ttl_s), _object(name))
     return not is_away()
 
 
 def delete(*names: str) -> None:
-    """Drop objects."""
     for name in map(_object, names):
         _try(lambda name=name: caches["offers"].delete(name), name)  # type: ignore[misc]
 
 
 def is_away() -> bool:
-    """Whether the shared cache did not answer this process when last asked."""
     return _health is not None
 
 
 def health() -> Health | None:
-    """What is wrong with the shared cache; None where it answers."""
     return _health
 
 
 def forget() -> None:
-    """Begin as a new process does."""
     global _health, _ask_again_at
     _own_stamps.forget()
     _health, _ask_again_at = None, 0.0
 
 
 def _object(name: str) -> str:
-    """Objects are pickles: those of another version of this program may not fit its code."""
+    """With this program's version: pickles of another version may not fit its code."""
     return f"{__version__}:{name}"
 
 
@@ -175,17 +170,17 @@ def _try(ask: Callable[[], T], name: str) -> T | None:
         found = ask()
     except AWAY as error:
         if _health is None:
-            log.error("the cache of offers is away, so each process has only its own: %s", error)
+            log.error("the cache of offers is down, so each process has only its own copies: %s", error)
             _health = Health(timezone.now(), f"{type(error).__name__}: {error}")
         _ask_again_at = time.monotonic() + RETRY_S
         return None
     except Exception as error:
-        log.warning("the entry %s of the cache of offers can't be read, and is dropped: %s", name, error)
+        log.warning("the entry %s of the cache of offers can't be read, and is deleted: %s", name, error)
         _health = None
         with contextlib.suppress(*AWAY):
             caches["offers"].delete(name)
         return None
     if _health is not None:
-        log.warning("the cache of offers is back")
+        log.warning("the cache of offers is up again")
         _health = None
     return found

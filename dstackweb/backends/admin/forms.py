@@ -50,7 +50,6 @@ class BackendForm(forms.ModelForm[Backend]):
 
     @classmethod
     def texts_of(cls, name: str, info: FieldInfo) -> dict[str, Any]:
-        """Label and help text of a setting: its `title` and `description`."""
         label = info.title or name.replace("_", " ").capitalize()
         return {"label": _(label), "help_text": _(info.description) if info.description else ""}
 
@@ -84,7 +83,6 @@ class BackendForm(forms.ModelForm[Backend]):
         return forms.CharField(**shared, widget=forms.TextInput(attrs=PLAIN_TEXT))
 
     def initial_values(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The form's values for a stored config."""
         found = {}
         for *path, name in _paths(self.kind.schema):
             within: Any = config
@@ -108,7 +106,6 @@ class BackendForm(forms.ModelForm[Backend]):
         return config
 
     def secret_fields(self) -> tuple[str, ...]:
-        """The fields that hold secrets."""
         return self.kind.secret_names()
 
     def clean_name(self) -> str:

@@ -70,7 +70,6 @@ def is_published_for(family: str) -> bool:
 
 
 def forget() -> None:
-    """Reset to the state of a new process."""
     _ids.clear()
     _images.clear()
     _types.clear()

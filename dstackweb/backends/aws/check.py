@@ -102,8 +102,6 @@ Asked = tuple[str, str, "Future[Finding]"]
 
 
 class _Check:
-    """One test of one configuration."""
-
     def __init__(self, config: AwsConfig, secret: str, pool: ThreadPoolExecutor, ends: float) -> None:
         from dstackweb.backends.aws import client
 

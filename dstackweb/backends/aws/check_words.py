@@ -79,7 +79,6 @@ def report(findings: Sequence[Finding]) -> ConnectionReport:
 
 
 def line(finding: Finding) -> ReportLine:
-    """One finding in words."""
     marks = {
         FindingState.OK: _("OK"),
         FindingState.WARNING: _("Warning"),
@@ -129,7 +128,6 @@ def _title(step: str) -> str:
 
 
 def _result(finding: Finding) -> tuple[str, str]:
-    """What was found, and what to do."""
     if finding.errors:
         found = " ".join(dict.fromkeys(AwsKind().source_failure(error) for error in finding.errors))
         if finding.step == "enabled":

@@ -250,7 +250,6 @@ class AwsConfig(Keys):
 
 
 def in_region(values: Mapping[str, T], region: str) -> T | None:
-    """The value for a region, or for all of them."""
     return values.get(region, values.get(EVERY_REGION))
 
 

@@ -126,7 +126,6 @@ def _refused(error: AwsError, operation: str, service: str, region: str) -> Sour
 
 
 def aws_error(failed: SourceFailed) -> AwsError:
-    """AWS's own error behind a failure."""
     return _read(failed.__cause__)
 
 

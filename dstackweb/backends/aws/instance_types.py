@@ -42,7 +42,6 @@ class InstanceType:
 
     @property
     def family(self) -> str:
-        """`g5` of `g5.xlarge`."""
         return self.name.partition(".")[0]
 
 

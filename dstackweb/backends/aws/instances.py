@@ -118,7 +118,6 @@ def parameters(
 
 
 def read(described: Mapping[str, Any], region: str) -> CloudInstance:
-    """An instance from EC2's description."""
     tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
     state = STATES.get(described["State"]["Name"], InstanceState.RUNNING)
     why, text = "", ""

@@ -59,7 +59,6 @@ class AwsBackend(Cloud):
         return aws_config.read(self.backend.config)
 
     def wanted(self) -> list[SourceKey]:
-        """All sources of the configured regions."""
         return [
             SourceKey(source, region)
             for region in self.config.regions
@@ -93,17 +92,14 @@ class AwsBackend(Cloud):
         return offers.join(self.config, readings, requirements, backend=name, image=image, url_problem=problem)
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
-        """As `contract.Cloud.launch`. Raises LaunchFailed, SourceFailed."""
         with self._connect(order.region) as aws:
             return instances.launch(aws, self.config, order)
 
     def instances(self, region: str, deployment: str) -> list[CloudInstance]:
-        """As `contract.Cloud.instances`. Raises SourceFailed."""
         with self._connect(region) as aws:
             return instances.find_by_deployment(aws, region, deployment)
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
-        """As `contract.Cloud.terminate`. Raises SourceFailed."""
         with self._connect(region) as aws:
             instances.terminate(aws, region, cloud_ids)
 

@@ -1,7 +1,7 @@
 """Rate limits of AWS calls per account, region and API, shared by all processes.
 
-They are half of AWS's documented limits, to leave the rest to the account's other programs: 20 per second and a burst of
-100 for reads in EC2, 2 and 5 for RunInstances, 5 and 100 for TerminateInstances
+They are half of AWS's documented limits, to leave the rest to the account's other programs: 20 per second and a burst
+of 100 for reads in EC2, 2 and 5 for RunInstances, 5 and 100 for TerminateInstances
 (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html), 10 and 10 for ListServiceQuotas
 (https://docs.aws.amazon.com/servicequotas/latest/userguide/reference_limits.html). Others are undocumented.
 """

@@ -1,4 +1,4 @@
-"""How jobs are kept apart from the server on a machine, and where their directories lie (docs/design.md#execution)."""
+"""How jobs are isolated from the server on a machine, and where their directories are (docs/design.md#execution)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dstackweb.backends.models import Isolation
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a machine runs jobs. `job_user` is empty for the server's own; `error` says why jobs are refused."""
+    """How a machine runs jobs. `job_user` is empty for the server's own user; `error` says why jobs are refused."""
 
     isolation: Isolation
     job_user: str
@@ -25,8 +25,8 @@ class Arrangement:
 def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrangement:
     """Decide for a server running as `uid` with its files in `home`.
 
-    Root runs jobs as `job_user`. Anybody else can't become another user, and refuses jobs unless `shared_uid` says
-    that they may share the server's own.
+    Root runs jobs as `job_user`. Other users can't switch users, and refuse jobs unless `shared_uid` lets them share
+    the server's own.
     """
     if uid == 0:
         user = _user(job_user)
@@ -45,9 +45,9 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
 
 
 def runs_dir(home: Path, user: pwd.struct_passwd | None) -> Path:
-    """Where runs' directories lie: in the server's home where the jobs' user can get there, else under /var/lib.
+    """The directory of runs: in the server's home if the jobs' user has access, else under /var/lib.
 
-    The path is the same at each start, so that checkpoints are found again. `user` None means the server's own.
+    It is the same at each start, so that checkpoints are found again. `user` None means the server's own.
     """
     home = home.resolve()
     if user is None or can_traverse(home, user.pw_uid, os.getgrouplist(user.pw_name, user.pw_gid)):
@@ -70,7 +70,7 @@ def _may_enter(info: os.stat_result, uid: int, gids: list[int]) -> bool:
 
 
 def make_runs_dir(path: Path) -> None:
-    """Make the directory so that other users can pass through it and see nothing in it."""
+    """Create the directory so that other users can pass through it but not list it."""
     for folder in (path.parent, path):
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _user(name: str) -> pwd.struct_passwd | None:
 
 
 def prepare(arrangement: Arrangement) -> Arrangement:
-    """Make the runs' directory; an arrangement that refuses jobs and says why, where that can't be done."""
+    """Create the runs' directory; if that fails, the arrangement refuses jobs and says why."""
     try:
         make_runs_dir(arrangement.runs_dir)
     except OSError as error:

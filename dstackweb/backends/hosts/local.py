@@ -1,6 +1,6 @@
-"""The work on the machine itself: a job's runner and its processes, and what they leave on its disk.
+"""A job's runner, its processes and its files on this machine.
 
-Each step may be repeated or doubled at any moment. That a runner lives is told by the lock it holds for its life.
+Each step may be repeated or doubled at any moment. A living runner is recognized by the lock that it holds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 LAUNCH_S = 10.0
 """How long a runner may take to detach."""
 KILL_S = 2.0
-"""How long a kill waits for the kernel to be done with the processes; the next look goes on."""
+"""How long a kill waits for the processes to end; the next call continues."""
 
 
 def state_dir(job_id: UUID) -> Path:
-    """Where a job's runner keeps what it knows."""
+    """The directory of a job's runner."""
     return _jobs_dir() / str(job_id)
 
 
@@ -45,14 +45,14 @@ def _jobs_dir() -> Path:
 
 
 def run_dir(runs_dir: str, run_uid: UUID, node: int) -> Path:
-    """The working directory of one node of a run, kept across its attempts. `runs_dir` is the host's."""
+    """The working directory of one node of a run, kept across attempts. `runs_dir` is the host's."""
     return Path(runs_dir) / str(run_uid) / f"node-{node}"
 
 
 def job_path() -> str:
-    """The PATH for jobs: the server's, less its virtual environment and what the jobs' user may not enter.
+    """The PATH for jobs: the server's, without its virtual environment and directories closed to the jobs' user.
 
-    A shell that meets a closed directory says "permission denied" (126) for a command that doesn't exist (127).
+    With a closed directory in it, a shell reports "permission denied" (126) for a missing command (127).
     """
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
     user = _job_user()
@@ -69,7 +69,7 @@ def job_path() -> str:
 
 
 def _job_user() -> pwd.struct_passwd | None:
-    """The other user that jobs run as; None where they share this one."""
+    """The user that jobs run as; None if they share this one."""
     if os.getuid() != 0:
         return None
     try:
@@ -79,7 +79,7 @@ def _job_user() -> pwd.struct_passwd | None:
 
 
 def ensure_runner(order: Mapping[str, object]) -> None:
-    """Start a job's runner, detached from this process, unless one lives. Raises StartFailed.
+    """Start a job's runner, detached from this process, unless one is alive. Raises StartFailed.
 
     `order` is the runner's standard input (docs/runner.md). The runner gets nothing of the server's environment.
     """
@@ -115,12 +115,12 @@ def _launch(order: Mapping[str, object]) -> dict[str, object]:
 
 
 def runner_alive(job_id: UUID) -> bool:
-    """Whether a job's runner lives here."""
+    """Whether a job's runner is alive here."""
     return runner_lives(str(state_dir(job_id)))
 
 
 def nudge(job_id: UUID) -> bool:
-    """Have the job's runner ask the API now. False when no runner lives."""
+    """Make the job's runner call the API now. False if no runner is alive."""
     runner = _runner(job_id)
     if runner is None:
         return False
@@ -129,14 +129,14 @@ def nudge(job_id: UUID) -> bool:
 
 
 def tree_gone(job_id: UUID) -> bool:
-    """Whether it is certain that neither the job's runner nor any process of it lives here."""
+    """Whether the job's runner and all its processes have certainly ended here."""
     return not runner_alive(job_id) and not tree_of(job_id, None)
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process belongs to a job whose runner lives here.
+    """Whether a process belongs to a job whose runner is alive here.
 
-    What an earlier job left behind is no job's any more, and counts as a stranger on its GPU.
+    Processes left behind by an earlier job count as strangers on their GPU.
     """
     try:
         pids = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
@@ -151,10 +151,10 @@ def is_ours(pid: int) -> bool:
 
 
 def kill_job(job_id: UUID) -> bool:
-    """SIGKILL a job's whole tree, then its runner. True when all of it is confirmed gone; else call again.
+    """SIGKILL a job's process tree, then its runner. True when all are confirmed gone; else call again.
 
-    The runner is held still meanwhile, so that it starts nothing more and orphans still come to it. It is killed last
-    and writes no end: the next one that is started tells what happened.
+    The runner is stopped meanwhile, so that it starts nothing more and still adopts orphans. It is killed last and
+    writes no end: the next runner of the job reports what happened.
     """
     runner = _runner(job_id)
     if runner is not None:
@@ -172,7 +172,7 @@ def kill_job(job_id: UUID) -> bool:
 
 
 def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
-    """Again and again, since a process may fork while it is looked for."""
+    """Repeatedly, since a process may fork during the search."""
     ends = time.monotonic() + KILL_S
     while processes := tree_of(job_id, runner):
         send(processes, signal.SIGKILL)
@@ -183,7 +183,7 @@ def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
 
 
 def forget(job_id: UUID) -> bool:
-    """Remove the files of a job's runner, once its end is told. False while a process of the job lives."""
+    """Remove the files of a job's runner, after its end was reported. False while a process of the job is alive."""
     if not tree_gone(job_id):
         return False
     shutil.rmtree(state_dir(job_id), onerror=_log_error)
@@ -191,9 +191,9 @@ def forget(job_id: UUID) -> bool:
 
 
 def prune(active: Collection[str], *, older_than_s: float = 3600, limit: int = 100) -> int:
-    """`forget` up to `limit` jobs that are none of the `active` ids and whose files are old; returns how many.
+    """`forget` up to `limit` jobs with old files that are not among the `active` ids; returns how many.
 
-    A job may have become active since it was asked which are: files of the last hour stay.
+    Files of the last hour stay, since a job may have become active after `active` was read.
     """
     forgotten = 0
     for folder in _folders(_jobs_dir()):
@@ -207,9 +207,9 @@ def prune(active: Collection[str], *, older_than_s: float = 3600, limit: int = 1
 def prune_runs(
     runs_dir: str, may_go: Callable[[Sequence[str]], Collection[str]], *, older_than_s: float, limit: int = 20
 ) -> int:
-    """Remove up to `limit` runs' directories that are old and that `may_go` lets go; returns how many.
+    """Remove up to `limit` old directories of runs that `may_go` returns; returns how many.
 
-    `may_go` is given run uids as texts and returns those of runs that have ended and will not be tried again.
+    `may_go` gets run uids as texts and returns those of runs that have ended and will not be retried.
     """
     old = [
         folder.name for folder in _folders(Path(runs_dir)) if _is_uuid(folder.name) and _age_s(folder) > older_than_s
@@ -226,7 +226,7 @@ def prune_runs(
 
 
 def _runner(job_id: UUID) -> psutil.Process | None:
-    """The living runner of a job. The pid in its lock file counts only while the lock is held: pids are used again."""
+    """The runner of a job, if alive. The PID in its lock file counts only while the lock is held: PIDs are reused."""
     try:
         pid = int((state_dir(job_id) / "lock").read_text())
         return psutil.Process(pid) if runner_alive(job_id) else None
@@ -235,7 +235,7 @@ def _runner(job_id: UUID) -> psutil.Process | None:
 
 
 def _folders(above: Path) -> list[os.DirEntry[str]]:
-    """The real directories in one that may not be there."""
+    """The real directories in `above`, which may not exist."""
     try:
         with os.scandir(above) as entries:
             return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -244,7 +244,7 @@ def _folders(above: Path) -> list[os.DirEntry[str]]:
 
 
 def _age_s(folder: os.DirEntry[str]) -> float:
-    """Seconds since anything was made or removed in the directory; 0 for one that has just gone."""
+    """Seconds since a change in the directory; 0 if it vanished."""
     try:
         return max(0.0, time.time() - folder.stat(follow_symlinks=False).st_mtime)
     except FileNotFoundError:
@@ -259,7 +259,7 @@ def _is_uuid(text: str) -> bool:
 
 
 def _log_error(_function: object, path: str, error: tuple[object, object, object]) -> None:
-    """What can't be removed is tried again next time."""
+    """Failed removals are retried next time."""
     log.warning("could not remove %s: %s", path, error[1])
 
 
@@ -280,9 +280,9 @@ def job_of(pid: int) -> str | None:
 
 
 def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]:
-    """The living processes of a job without its runner: those with its marker and all below these and the runner.
+    """The living processes of a job without its runner: those with its marker, and all below these and the runner.
 
-    The second part finds what cleaned its environment: while the runner lives, it is the parent of the job's orphans.
+    The runner adopts the job's orphans, which finds processes that cleaned their environment.
     """
     everything = [process for process in psutil.process_iter(["pid", "ppid", "status"]) if _is_alive(process)]
     found = {process.pid for process in everything if job_of(process.pid) == str(job_id)}
@@ -294,7 +294,7 @@ def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Signal each; one that has ended meanwhile is no error, and another that got its pid is left alone."""
+    """Signal each; an ended one is no error, and another process with its PID gets no signal."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What this machine has: CPUs and memory that may really be used, and GPUs by NVML."""
+"""This machine's usable CPUs and memory, and its GPUs by NVML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dstackweb.runner import nvml
 MIB = 1024 * 1024
 RESERVED_MIB = 512
 RESERVED_PART = 0.05
-"""Memory kept back for the system and the server: the larger of the two."""
+"""Memory reserved for the system and the server: the larger of the two."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GpuProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """A machine's capacity. `error` says what could not be asked; a machine without NVML simply has no GPUs."""
+    """A machine's capacity. `error` says what could not be read; a machine without NVML has no GPUs."""
 
     cpus: int
     memory_mib: int
@@ -46,18 +46,18 @@ class Probe:
 
 
 def probe(is_ours: Callable[[int], bool]) -> Probe:
-    """Look at this machine; never raises. `is_ours` tells whether a process id belongs to a job that runs here."""
+    """Probe this machine; never raises. `is_ours`: whether a PID belongs to a job that runs here."""
     gpus, error = probe_gpus(is_ours)
     return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error)
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot: while it is the same, processes may have survived."""
+    """The kernel's id of this boot: processes survive only within one."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def usable_cpus(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs this process may run on, and no more than its cgroups' quota; at least 1."""
+    """CPUs this process may use, within its cgroups' quota; at least 1."""
     cpus = len(os.sched_getaffinity(0))
     for folder in _cgroup_folders(proc, cgroups, "cpu"):
         match _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"):
@@ -69,7 +69,7 @@ def usable_cpus(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 def usable_memory_mib(
     total: int | None = None, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Memory jobs may have, in MiB: the machine's or its cgroups' limit, less what is kept back. `total` in bytes."""
+    """Memory for jobs in MiB: the machine's or its cgroups' limit, less the reserve. `total` in bytes."""
     limits = [psutil.virtual_memory().total if total is None else total]
     for folder in _cgroup_folders(proc, cgroups, "memory"):
         match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
@@ -114,13 +114,13 @@ def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], st
 
 
 def _stranger(gpu: nvml.Sample, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
-    """The first process computing on a GPU that belongs to no job."""
+    """The first process on a GPU that belongs to no job."""
     found = next((process for process in gpu.processes if not is_ours(process["pid"])), None)
     return found and {"pid": found["pid"], "user": found["user"]}
 
 
 def own_address(url: str) -> str:
-    """This machine's address as the server at `url` would see it, for the other nodes of a run. Sends nothing."""
+    """This machine's address in the direction of `url`, for other nodes of a run. Sends nothing."""
     parts = urlsplit(url)
     try:
         family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
