@@ -29,7 +29,7 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
     the server's own.
     """
     if uid == 0:
-        user = _user(job_user)
+        user = find_user(job_user)
         if user is not None and user.pw_uid != 0:
             return Arrangement(Isolation.USER, job_user, runs_dir(home, user))
         reason = f"there is no user {job_user!r}" if user is None else f"{job_user!r} is root, which no job may be"
@@ -77,7 +77,8 @@ def make_runs_dir(path: Path) -> None:
             folder.chmod(0o711)
 
 
-def _user(name: str) -> pwd.struct_passwd | None:
+def find_user(name: str) -> pwd.struct_passwd | None:
+    """A user of this machine by name."""
     try:
         return pwd.getpwnam(name)
     except KeyError:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import psutil
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.backends.hosts.isolation import can_traverse, make_runs_dir
+from dstackweb.backends.hosts.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner.state import runner_lives
 from dstackweb.runner.tree import MARKER
 
@@ -55,7 +54,7 @@ def job_path() -> str:
     With a closed directory in it, a shell reports "permission denied" (126) for a missing command (127).
     """
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
-    user = _job_user()
+    user = find_user(settings.DSTACKWEB_JOB_USER) if os.getuid() == 0 else None
     gids = os.getgrouplist(user.pw_name, user.pw_gid) if user else []
     kept = [
         entry
@@ -66,16 +65,6 @@ def job_path() -> str:
         and (user is None or can_traverse(folder.resolve(), user.pw_uid, gids))
     ]
     return os.pathsep.join(kept) or os.defpath
-
-
-def _job_user() -> pwd.struct_passwd | None:
-    """The user that jobs run as; None if they share this one."""
-    if os.getuid() != 0:
-        return None
-    try:
-        return pwd.getpwnam(settings.DSTACKWEB_JOB_USER)
-    except KeyError:
-        return None
 
 
 def ensure_runner(order: Mapping[str, object]) -> None:
