@@ -53,20 +53,18 @@ class Backend(models.Model):
     name = models.SlugField(max_length=60)
     kind = models.CharField(max_length=60, help_text="The entry point of its kind (docs/writing-a-backend.md)")
     config: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
-    secret = models.TextField(
-        blank=True, default="", editable=False, help_text="What `config` must not show, encrypted: never shown again"
-    )
+    secret = models.TextField(blank=True, default="", editable=False, help_text="Encrypted secrets; never shown")
     version = models.BigIntegerField(
-        default=1, editable=False, help_text="Rises with each change, so that results of an older one never land"
+        default=1, editable=False, help_text="Rises with each change, so that outdated results are discarded"
     )
     refresh_generation = models.BigIntegerField(
         default=0,
         editable=False,
-        help_text="Rises with each refresh by hand: what was asked before never lands",
+        help_text="Rises with each refresh by hand, so that earlier calls are discarded",
     )
-    enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones go on.")
+    enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones continue.")
     deleted_at = models.DateTimeField(
-        null=True, editable=False, help_text="It is in no list any more; its name is free"
+        null=True, editable=False, help_text="Deleted backends are hidden, and their names are free"
     )
 
     with_deleted = models.Manager()
@@ -115,14 +113,14 @@ class Host(models.Model):
         default=dict,
         blank=True,
         validators=[validate_labels],
-        help_text='Names with texts that runs can ask for, such as {"region": "eu", "disk": "nvme"}',
+        help_text='Names with texts that runs can require, such as {"region": "eu", "disk": "nvme"}',
     )
     setup = models.TextField(
         blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches."
     )
-    draining = models.BooleanField(default=False, help_text="Takes no new jobs; running ones go on.")
-    leaving = models.BooleanField(default=False, help_text="Leaves as soon as no job holds anything of it")
-    left_at = models.DateTimeField(null=True, blank=True, help_text="It left, and is in no list until it comes back")
+    draining = models.BooleanField(default=False, help_text="Accepts no new jobs; running ones continue.")
+    leaving = models.BooleanField(default=False, help_text="Is removed when no job uses it")
+    left_at = models.DateTimeField(null=True, blank=True, help_text="Removed; hidden until it joins again")
 
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
@@ -131,9 +129,9 @@ class Host(models.Model):
 
     isolation = models.CharField(max_length=10, choices=Isolation.choices, default=Isolation.NONE)
     job_user = models.CharField(max_length=60, blank=True, help_text="The user jobs run as; empty: the host's own")
-    runs_dir = models.CharField(max_length=1024, blank=True, help_text="Where runs' directories lie on the host")
+    runs_dir = models.CharField(max_length=1024, blank=True, help_text="The directory of runs on the host")
     boot_id = models.CharField(max_length=64, blank=True)
-    error = models.TextField(blank=True, help_text="What is wrong there, as the host itself sees it")
+    error = models.TextField(blank=True, help_text="Errors reported by the host")
 
     beat = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the host")
     seen_at = models.DateTimeField(null=True)
@@ -168,7 +166,7 @@ class Gpu(models.Model):
     memory_mib = models.PositiveBigIntegerField()
     present = models.BooleanField(default=True)
     stranger: models.JSONField[Any, Any] = models.JSONField(
-        null=True, blank=True, help_text="A process of no run that uses it: pid and user"
+        null=True, blank=True, help_text="A process on it that belongs to no run: pid and user"
     )
 
     class Meta:
@@ -251,7 +249,7 @@ class Instance(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="instances")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="instances")
-    holder = models.UUIDField(null=True, unique=True, help_text="The job that it serves now, or starts for")
+    holder = models.UUIDField(null=True, unique=True, help_text="Its current job, or the one it starts for")
     region = models.CharField(max_length=60)
     zone = models.CharField(max_length=60, blank=True)
     instance_type = models.CharField(max_length=120)
@@ -270,23 +268,25 @@ class Instance(models.Model):
     status = models.CharField(max_length=12, choices=InstanceStatus.choices, default=InstanceStatus.REQUESTED)
     cloud_id = models.CharField(max_length=120, blank=True, help_text="The cloud's own name for it")
     address = models.CharField(max_length=255, blank=True, help_text="Where its other nodes reach it")
-    why = models.CharField(max_length=60, blank=True, help_text="Code of why it ends or could not start")
-    error = models.TextField(blank=True, help_text="What the cloud said to that")
+    why = models.CharField(max_length=60, blank=True, help_text="Code of why it ended or could not start")
+    error = models.TextField(blank=True, help_text="Message of the cloud")
     error_detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Code and data of why the cloud could not be called for it, so far"
+        default=dict, blank=True, help_text="Code and data of the latest failed call to the cloud"
     )
     gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs, as its agent sees them")
 
     created_at = models.DateTimeField(default=timezone.now)
-    launched_at = models.DateTimeField(null=True, help_text="From here it costs")
+    launched_at = models.DateTimeField(null=True, help_text="When its cost began")
     ready_at = models.DateTimeField(null=True, help_text="When its agent first called")
-    idle_since = models.DateTimeField(null=True, help_text="Since when it serves no job")
-    idle_until = models.DateTimeField(null=True, help_text="By then it ends unless it serves another job")
-    interrupted_at = models.DateTimeField(null=True, help_text="When the cloud takes it back, as it has announced")
+    idle_since = models.DateTimeField(null=True, help_text="Since when it has no job")
+    idle_until = models.DateTimeField(null=True, help_text="When it ends unless it gets another job")
+    interrupted_at = models.DateTimeField(null=True, help_text="When the cloud reclaims it, as announced")
     ended_at = models.DateTimeField(null=True)
 
-    join_digest = models.CharField(max_length=64, blank=True, help_text="Of the token that its first call uses up")
-    join_nonce = models.CharField(max_length=64, blank=True, help_text="Who used it: the same may repeat the call")
+    join_digest = models.CharField(max_length=64, blank=True, help_text="Digest of its one-time join token")
+    join_nonce = models.CharField(
+        max_length=64, blank=True, help_text="Of the agent that used it, which may repeat the call"
+    )
     beat = models.BigIntegerField(default=0, help_text="Rises with each call of its agent")
     seen_at = models.DateTimeField(null=True)
     watched_beat = models.BigIntegerField(default=0)

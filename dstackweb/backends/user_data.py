@@ -98,7 +98,7 @@ def user_data(*, api_url: str, instance: str, join_token: str, pyz_sha256: str, 
 
     It fetches the runner from `api_url`, believes it only with `pyz_sha256` (hex), and keeps the agent running after
     it has ended itself. What can't be started switches the machine off. `insecure` allows plain HTTP to another
-    machine. All that it says goes to the console.
+    machine. Its output goes to the console.
     """
     values = {
         "api": api_url.rstrip("/"),

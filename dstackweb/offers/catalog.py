@@ -142,11 +142,11 @@ class _Lookup:
         """Call the backend once for all callers; the others get the last known offers, or wait."""
         counts.add(self.backend.pk, misses=1, uncached=1)
         last = self._last()
-        asked = False
+        called = False
 
         def work(lead: single_flight.Lead) -> tuple[Offer, ...]:
-            nonlocal asked
-            asked = True
+            nonlocal called
+            called = True
             token = _token(self.backend)
             counts.add(self.backend.pk, calls=1)
             try:
@@ -173,7 +173,7 @@ class _Lookup:
                 raise
             log.warning("backend %s can't be read, so its last offers are used: %s", self.backend.name, error)
             found = None
-        if not asked:
+        if not called:
             counts.add(self.backend.pk, coalesced=1)
         if found is not None:
             return found

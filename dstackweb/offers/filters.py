@@ -112,12 +112,12 @@ def read(
     def wrong(name: str, msg: str) -> None:
         errors.append({"loc": [*within, name], "line": None, "msg": msg})
 
-    asked = {name: text.strip() for name, text in (("gpu", gpu), ("cpu", cpu), ("memory", memory)) if text.strip()}
+    given = {name: text.strip() for name, text in (("gpu", gpu), ("cpu", cpu), ("memory", memory)) if text.strip()}
     requirements = Requirements()
     try:
-        requirements = Requirements.of(ResourcesFields.model_validate(asked))
+        requirements = Requirements.of(ResourcesFields.model_validate(given))
     except ValidationError as error:
-        for one in field_errors(error, ResourcesFields, Source(asked)):
+        for one in field_errors(error, ResourcesFields, Source(given)):
             wrong(str(one["loc"][0]), one["msg"])
     spot, price = spot.strip().lower(), max_price.strip()
     if spot not in SPOT:

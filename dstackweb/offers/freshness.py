@@ -99,14 +99,14 @@ def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
 
 def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -> list[Freshness]:
     """All sources of the backends, by backend, source and region; one query."""
-    asked = list(backends)
+    pairs = list(backends)
     rows = {
         (row.backend_id, SourceKey(row.source, row.region)): row
-        for row in SourceRow.objects.filter(backend__in=[backend for backend, _ in asked])
+        for row in SourceRow.objects.filter(backend__in=[backend for backend, _ in pairs])
     }
     return [
         _freshness(backend, key, rows.get((backend.pk, key)), driver.sources[key.source], now)
-        for backend, driver in asked
+        for backend, driver in pairs
         for key in sorted(driver.wanted())
     ]
 

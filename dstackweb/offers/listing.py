@@ -52,7 +52,7 @@ def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
     for backend in Backend.objects.filter(enabled=True):
         if not wanted.takes_backend(backend.name):
             continue
-        offers, error = _ask(backend, wanted)
+        offers, error = _read(backend, wanted)
         found += (offer for offer in offers if wanted.takes(offer))
         driver = sources.driver_of(backend)
         known = freshness.of_backends([(backend, driver)], now) if driver else []
@@ -102,7 +102,7 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
     return refreshed
 
 
-def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
+def _read(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:
     needs = wanted.requirements
     if registry.is_hosts(backend):
         hosts = [host for host in host_views(backend) if could_ever_fit(host, needs)]
@@ -114,5 +114,5 @@ def _ask(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, A
     except SourceFailed as failed:
         return (), {"code": failed.code, **failed.data}
     except Exception as error:
-        log.warning("backend %s can't be asked for offers: %s: %s", backend.name, type(error).__name__, error)
+        log.warning("backend %s can't list its offers: %s: %s", backend.name, type(error).__name__, error)
         return (), {"code": "failed", "text": str(error)}

@@ -1,6 +1,6 @@
-"""What is known of backends' sources, which results are kept, and what the cache has done: rows, without the objects.
+"""Rows of backends' sources, cached results and statistics.
 
-The objects themselves lie in the cache (`store`), each under a random stamp that its row names.
+The objects themselves are in the cache (`store`), each under a random stamp in its row.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dstackweb.backends.models import Backend
 
 
 class SourceRow(models.Model):
-    """One source of a backend in one region: its last good value by its stamp, and its latest failure beside that."""
+    """One source of a backend in one region: the stamp of its last good value, and its latest failure."""
 
     backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="source_rows")
     source = models.CharField(max_length=60)
     region = models.CharField(max_length=60, blank=True, help_text="Empty where it is the same everywhere")
-    version = models.BigIntegerField(default=0, help_text="The backend's version that it was asked under")
-    generation = models.BigIntegerField(default=0, help_text="The refresh by hand that its value answers")
-    stamp = models.CharField(max_length=32, blank=True, help_text="Of the value in the cache; empty: there is none")
-    empty = models.BooleanField(default=False, help_text="The value was empty, which counts for a few seconds only")
-    fetched_at = models.DateTimeField(null=True, help_text="When the value was had")
-    asked_at = models.DateTimeField(null=True, help_text="When it was last asked for, whatever came of it")
+    version = models.BigIntegerField(default=0, help_text="The backend's version at the time of the call")
+    generation = models.BigIntegerField(default=0, help_text="The refresh generation of its value")
+    stamp = models.CharField(max_length=32, blank=True, help_text="Of the value in the cache; empty if there is none")
+    empty = models.BooleanField(default=False, help_text="The value was empty, and is fresh for a few seconds only")
+    fetched_at = models.DateTimeField(null=True, help_text="When the value was read")
+    asked_at = models.DateTimeField(null=True, help_text="When it was last read, successfully or not")
     error: models.JSONField[Any, Any] = models.JSONField(
-        null=True, encoder=DjangoJSONEncoder, help_text="Code and data of the latest failure, if none was better since"
+        null=True, encoder=DjangoJSONEncoder, help_text="Code and data of the latest failure since the last success"
     )
     failed_at = models.DateTimeField(null=True)
     failures = models.PositiveIntegerField(default=0, help_text="In a row")
-    used_at = models.DateTimeField(null=True, help_text="When somebody last looked at it, to some seconds")
+    used_at = models.DateTimeField(null=True, help_text="Last use, to some seconds")
 
     class Meta:
         constraints = [
@@ -43,10 +43,7 @@ class SourceRow(models.Model):
 
 
 class Result(models.Model):
-    """Which of a backend's few slots for results belongs to which question; the one unused for longest is given away.
-
-    As each object lies under its slot, there are never more of them than slots.
-    """
+    """A slot for a cached result of a backend; the least recently used one is replaced. Objects are stored by slot."""
 
     backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="results")
     slot = models.PositiveSmallIntegerField()
@@ -64,18 +61,18 @@ class Result(models.Model):
 
 
 class CacheCount(models.Model):
-    """What the cache of a backend's offers has done in an hour, by all processes together. docs/offers.md says more."""
+    """Statistics of the cache of a backend's offers in an hour, of all processes (docs/offers.md)."""
 
     backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="cache_counts")
     hour = models.DateTimeField()
-    hits = models.BigIntegerField(default=0, help_text="Questions answered from a kept result")
-    misses = models.BigIntegerField(default=0, help_text="Questions for which there was none")
-    coalesced = models.BigIntegerField(default=0, help_text="Calls that somebody else was at already")
-    calls = models.BigIntegerField(default=0, help_text="Times that the backend itself was asked")
-    failures = models.BigIntegerField(default=0, help_text="Those of them that came to nothing")
-    throttles = models.BigIntegerField(default=0, help_text="Failures because it was asked too often")
-    stale_served = models.BigIntegerField(default=0, help_text="Answers made of something older than it should be")
-    uncached = models.BigIntegerField(default=0, help_text="Calls that the answers would have cost without the cache")
+    hits = models.BigIntegerField(default=0, help_text="Lookups answered from a cached result")
+    misses = models.BigIntegerField(default=0, help_text="Lookups without a cached result")
+    coalesced = models.BigIntegerField(default=0, help_text="Calls saved because one was already in progress")
+    calls = models.BigIntegerField(default=0, help_text="Calls of the backend")
+    failures = models.BigIntegerField(default=0, help_text="Failed calls")
+    throttles = models.BigIntegerField(default=0, help_text="Throttled calls")
+    stale_served = models.BigIntegerField(default=0, help_text="Answers with stale values")
+    uncached = models.BigIntegerField(default=0, help_text="Calls that the answers would need without the cache")
 
     class Meta:
         constraints = [

@@ -99,7 +99,7 @@ class LocalCache(Generic[K, V]):
 
 _own_stamps: LocalCache[str, str] = LocalCache(1000)
 _health: Health | None = None
-_ask_again_at = 0.0
+_retry_at = 0.0
 
 
 def new_stamp() -> str:
@@ -152,9 +152,9 @@ def health() -> Health | None:
 
 
 def forget() -> None:
-    global _health, _ask_again_at
+    global _health, _retry_at
     _own_stamps.forget()
-    _health, _ask_again_at = None, 0.0
+    _health, _retry_at = None, 0.0
 
 
 def _object(name: str) -> str:
@@ -162,17 +162,17 @@ def _object(name: str) -> str:
     return f"{__version__}:{name}"
 
 
-def _try(ask: Callable[[], T], name: str) -> T | None:
-    global _health, _ask_again_at
-    if _health is not None and time.monotonic() < _ask_again_at:
+def _try(call: Callable[[], T], name: str) -> T | None:
+    global _health, _retry_at
+    if _health is not None and time.monotonic() < _retry_at:
         return None
     try:
-        found = ask()
+        found = call()
     except AWAY as error:
         if _health is None:
             log.error("the cache of offers is down, so each process has only its own copies: %s", error)
             _health = Health(timezone.now(), f"{type(error).__name__}: {error}")
-        _ask_again_at = time.monotonic() + RETRY_S
+        _retry_at = time.monotonic() + RETRY_S
         return None
     except Exception as error:
         log.warning("the entry %s of the cache of offers can't be read, and is deleted: %s", name, error)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_S = 25.0
 """A person waits."""
-ASKERS = 12
+THREADS = 12
 HOME = "us-east-1"
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
 NOT_SIGNED_IN = {"bad_credentials", "no_credentials", "unreachable"}
@@ -89,7 +89,7 @@ QUESTIONS: Mapping[str, Sequence[Question]] = {
 def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
     """The identity, whether instances can reach this server, and then each region's findings, in order."""
     ends = time.monotonic() + limit_s
-    pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="check")
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="check")
     try:
         url = pool.submit(_reached, server_url, config.allow_private_url)
         identity, *others = _Check(config, secret_access_key, pool, ends).run()
@@ -98,7 +98,7 @@ def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-Asked = tuple[str, str, "Future[Finding]"]
+Step = tuple[str, str, "Future[Finding]"]
 
 
 class _Check:
@@ -116,14 +116,14 @@ class _Check:
         if identity.state is FindingState.FAILED:
             return [identity, *(Finding("enabled", FindingState.SKIPPED, region) for region in self.regions)]
         (there,) = _gather([self._ask("regions", "", self._regions)], self.ends)
-        asked: list[Finding | Asked] = []
+        steps: list[Finding | Step] = []
         for region in self.regions:
             enabled = _enabled(region, there)
-            asked.append(enabled)
+            steps.append(enabled)
             if enabled.state is not FindingState.FAILED:
-                asked += [self._ask(step, region, partial(ask, region)) for step, ask in self._steps(region)]
-        answers = iter(_gather([one for one in asked if not isinstance(one, Finding)], self.ends))
-        return [identity, *(one if isinstance(one, Finding) else next(answers) for one in asked)]
+                steps += [self._ask(step, region, partial(ask, region)) for step, ask in self._steps(region)]
+        answers = iter(_gather([one for one in steps if not isinstance(one, Finding)], self.ends))
+        return [identity, *(one if isinstance(one, Finding) else next(answers) for one in steps)]
 
     def _steps(self, region: str) -> Iterator[tuple[str, Callable[[str], Mapping[str, Any] | Finding]]]:
         yield "instance_types", partial(self._questions, "instance_types")
@@ -137,16 +137,16 @@ class _Check:
         yield "launch", self._launch
         yield "end", self._end
 
-    def _ask(self, step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Asked:
+    def _ask(self, step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Step:
         return step, region, self.pool.submit(_answered, step, region, ask)
 
     def _identity(self) -> Mapping[str, Any]:
-        told = self.aws.call("sts", self.home, "GetCallerIdentity")
-        return {"account": told["Account"], "arn": told["Arn"]}
+        answer = self.aws.call("sts", self.home, "GetCallerIdentity")
+        return {"account": answer["Account"], "arn": answer["Arn"]}
 
     def _regions(self) -> Mapping[str, Any]:
-        told = self.aws.call("ec2", self.home, "DescribeRegions", AllRegions=True)
-        return {row["RegionName"]: row.get("OptInStatus", "") for row in told.get("Regions", ())}
+        answer = self.aws.call("ec2", self.home, "DescribeRegions", AllRegions=True)
+        return {row["RegionName"]: row.get("OptInStatus", "") for row in answer.get("Regions", ())}
 
     def _questions(self, step: str, region: str) -> Mapping[str, Any] | Finding:
         errors = []
@@ -165,35 +165,35 @@ class _Check:
 
     def _quotas(self, region: str) -> Mapping[str, Any] | Finding:
         limits = quotas.limits(self.aws, region)
-        told = {
+        answer = {
             name: {
                 market: max(limits.get(getattr(quotas.BY_FAMILY[family], market), 0) for family in families)
                 for market in ("on_demand", "spot")
             }
             for name, families in SHOWN_QUOTAS.items()
         }
-        if not any((*told["g"].values(), *told["p"].values())):
-            return Finding("quotas", FindingState.WARNING, region, {"code": "no_gpus", **told})
-        return told
+        if not any((*answer["g"].values(), *answer["p"].values())):
+            return Finding("quotas", FindingState.WARNING, region, {"code": "no_gpus", **answer})
+        return answer
 
     def _subnets(self, region: str) -> Mapping[str, Any]:
-        told = self.aws.call("ec2", region, "DescribeSubnets", SubnetIds=list(self.config.subnets_in(region)))
-        return {"zones": sorted({subnet["AvailabilityZone"] for subnet in told.get("Subnets", ())})}
+        answer = self.aws.call("ec2", region, "DescribeSubnets", SubnetIds=list(self.config.subnets_in(region)))
+        return {"zones": sorted({subnet["AvailabilityZone"] for subnet in answer.get("Subnets", ())})}
 
     def _image(self, region: str) -> Mapping[str, Any]:
         ids = self._images(region)
-        told = self.aws.call("ec2", region, "DescribeImages", ImageIds=ids).get("Images", ())
-        if len(told) < len(set(ids)):
+        answer = self.aws.call("ec2", region, "DescribeImages", ImageIds=ids).get("Images", ())
+        if len(answer) < len(set(ids)):
             raise LaunchFailed(LaunchFailure.AMI, ", ".join(ids))
-        return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in told]}
+        return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in answer]}
 
     def _images(self, region: str) -> list[str]:
         """The configured image, or AWS's with and without a GPU driver; uncached."""
-        if said := in_region(self.config.ami, region):
-            return [said]
+        if image := in_region(self.config.ami, region):
+            return [image]
         names = [ami.PARAMETERS[self.config.architectures[0], gpus] for gpus in (True, False)]
-        told = [self.aws.call("ssm", region, "GetParameter", Name=name) for name in names]
-        return [one["Parameter"]["Value"] for one in told]
+        answer = [self.aws.call("ssm", region, "GetParameter", Name=name) for name in names]
+        return [one["Parameter"]["Value"] for one in answer]
 
     def _launch(self, region: str) -> Mapping[str, Any] | Finding:
         """Dry runs of a run's launch, on demand and spot."""
@@ -248,15 +248,15 @@ def _enabled(region: str, there: Finding) -> Finding:
 
 
 def _reached(url: str, allow_private: bool) -> Finding:
-    told = public_url.check(url, allow_private=allow_private)
-    return Finding("public_url", FindingState(public_url.STATES[told["code"]]), detail=told)
+    answer = public_url.check(url, allow_private=allow_private)
+    return Finding("public_url", FindingState(public_url.STATES[answer["code"]]), detail=answer)
 
 
 def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Finding:
     """The finding of a step; runs in a thread of the pool, with a database connection of its own."""
     try:
-        told = ask()
-        return told if isinstance(told, Finding) else Finding(step, FindingState.OK, region, told)
+        answer = ask()
+        return answer if isinstance(answer, Finding) else Finding(step, FindingState.OK, region, answer)
     except SourceFailed as failed:
         return _failed(step, region, [failed])
     except LaunchFailed as failed:
@@ -276,10 +276,10 @@ def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding
     return Finding(step, FindingState.WARNING if harmless else FindingState.FAILED, region, errors=errors)
 
 
-def _gather(asked: Sequence[Asked], ends: float) -> list[Finding]:
+def _gather(steps: Sequence[Step], ends: float) -> list[Finding]:
     """The findings so far; steps without one failed with `no_answer`."""
-    wait([one for *_, one in asked], max(0.0, ends - time.monotonic()))
+    wait([one for *_, one in steps], max(0.0, ends - time.monotonic()))
     return [
         one.result() if one.done() else Finding(step, FindingState.FAILED, region, {"code": "no_answer"})
-        for step, region, one in asked
+        for step, region, one in steps
     ]

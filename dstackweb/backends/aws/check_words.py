@@ -131,7 +131,7 @@ def _result(finding: Finding) -> tuple[str, str]:
     if finding.errors:
         found = " ".join(dict.fromkeys(AwsKind().source_failure(error) for error in finding.errors))
         if finding.step == "enabled":
-            return _("Unknown: AWS could not be asked."), found
+            return _("Unknown: AWS could not be reached."), found
         if (
             finding.step == "end"
             and finding.state is FindingState.WARNING

@@ -136,16 +136,16 @@ class Aws:
             return self._session
 
     def _open_session(self) -> boto3.Session:
-        said = self.config.credentials
-        if said.access_key_id and not self._secret:
+        signing = self.config.credentials
+        if signing.access_key_id and not self._secret:
             raise PartialCredentialsError(provider="config", cred_var="secret_access_key")
         session = boto3.Session(
-            aws_access_key_id=said.access_key_id,
-            aws_secret_access_key=self._secret if said.access_key_id else None,
+            aws_access_key_id=signing.access_key_id,
+            aws_secret_access_key=self._secret if signing.access_key_id else None,
             region_name=self.config.regions[0],
-            botocore_session=_botocore_session(said.profile),
+            botocore_session=_botocore_session(signing.profile),
         )
-        if said.role_arn is None:
+        if signing.role_arn is None:
             return session
         source = session.get_credentials()
         if source is None:
@@ -153,13 +153,13 @@ class Aws:
         fetcher = AssumeRoleCredentialFetcher(
             client_creator=partial(self._role_client, session),
             source_credentials=source,
-            role_arn=said.role_arn,
+            role_arn=signing.role_arn,
             extra_args={
                 "RoleSessionName": "dstackweb",
-                **({"ExternalId": said.external_id} if said.external_id else {}),
+                **({"ExternalId": signing.external_id} if signing.external_id else {}),
             },
         )
-        assumed = _botocore_session(said.profile)
+        assumed = _botocore_session(signing.profile)
         # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
         own._credentials = DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")

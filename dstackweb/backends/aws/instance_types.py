@@ -48,8 +48,8 @@ class InstanceType:
 def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
     """The instance types that the config allows, by name. Raises SourceFailed."""
     zones: defaultdict[str, list[str]] = defaultdict(list)
-    asked = {"LocationType": "availability-zone", "MaxResults": 1000}
-    for page in aws.pages("ec2", region, "DescribeInstanceTypeOfferings", **asked):
+    params = {"LocationType": "availability-zone", "MaxResults": 1000}
+    for page in aws.pages("ec2", region, "DescribeInstanceTypeOfferings", **params):
         for offering in page.get("InstanceTypeOfferings", ()):
             zones[offering["InstanceType"]].append(offering["Location"])
     found = {}

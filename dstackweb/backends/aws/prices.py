@@ -14,7 +14,7 @@ from dstackweb.backends.aws.config import AwsConfig
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
-ASKED = {
+WANTED = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
     "preInstalledSw": "NA",
@@ -28,7 +28,8 @@ HOME = "us-east-1"
 def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
     """The USD price of each allowed instance type. Raises SourceFailed."""
     filters = [
-        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in {**ASKED, "regionCode": region}.items()
+        {"Type": "TERM_MATCH", "Field": name, "Value": value}
+        for name, value in {**WANTED, "regionCode": region}.items()
     ]
     found: dict[str, Decimal] = {}
     pages = aws.pages(
@@ -47,10 +48,10 @@ def read(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
 
     Capacity blocks are separate products with `marketoption` CapacityBlock.
     """
-    said = product.get("product", {}).get("attributes", {})
-    name: str = said.get("instanceType", "")
-    asked = {**ASKED, "regionCode": region, "locationType": "AWS Region", "marketoption": "OnDemand"}
-    if any(said.get(field, value) != value for field, value in asked.items()):
+    attributes = product.get("product", {}).get("attributes", {})
+    name: str = attributes.get("instanceType", "")
+    wanted = {**WANTED, "regionCode": region, "locationType": "AWS Region", "marketoption": "OnDemand"}
+    if any(attributes.get(field, value) != value for field, value in wanted.items()):
         return name, Decimal(0)
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term.get("priceDimensions", {}).values():
@@ -79,8 +80,8 @@ def fetch_spot(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> di
     A history that starts now contains the last change before it of each type and zone: the current price.
     """
     newest: dict[tuple[str, str], tuple[dt.datetime, Decimal]] = {}
-    asked = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
-    for page in aws.pages("ec2", region, "DescribeSpotPriceHistory", **asked):
+    params = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
+    for page in aws.pages("ec2", region, "DescribeSpotPriceHistory", **params):
         for change in page.get("SpotPriceHistory", ()):
             name, at = change["InstanceType"], change["Timestamp"]
             key = name, change["AvailabilityZone"]

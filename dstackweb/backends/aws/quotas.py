@@ -134,8 +134,8 @@ def _default_cpus(aws: Aws, region: str, names: set[str]) -> Mapping[str, int]:
     """Default vCPUs by instance type: they count even if an instance has fewer threads."""
     unknown = sorted(names - set(_cpus))
     for start in range(0, len(unknown), 100):
-        asked = unknown[start : start + 100]
-        for page in aws.pages("ec2", region, "DescribeInstanceTypes", InstanceTypes=asked):
+        batch = unknown[start : start + 100]
+        for page in aws.pages("ec2", region, "DescribeInstanceTypes", InstanceTypes=batch):
             for described in page.get("InstanceTypes", ()):
                 _cpus[described["InstanceType"]] = described["VCpuInfo"]["DefaultVCpus"]
     return _cpus
