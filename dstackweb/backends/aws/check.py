@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
@@ -63,27 +63,18 @@ class Finding:
     errors: tuple[Mapping[str, Any], ...] = ()
 
 
-class Question(NamedTuple):
-    """A call that only tests the permission."""
-
-    service: str
-    operation: str
-    params: Mapping[str, Any]
-
-
-QUESTIONS: Mapping[str, Sequence[Question]] = {
+PERMISSIONS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "instance_types": (
-        Question("ec2", "DescribeInstanceTypes", {"MaxResults": 5}),
-        Question("ec2", "DescribeInstanceTypeOfferings", {"MaxResults": 5}),
+        ("DescribeInstanceTypes", {"MaxResults": 5}),
+        ("DescribeInstanceTypeOfferings", {"MaxResults": 5}),
     ),
-    "spot_prices": (
-        Question("ec2", "DescribeSpotPriceHistory", {"MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]}),
-    ),
+    "spot_prices": (("DescribeSpotPriceHistory", {"MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]}),),
     "usage": (
-        Question("ec2", "DescribeInstances", {"MaxResults": 5}),
-        Question("ec2", "DescribeSpotInstanceRequests", {"MaxResults": 5}),
+        ("DescribeInstances", {"MaxResults": 5}),
+        ("DescribeSpotInstanceRequests", {"MaxResults": 5}),
     ),
 }
+"""Calls of EC2 by step that only test a permission."""
 
 
 def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
@@ -126,11 +117,11 @@ class _Check:
         return [identity, *(one if isinstance(one, Finding) else next(answers) for one in steps)]
 
     def _steps(self, region: str) -> Iterator[tuple[str, Callable[[str], Mapping[str, Any] | Finding]]]:
-        yield "instance_types", partial(self._questions, "instance_types")
+        yield "instance_types", partial(self._permissions, "instance_types")
         yield "prices", self._prices
-        yield "spot_prices", partial(self._questions, "spot_prices")
+        yield "spot_prices", partial(self._permissions, "spot_prices")
         yield "quotas", self._quotas
-        yield "usage", partial(self._questions, "usage")
+        yield "usage", partial(self._permissions, "usage")
         if self.config.subnets_in(region):
             yield "subnets", self._subnets
         yield "image", self._image
@@ -148,11 +139,11 @@ class _Check:
         answer = self.aws.call("ec2", self.home, "DescribeRegions", AllRegions=True)
         return {row["RegionName"]: row.get("OptInStatus", "") for row in answer.get("Regions", ())}
 
-    def _questions(self, step: str, region: str) -> Mapping[str, Any] | Finding:
+    def _permissions(self, step: str, region: str) -> Mapping[str, Any] | Finding:
         errors = []
-        for question in QUESTIONS[step]:
+        for operation, params in PERMISSIONS[step]:
             try:
-                self.aws.call(question.service, region, question.operation, **question.params)
+                self.aws.call("ec2", region, operation, **params)
             except SourceFailed as failed:
                 errors.append(failed)
         return _failed(step, region, errors) if errors else {}
