@@ -22,7 +22,6 @@ SPARK_HEIGHT = 20
 
 @project_page()
 def queue_history(request: PageRequest, queue: str) -> HttpResponse:
-    """The history of one queue; also the polled part of the page."""
     default = queue == "default"  # exists in every project, even before its first run
     found = services.ensure_queue(request.project) if default else selectors.find_queue(request.project, queue)
 
@@ -35,7 +34,6 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
 
 @project_page()
 def project_history(request: PageRequest) -> HttpResponse:
-    """The history of all queues of the project, in total and each."""
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
         total, each = history.overview(request.project, filters.view)

@@ -101,7 +101,6 @@ class HostLine:
 
 
 def host_line(found: HostSummary, known: Visible) -> HostLine:
-    """A host as this reader sees it."""
     return HostLine(
         of=found,
         isolation=statuses.isolation(found.host.isolation),
@@ -189,7 +188,6 @@ def _found(name: str) -> HostSummary:
 
 
 def _jobs(host: Host) -> tuple[list[Job], list[Job]]:
-    """Active jobs, and the last ones that ended."""
     jobs = Job.objects.filter(host=host).select_related("run__project", "run__user")
     running = jobs.filter(status__in=JOB_ACTIVE).order_by("placed_at", "pk")
     ended = jobs.exclude(status__in=JOB_ACTIVE).order_by("-ended_at", "pk")[:JOBS_SHOWN]
@@ -219,7 +217,6 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
 @project_page()
 @require_POST
 def leave(request: PageRequest, host: str) -> HttpResponse:
-    """Remove a host once no job uses it."""
     _check_is_admin(request)
     found = inventory.find(host)
     inventory.leave(found, request.user)
@@ -240,7 +237,6 @@ def invite(request: PageRequest) -> HttpResponse:
 @project_page()
 @require_POST
 def withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
-    """Revoke a join command."""
     _check_is_admin(request)
     joining.withdraw(invite_id)
     return _back(request, _("Join command revoked."))

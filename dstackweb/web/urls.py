@@ -8,11 +8,11 @@ from django.views.generic import RedirectView
 
 from dstackweb.web import health, history, hosts
 from dstackweb.web.accounts import views as accounts
-from dstackweb.web.cloud import instance_views, offer_views, quota_views
+from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import views as common
 from dstackweb.web.gpus import run_panel, utilization_views
 from dstackweb.web.gpus import views as gpus
-from dstackweb.web.progress import cards
+from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, settings_views
 from dstackweb.web.queue import views as queue
@@ -49,11 +49,11 @@ project_pages = [
     path("utilization/observe/", utilization_views.observe, name="utilization-observe"),
     path("progress/", progress.progress_page, name="progress"),
     path("progress/wall/", progress.progress_page, {"wall": True}, name="progress-wall"),
-    path("progress/inside/", cards.inside, name="progress-inside"),
+    path("progress/inside/", scope.inside, name="progress-inside"),
     path("progress/prefix/", progress.prefix_page, name="progress-prefix"),
     path("runs/<str:run>/progress/", progress.progress_page, name="run-progress"),
     path("runs/<str:run>/progress/wall/", progress.progress_page, {"wall": True}, name="run-progress-wall"),
-    path("runs/<str:run>/progress/card/", cards.card, name="run-progress-card"),
+    path("runs/<str:run>/progress/card/", scope.card, name="run-progress-card"),
     path("runs/<str:run>/progress/prefix/", progress.prefix_page, name="run-progress-prefix"),
     path("runs/<str:run>/progress/group/", progress.group_page, name="run-progress-group"),
     path("hosts/", hosts.hosts_page, name="hosts"),
@@ -64,7 +64,7 @@ project_pages = [
     path("hosts/<str:host>/leave/", hosts.leave, name="host-leave"),
     path("offers/", offer_views.offers_page, name="offers"),
     path("offers/refresh/", offer_views.refresh, name="offers-refresh"),
-    path("offers/quotas/", quota_views.quotas_page, name="quotas"),
+    path("offers/quotas/", offer_views.quotas_page, name="quotas"),
     path("offers/cache/", RedirectView.as_view(pattern_name="web:health")),
     path("machines/", instance_views.instances_page, name="machines"),
     path("machines/<uuid:machine>/stop/", instance_views.stop, name="machine-stop"),

@@ -42,8 +42,6 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
 
 
 class AccountForm(Styled):
-    """A new account, created on the invite page."""
-
     username = forms.CharField(
         label=_("Username"),
         max_length=150,
@@ -58,8 +56,6 @@ class AccountForm(Styled):
 
 
 class InviteForm(Styled):
-    """The role of an invite, and when it expires."""
-
     role = forms.ChoiceField(label=_("Role"), choices=Role.choices, initial=Role.MEMBER)
     days = forms.TypedChoiceField(
         label=_("Expires after"), coerce=int, choices=[(1, _("1 day")), (7, _("7 days")), (30, _("30 days"))], initial=7
@@ -71,8 +67,6 @@ class InviteForm(Styled):
 
 
 class TokenForm(Styled):
-    """The name of a new API token."""
-
     name = forms.CharField(
         label=_("Name"),
         max_length=80,
@@ -82,8 +76,6 @@ class TokenForm(Styled):
 
 
 class SecretForm(Styled):
-    """A project secret."""
-
     name = forms.CharField(
         label=_("Name"),
         max_length=120,

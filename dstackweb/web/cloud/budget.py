@@ -39,7 +39,6 @@ class Month:
 
 
 def month(project: Project, now: dt.datetime) -> Month:
-    """What is spent so far."""
     since = spend.month_of(now)
     costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
     rate = sum(costing.values_list("price", flat=True), Decimal(0))

@@ -75,7 +75,6 @@ class InstanceLine:
 
     @property
     def why(self) -> str:
-        """Why it ended."""
         return statuses.instance_end(self.of.why) if self.of.why else ""
 
     @property
@@ -137,7 +136,6 @@ def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
 @require_POST
 @project_page("admin")
 def stop(request: PageRequest, machine: UUID) -> HttpResponse:
-    """Terminate an idle instance."""
     found = Instance.objects.filter(project=request.project, pk=machine).first()
     if found is None:
         raise NotFound(_("no such instance in this project"))

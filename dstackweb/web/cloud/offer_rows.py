@@ -22,7 +22,6 @@ WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
 
 def source_name(code: str) -> str:
-    """A source's label."""
     return {
         "instance_types": _("Instance types"),
         "prices": _("Prices"),
@@ -49,7 +48,6 @@ class SourceLine:
 
     @classmethod
     def of_source(cls, age: Freshness, now: dt.datetime) -> SourceLine:
-        """The line with its words."""
         state = _state(age, now)
         until = age.expires_at if state == "fresh" else None
         again_at = None
@@ -60,7 +58,6 @@ class SourceLine:
 
     @property
     def name(self) -> str:
-        """The source's label."""
         return source_name(self.of.source)
 
 
@@ -145,7 +142,6 @@ def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
 
 
 def _throttled(lines: Iterable[SourceLine]) -> str:
-    """The throttled APIs with their regions."""
     apis: defaultdict[str, set[str]] = defaultdict(set)
     for line in lines:
         error = line.of.error or {}
@@ -155,7 +151,6 @@ def _throttled(lines: Iterable[SourceLine]) -> str:
 
 
 def _failure_label(code: str) -> str:
-    """Label of a failure code."""
     return {
         "access_denied": _("access denied"),
         "bad_credentials": _("credentials refused"),

@@ -1,10 +1,11 @@
-"""The offers page: capacity with its price, availability and freshness."""
+"""The offers page: capacity with its price, availability and freshness. And the clouds' quotas and their use."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import HttpResponse, QueryDict
@@ -32,6 +33,8 @@ from dstackweb.wording import offers as offer_words
 
 PER_PAGE = 25
 POLL_S = 3
+NEAR = 0.8
+"""A quota is marked as nearly used up from this share on."""
 USABLE = (Availability.AVAILABLE, Availability.IDLE, Availability.UNKNOWN)
 FIELDS = ("gpu", "memory", "count", "max_price", "region", "backend", "spot", "usable")
 """The form's fields, by their names in the address."""
@@ -183,7 +186,6 @@ def _admins() -> list[str]:
 
 
 def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
-    """The cheapest usable paid offer."""
     paid = [offer for offer in offers if offer.backend not in own and offer.availability in USABLE]
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
 
@@ -214,3 +216,69 @@ def refresh(request: PageRequest) -> HttpResponse:
         text += _("; %d throttled, retried later") % len(throttled)
     query = request.POST.get("query", "")
     return done(request, text, reverse("web:offers", args=[request.project.name]) + (f"?{query}" if query else ""))
+
+
+class QuotaUsage(NamedTuple):
+    """One quota, in vCPUs."""
+
+    limit: int
+    used: int
+
+    @property
+    def tone(self) -> str:
+        """`full`, `near` or nothing."""
+        if self.used >= self.limit:
+            return "full"
+        return "near" if self.used >= NEAR * self.limit else ""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.used)
+
+
+class RegionCard(NamedTuple):
+    """One region of a backend: families of instance types with their on-demand and spot quotas, where it has them.
+
+    `none` names the families without any quota, which most accounts begin with.
+    """
+
+    backend: str
+    region: str
+    source: SourceLine
+    families: list[tuple[str, QuotaUsage | None, QuotaUsage | None]]
+    none: list[str]
+
+
+def _card(backend: str, found: listing.RegionQuotas, now: dt.datetime) -> RegionCard:
+    def quota(code: str) -> QuotaUsage | None:
+        return QuotaUsage(*found.quotas[code]) if code in found.quotas else None
+
+    lines = [(name, quota(a), quota(b)) for name, a, b in registry.KINDS[found.age.kind].quota_families()]
+    some = [line for line in lines if any(one and any(one) for one in line[1:])]
+    none = [line[0] for line in lines if line not in some and any(line[1:])]
+    return RegionCard(backend, found.region, SourceLine.of_source(found.age, now), some, none)
+
+
+@project_page()
+def quotas_page(request: PageRequest) -> HttpResponse:
+    """Of all clouds; also what polls of the page get."""
+    now = timezone.now()
+    backends = sources.sourced_backends()
+    ages = freshness.of_backends(backends, now)
+    shown = ([(one.pk, one.version, one.refresh_generation) for one, _driver in backends], ages)
+    version = fingerprint(shown, selectors.counts(request.project))
+
+    def context() -> dict[str, Any]:
+        cards = [
+            _card(backend.name, found, now) for backend, _driver in backends for found in listing.quotas(backend, now)
+        ]
+        lines = [SourceLine.of_source(age, now) for age in ages]
+        return {
+            "tab": "quotas",
+            "cards": cards,
+            "asking": sum(line.state == "asking" for line in lines),
+            "has_sources": bool(backends),
+            "poll_s": POLL_S,
+        }
+
+    return polled(request, "cloud/quotas.html", "cloud/quotas_body.html", version, context)

@@ -23,7 +23,6 @@ class SampleCell(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether any value is known."""
         return self.utilization is not None or self.memory_mib is not None
 
 
@@ -76,7 +75,6 @@ def table_rows(columns: Sequence[Columns]) -> list[SampleRow]:
 
 
 def _cells(columns: Sequence[Columns]) -> list[tuple[SampleCell, ...]]:
-    """For each moment, a cell for each GPU."""
     return list(zip(*(map(SampleCell, one.utilization, one.memory_used_mib) for one in columns), strict=True))
 
 

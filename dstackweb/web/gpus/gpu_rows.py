@@ -141,7 +141,6 @@ class GpuRow:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """Everything of it that can change."""
         holder = self.run.pk if self.run else None
         return self.uuid, self.place, self.index, self.state, self.who, holder, self.fresh, self.stranger, (
             self.series.pk, self.series.last_ms) if self.series else None  # fmt: skip

@@ -239,7 +239,6 @@ class Panel:
 
 
 def _source(provenance: dict[str, Any], run: Run) -> tuple[str, str]:
-    """Where a policy is set, in words, and a link to it."""
     named = provenance.get("profile") if provenance.get("source") == "profile" else None
     profile = profiles.named(run.project, named) if named else None
     url = reverse("web:profiles", args=[run.project.name]) + f"#profile-{profile.pk}" if profile else "#run-settings"

@@ -120,7 +120,6 @@ def _initial(request: PageRequest) -> dict[str, Any]:
 
 
 def _low_text(entry: Entry) -> str:
-    """Which GPUs were low, in words."""
     stop = entry.stop
     nodes = stop.run.spec["nodes"] if stop.run else stop.node + 1
     low = {"gpu": stop.gpu_index, "node": stop.node, "nodes": nodes}

@@ -82,6 +82,10 @@ class ProgressRow:
     has_stored_failures: bool = False
 
     @property
+    def key(self) -> str:
+        return f"{self.kind}{self.bar.id}"
+
+    @property
     def colour(self) -> int:
         return colour(self.colour_name or self.bar.name)
 

@@ -60,12 +60,10 @@ class PageRows:
 
     @property
     def order(self) -> str:
-        """A short hash of the keys."""
         return hashlib.sha256(repr(list(self.keys)).encode()).hexdigest()[:12]
 
 
 def now_ms() -> int:
-    """The current time, milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 

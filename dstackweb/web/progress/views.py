@@ -17,9 +17,8 @@ from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import ProgressRow
-from dstackweb.web.progress.cards import running_run_rows
 from dstackweb.web.progress.live import PageRows, live_response, now_ms
-from dstackweb.web.progress.scope import PageScope, pager
+from dstackweb.web.progress.scope import PageScope, pager, running_run_rows
 from dstackweb.wording.progress import state
 
 PREFIXES_PER_PAGE = 50
@@ -45,7 +44,7 @@ class PrefixFilters:
         order = request.GET.get("order", "")
         known = cast(progress.Order, order if order in ORDERS else "active")
         query = request.GET
-        return cls(known, query.get("q", "").strip(), query.get("after"), query.get("theme") == "light")
+        return cls(known, query.get("q", "").strip(), query.get("after") or None, query.get("theme") == "light")
 
     @property
     def query(self) -> dict[str, str]:
@@ -53,7 +52,6 @@ class PrefixFilters:
         return self.ordered(self.order)
 
     def ordered(self, order: str) -> dict[str, str]:
-        """The same query in another order."""
         return {"q": self.find, "order": "" if order == "active" else order}
 
 
@@ -129,7 +127,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return _gone(request, error)
     shown = request.GET.get("show", "")
     shown = shown if shown in ("running", "failed") or (shown == "failures" and scope.run) else ""
-    find, after = request.GET.get("q", "").strip(), request.GET.get("after")
+    find, after = request.GET.get("q", "").strip(), request.GET.get("after") or None
 
     def url(**query: str) -> str:
         return scope.url("prefix", prefix=bar.name, **query)
@@ -174,7 +172,7 @@ def _group_url(scope: PageScope, prefix: str, group: str) -> str:
 def group_page(request: PageRequest, run: str) -> HttpResponse:
     """The tasks of a group, and its polls."""
     scope, now = PageScope.of(request, run), now_ms()
-    name, after = request.GET.get("group", ""), request.GET.get("after")
+    name, after = request.GET.get("group", ""), request.GET.get("after") or None
     try:
         totals, bar = _found(scope, now)
         group = progress.group(bar.id, name)

@@ -107,7 +107,6 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
 @require_POST
 @project_page()
 def new_queue(request: PageRequest) -> HttpResponse:
-    """Create a queue and redirect to its settings."""
     form = NewQueueForm(request.POST)
     made = attempt(
         form, lambda: queues.create_queue(request.project, request.user, request.role, form.cleaned_data["name"])

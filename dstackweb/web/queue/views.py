@@ -125,7 +125,6 @@ def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> lis
 
 
 def queue_url(queue: Queue) -> str:
-    """The address of a queue's page."""
     if queue.name == "default":
         return reverse("web:queue", args=[queue.project.name])
     return reverse("web:queue", args=[queue.project.name, queue.name])
@@ -141,12 +140,10 @@ class Limit(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the setting."""
         return setting(self.name)
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached."""
         return self.most is not None and self.used >= self.most
 
 

@@ -177,7 +177,6 @@ def text(value: Any) -> str:
 
 
 def origin(source: dict[str, Any]) -> str:
-    """The source of a value, in words."""
     if source.get("notifies"):
         return _("%s; a hold only notifies") % origin({**source, "notifies": False})
     match source.get("source"):

@@ -78,7 +78,6 @@ class HoldForm(Styled):
 
 
 def times(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Durations as choices: value and label."""
     return [(text, units.duration(holds.parse_hold_time(text))) for text in texts]
 
 
@@ -151,7 +150,6 @@ def gpu_models() -> list[tuple[str, int, int]]:
 @require_POST
 @project_page("member")
 def extend(request: PageRequest, run: str) -> HttpResponse:
-    """Extend a run."""
     duration = request.POST.get("for", "").strip()
     found = holds.extend(selectors.find_run(request.project, run), request.user, request.role, duration)
     numbers = {"run": found.name, "more": units.duration(holds.parse_hold_time(duration))}
@@ -185,5 +183,4 @@ def recurrence(run: Run) -> Recurrence | None:
 
 
 def of_run(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
-    """Context of a run's page."""
     return {"way_in": holds.access_to(run, jobs), "recurrence": recurrence(run), "more_times": times(MORE)}

@@ -111,7 +111,6 @@ def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: 
 
 
 def _errors(error: DomainError) -> dict[str, Any]:
-    """Errors with their field and line."""
     if not isinstance(error, Invalid):
         return {"errors": [{"where": "", "line": None, "msg": sentence(error.detail)}]}
     return {
@@ -123,7 +122,6 @@ def _errors(error: DomainError) -> dict[str, Any]:
 
 
 def _plan(planned: Plan) -> dict[str, Any]:
-    """Context for the plan."""
     effective = planned.prepared.effective
     wants = effective.spec.requirements
     return {

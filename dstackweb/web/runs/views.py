@@ -19,7 +19,7 @@ from dstackweb.web.common.pages import PageRequest, done_here, polled, project_p
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
-from dstackweb.web.progress.cards import Card, find_card
+from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.runs import details, hold_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.why_views import place_in_queue

@@ -53,7 +53,6 @@ class PlaceInQueue:
 
     @property
     def position(self) -> int:
-        """From 1."""
         return self.factors.position or 1
 
     @property
@@ -121,7 +120,6 @@ def _tried(one: Candidate, hosts: Mapping[str, HostView]) -> TriedLine:
 
 
 def _neighbours(run: Run, position: int) -> list[tuple[int, Run]]:
-    """This run and its neighbours, with their positions."""
     waiting = selectors.without_texts(selectors.in_order(run.queue)).select_related("user")
     ahead = waiting.filter(rank__lte=run.rank).exclude(rank=run.rank, pk__gte=run.pk).order_by("-rank", "-id")
     behind = waiting.filter(rank__gte=run.rank).exclude(rank=run.rank, pk__lte=run.pk)

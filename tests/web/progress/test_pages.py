@@ -20,8 +20,8 @@ from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.reports import Batch, Event, Failure
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
-from dstackweb.web.progress import cards
 from dstackweb.web.progress import live as progress_live
+from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress import views as progress_views
 from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
@@ -38,7 +38,7 @@ PAGE = "runs/sweep/progress/"
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """The pages' clock, which tests move on by milliseconds."""
     at = [NOW_MS]
-    for module in (progress_live, progress_views, cards):
+    for module in (progress_live, progress_views, progress_scope):
         monkeypatch.setattr(module, "now_ms", lambda: at[0])
 
     def later(ms: int) -> None:
