@@ -106,7 +106,7 @@ class Reader:
 
     def __call__(self, rnd: random.Random) -> None:
         queue = rnd.choice(list(Queue.objects.select_related("project")))
-        self._poll(str(queue), lambda: selectors.list_version(queue.project), lambda: _queue_page(queue))
+        self._poll(str(queue), lambda: selectors.list_version(queue.project), lambda: _queue_page(queue.pk))
         if (run := one_of(rnd, Run.objects.values_list("pk", flat=True)[:200])) is not None:
             self._poll(f"run {run}", lambda: str(Run.objects.get(pk=run).version), lambda: _run_page(run))
         over = [host.name for host in Host.objects.all() if host.cpus_used > host.cpus]
@@ -122,11 +122,13 @@ class Reader:
         self.shown[what] = before, data
 
 
-def _queue_page(queue: Queue) -> Any:
+def _queue_page(pk: int) -> Any:
+    # Read after the version, as the page's view does.
+    queue = Queue.objects.select_related("project").get(pk=pk)
     rows = [(row.id, row.priority, row.reason, row.reason_data) for row in queue_rows(queue, 20)]
     active = Run.objects.filter(queue=queue, status__in=ACTIVE).order_by("pk").values_list("pk", "status")
     held = Allocation.objects.filter(job__run__queue=queue, gpu__isnull=False).count()
-    return rows, list(active), held, Queue.objects.get(pk=queue.pk).paused
+    return rows, list(active), held, queue.paused
 
 
 def _run_page(run: int) -> Any:
