@@ -25,6 +25,8 @@ from dstackweb.runs.queue.moves import (
 PRIORITIES = range(101)
 CRAMPED_US = 12
 """So little time between the oldest run and now that there may be no place left."""
+FAR = 10**9
+"""Beyond every rank of a `Line`."""
 Key = tuple[int, int]
 
 
@@ -96,12 +98,17 @@ def test_a_moved_run_stands_exactly_where_it_was_put_and_nobody_else_changes_pla
         assert line.terms.oldest_us <= change.seniority_us <= line.terms.newest_us
 
 
-def ranks_for(terms: MoveBounds, priorities: Sequence[int] | range) -> dict[int, list[int]]:
-    """Every rank within reach, with the priorities that reach it."""
-    found: dict[int, list[int]] = {}
-    for priority, seniority in itertools.product(priorities, range(terms.oldest_us, terms.newest_us + 1)):
-        found.setdefault(ordering.rank(seniority, priority, terms.step_us), []).append(priority)
-    return found
+def ranks_for(terms: MoveBounds, priority: int) -> range:
+    """Every rank within reach of a priority: one for each microsecond of seniority."""
+    first, last = (
+        ordering.rank(seniority, priority, terms.step_us) for seniority in (terms.oldest_us, terms.newest_us)
+    )
+    return range(first, last + 1)
+
+
+def first_rank(run: Slot, edge: Key) -> int:
+    """The first rank with which a run stands behind `edge`."""
+    return edge[0] + int(run.id <= edge[1])
 
 
 @given(lines(), st.data())
@@ -109,12 +116,10 @@ def test_the_priority_changes_by_the_fewest_points_that_put_the_run_there(line: 
     run = data.draw(st.sampled_from(line.runs))
     gap = data.draw(st.integers(0, len(line.runs) - 1))
     front, back, _ids = moved_to(line, [run], gap)
-    fitting = [
-        priority
-        for rank, priorities in ranks_for(line.terms, PRIORITIES).items()
-        if (not front or front[-1].key < (rank, run.id)) and (not back or (rank, run.id) < back[0].key)
-        for priority in priorities
-    ]
+    after = first_rank(run, front[-1].key) if front else -FAR
+    before = back[0].rank + int(run.id < back[0].id) if back else FAR
+    reach = ((priority, ranks_for(line.terms, priority)) for priority in PRIORITIES)
+    fitting = [priority for priority, ranks in reach if max(ranks.start, after) < min(ranks.stop, before)]
     if not fitting:
         return
     changes = plan(line, [run], gap)
@@ -128,18 +133,18 @@ def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: 
     run = data.draw(st.sampled_from(line.runs))
     gap = data.draw(st.integers(0, len(line.runs) - 1))
     front, back, _ids = moved_to(line, [run], gap)
-    own = sorted(ranks_for(line.terms, PRIORITIES))
 
     def works(ahead: int, behind: int) -> bool:
         """Whether it fits once so many neighbours on either side may change their seniority."""
         held = [*front[len(front) - ahead :], run, *back[:behind]]
-        edge: Key = front[len(front) - ahead - 1].key if ahead < len(front) else (-(10**9), -1)
+        edge: Key = front[len(front) - ahead - 1].key if ahead < len(front) else (-FAR, -1)
         for one in held:
-            reach = own if one is run else sorted(ranks_for(line.terms, [one.priority]))
-            rank = next((rank for rank in reach if edge < (rank, one.id)), None)
-            if rank is None:
+            reach = [ranks_for(line.terms, priority) for priority in (PRIORITIES if one is run else [one.priority])]
+            least = first_rank(one, edge)
+            possible = [max(ranks.start, least) for ranks in reach if max(ranks.start, least) in ranks]
+            if not possible:
                 return False
-            edge = rank, one.id
+            edge = min(possible), one.id
         return behind == len(back) or edge < back[behind].key
 
     splits = [
@@ -231,7 +236,7 @@ def test_runs_that_alone_may_change_stand_where_they_were_put_or_not_at_all(
     elif [one.id for one in line.runs] != ids:
         alike = [
             rank
-            for rank in ranks_for(line.terms, [run.priority])
+            for rank in ranks_for(line.terms, run.priority)
             if (not front or front[-1].key < (rank, run.id)) and (not back or (rank, run.id) < back[0].key)
         ]
         assert not alike, "there was room without a change of priority"
