@@ -19,7 +19,7 @@ from dstackweb.runs.states import ACTIVE, RunStatus
 
 
 def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User), "the admin site lets nobody else in"
+    assert isinstance(request.user, User), "the admin site requires a sign-in"
     return request.user
 
 
@@ -55,7 +55,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         return obj is not None and not obj.runs.exists() and super().has_delete_permission(request, obj)
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """What was changed, and nothing else, goes the way of all changes of a queue."""
+        """Pass only what was changed to the service."""
         user = _user(request)
         if change:
             settings = {name: getattr(obj, name) for name in form.changed_data}
@@ -74,7 +74,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 
 
 class PriorityForm(forms.ModelForm[Run]):
-    """The one thing of a run that is changed here, and the run as it was seen."""
+    """The priority, and the etag of the run as its editor saw it."""
 
     priority = forms.IntegerField(min_value=0, max_value=100, help_text="0–100; higher goes first.")
     seen = forms.CharField(widget=forms.HiddenInput)
@@ -96,7 +96,7 @@ class PriorityForm(forms.ModelForm[Run]):
 
 @admin.register(Run)
 class RunAdmin(ReadOnly):
-    """To look and search. On the page of an active run its priority can be changed."""
+    """On the page of an active run its priority can be changed; the rest is read-only."""
 
     form = PriorityForm
     list_display = ("name", "project", "queue", "user", "status", "priority", "attempt", "exit_code", "submitted_at")
@@ -117,7 +117,7 @@ class RunAdmin(ReadOnly):
         return tuple(field.name for field in Run._meta.concrete_fields if field.name not in hidden)
 
     def save_model(self, request: HttpRequest, obj: Run, form: Any, change: bool) -> None:
-        """The priority alone, as anywhere else: with its place in the queue, and written down."""
+        """Change the priority through the service, which moves and records it."""
         if "priority" not in form.changed_data:
             return
         try:

@@ -86,7 +86,7 @@ def end_job(
     """End a job whose processes are gone: free what it held, and settle the run.
 
     `message` is what a program or a cloud said, `detail` what this server says (`MessageCode`).
-    Returns False when it had ended before. A job that was told to stop ends for that reason.
+    Returns False when it had ended before. A job that was stopped ends for that reason.
     """
     now = timezone.now()
     with transaction.atomic():

@@ -1,7 +1,7 @@
 """The codes of what happens to runs and of why they wait, with the data that goes with them.
 
-Codes and data are stored and served; `dstackweb.wording` turns them into sentences. A new member has no words until the
-type checker is satisfied there.
+Codes and data are stored and served; `dstackweb.wording` turns them into sentences. The type checker, or the import of
+a table of words, fails there for a member without words.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReservedData(TypedDict, total=False):
 class Shortfall(TypedDict, total=False):
     """What a host lacks: `short` lists `gpus`, `cpus`, `memory_mib`, and each of these has its numbers.
 
-    `busy` GPUs are held until `busy_until` (ISO 8601) at the latest. `code` is `offers` where offers were asked for.
+    `busy` GPUs are held until `busy_until` (ISO 8601) at the latest. `code` is `offers` where offers were tried.
     """
 
     code: str
@@ -187,7 +187,7 @@ class MessageCode(StrEnum):
 
 
 class RunEventKind(StrEnum):
-    """What happened to a run or to one of its jobs."""
+    """Events of a run or of one of its jobs."""
 
     SUBMITTED = "submitted"
     PRIORITY = "priority"

@@ -58,13 +58,13 @@ def submit_hold(project: Project, user: User, role: str, wanted: HoldRequest, id
 
 def run_config(wanted: HoldRequest, seconds: int) -> dict[str, Any]:
     resources = {"gpu": wanted.gpu, "cpu": wanted.cpu, "memory": wanted.memory}
-    asked = {"name": wanted.name, "queue": wanted.queue, "priority": wanted.priority}
+    given = {"name": wanted.name, "queue": wanted.queue, "priority": wanted.priority}
     return {
         "type": "task",
         "commands": [hold_script(seconds)],
         "resources": {key: text for key, text in resources.items() if text},
         "max_duration": format_duration(seconds),
-        **{key: value for key, value in asked.items() if value not in ("", None)},
+        **{key: value for key, value in given.items() if value not in ("", None)},
     }
 
 
@@ -188,5 +188,5 @@ def parse_hold_time(duration: str) -> int:
 
 
 def _too_long(seconds: int) -> Invalid:
-    most, asked = MEMBER_MAX_S // 86_400, format_duration(seconds)
-    return Invalid.at("for", msg=f"members may hold or extend a run for {most} days in all, not {asked}. Ask a manager")
+    most, time = MEMBER_MAX_S // 86_400, format_duration(seconds)
+    return Invalid.at("for", msg=f"members may hold or extend a run for {most} days in all, not {time}. Ask a manager")

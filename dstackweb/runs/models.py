@@ -126,7 +126,7 @@ class Run(models.Model):
     termination_reason = models.CharField(max_length=60, blank=True)
     exit_code = models.IntegerField(null=True)
     attempt = models.PositiveIntegerField(default=1)
-    stop_reason = models.CharField(max_length=60, blank=True, help_text="Why it was told to stop, while terminating")
+    stop_reason = models.CharField(max_length=60, blank=True, help_text="Why it was stopped, while terminating")
     retry_at = models.DateTimeField(null=True, help_text="When a pending run enters the queue again")
     first_failed_at = models.DateTimeField(null=True, help_text="From here the retry's duration counts")
 
@@ -261,7 +261,7 @@ class Job(models.Model):
         ]
         indexes = [
             models.Index("status", name="job_by_status"),
-            # What a month has cost is asked before each paid placement, and few jobs have a price.
+            # The cost of a month is read before each paid placement, and few jobs have a price.
             models.Index("ended_at", condition=Q(price__gt=0), name="job_priced_by_end"),
         ]
 

@@ -60,7 +60,7 @@ def _hosts() -> Iterator[Difference]:
 
 
 def _hours() -> Iterator[Difference]:
-    """Placements per hour beside the events that tell of them.
+    """Placements per hour, compared with their events.
 
     By project: a run may have changed its queue or priority since, and takes its events with it.
     """

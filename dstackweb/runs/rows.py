@@ -300,12 +300,12 @@ def placement_summary(jobs: Iterable[Job]) -> PlacementSummary | None:
     if not found:
         return None
     names = list(dict.fromkeys(job_place(job) for job in found))
-    told = names[0] if len(found) == 1 else f"{len(found)} × {names[0]}" if len(names) == 1 else ", ".join(names[:3])
-    if len(names) > 3:
-        told += " …"
+    where = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    if len(names) == 1 and len(found) > 1:
+        where = f"{len(found)} × {where}"
     starting = [job for job in found if job.status == JobStatus.PROVISIONING]
     message, detail = next(((job.message, job.detail) for job in starting if job.message or job.detail), ("", {}))
-    return PlacementSummary(told, message, detail)
+    return PlacementSummary(where, message, detail)
 
 
 def placement_summaries(ids: Collection[int]) -> dict[int, PlacementSummary]:

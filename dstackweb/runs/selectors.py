@@ -104,8 +104,8 @@ def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, tuple[str, dict[st
     """Why waiting runs of each of these shapes wait: a code and its numbers, from the verdicts of the last pass."""
     if queue.paused:
         return dict.fromkeys(shapes, (WaitReason.QUEUE_PAUSED, {}))
-    asked = {"", *shapes}  # that of the shape "" is the whole queue's
-    rows = sql.rows(_VERDICTS.format(shapes=sql.places(asked)), [queue.pk, *asked])
+    wanted = {"", *shapes}  # that of the shape "" is the whole queue's
+    rows = sql.rows(_VERDICTS.format(shapes=sql.places(wanted)), [queue.pk, *wanted])
     found = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
     # Without a verdict the next pass will look at it.
     return {shape: found.get("") or found.get(shape) or (WaitReason.STARTING, {}) for shape in shapes}

@@ -152,8 +152,8 @@ def move_runs(
     prefix_counters.count_moved(runs, new, now)
     kind, was = event or RunEventKind(new.value), {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
-        RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **told}, at=now)
-        for run, told in zip(runs, data, strict=True)
+        RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **more}, at=now)
+        for run, more in zip(runs, data, strict=True)
     )
     if new == RunStatus.PROVISIONING:
         count_placed(runs, now)
@@ -213,8 +213,8 @@ def move_job(
     with transaction.atomic():
         if not Job.objects.filter(pk=job.pk, status=old, **guard).update(status=new, **fields):
             return False
-        told = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
-        detail = {name: fields[name] for name in told if fields.get(name) not in (None, "", {})}
+        recorded = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
+        detail = {name: fields[name] for name in recorded if fields.get(name) not in (None, "", {})}
         record(
             job.run,
             event or RunEventKind(f"job_{new.value}"),

@@ -17,7 +17,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 _NARROW = 1.35
 """A range whose end is at most so many times its start is shown as one number."""
 _NEVER_S = 400 * DAY
-"""Longer times have no upper end: nobody plans for them."""
+"""A range that ends later is shown without its end."""
 
 BESIDE_BAR = (
     TaskState.ERRED, TaskState.NO_WORKER, TaskState.PROCESSING, TaskState.QUEUED, TaskState.WAITING, TaskState.RELEASED,

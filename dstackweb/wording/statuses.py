@@ -76,7 +76,7 @@ instance_end = words(
         InstanceEnd.OVERDUE: _("its job did not stop in time"),
         InstanceEnd.FINISHED: _("its job ended"),
         InstanceEnd.IDLE: _("it was idle"),
-        InstanceEnd.STOPPED: _("somebody stopped it"),
+        InstanceEnd.STOPPED: _("a member stopped it"),
         InstanceEnd.DELETED: _("its backend was deleted"),
     }
 )

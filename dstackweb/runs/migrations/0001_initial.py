@@ -181,7 +181,7 @@ class Migration(migrations.Migration):
                 ('termination_reason', models.CharField(blank=True, max_length=60)),
                 ('exit_code', models.IntegerField(null=True)),
                 ('attempt', models.PositiveIntegerField(default=1)),
-                ('stop_reason', models.CharField(blank=True, help_text='Why it was told to stop, while terminating', max_length=60)),
+                ('stop_reason', models.CharField(blank=True, help_text='Why it was stopped, while terminating', max_length=60)),
                 ('retry_at', models.DateTimeField(help_text='When a pending run enters the queue again', null=True)),
                 ('first_failed_at', models.DateTimeField(help_text="From here the retry's duration counts", null=True)),
                 ('priority', models.PositiveSmallIntegerField(default=50)),

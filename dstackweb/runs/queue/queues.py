@@ -1,4 +1,4 @@
-"""A queue's row: locked by whoever changes the order; its settings are changed by managers."""
+"""A queue's row: its lock, which every change of the order takes first, and its settings."""
 
 from __future__ import annotations
 
