@@ -57,6 +57,9 @@ class Wait:
     reason: WaitReason
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        WaitReason(self.reason)  # a code outside the catalogue has no place in its order and no words
+
 
 def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacement | Wait:
     """Hosts for all nodes of a run at once, or the most permanent reason why there are none."""
