@@ -92,7 +92,8 @@ def test_first_samples_that_name_the_gpus_in_other_orders_do_not_wait_for_each_o
     member = join(project, make_user("ada"))
     uuids = [f"GPU-i-{number}" for number in range(1500)]
     errors: list[BaseException] = []
-    for _ in range(5):
+    rounds = 5 if connection.vendor == "postgresql" else 1  # SQLite has one writer at a time: no deadlocks
+    for _ in range(rounds):
         job = cloud_job(make_run(project, member))
         Job.objects.filter(pk=job.pk).update(gpus=uuids)
         start(job)
