@@ -20,7 +20,7 @@ const KINDS = {
     splits: (u) => MARKS_S.filter((mark) => mark <= u.scales.y.max),
     filter: (_u, splits) => splits, // uPlot's own filter keeps only powers of ten
     mark: (seconds) => (seconds ? durationText(seconds) : "0"),
-    tell: (band, i, words) =>
+    describe: (band, i, words) =>
       band.placed[i]
         ? words.wait
             .replace("%(median)s", durationText(band.wait_median_s[i]))
@@ -35,7 +35,7 @@ const KINDS = {
     splits: undefined,
     filter: undefined,
     mark: (runs) => (Number.isInteger(runs) ? runs.toLocaleString(locale) : ""),
-    tell: (band, i, words) =>
+    describe: (band, i, words) =>
       band.length[i] === null
         ? words.unknown
         : words.length
@@ -119,7 +119,7 @@ function options(kind, element) {
     ],
     series: [{}, ...series(kind)],
     bands: data.bands.map((_band, band) => ({ series: [2 * band + 1, 2 * band + 2], fill: () => colour(band, 0.16) })),
-    hooks: { draw: [bars], setCursor: [(u) => tell(kind, u.cursor.idx ?? last())] },
+    hooks: { draw: [bars], setCursor: [(u) => describe(kind, u.cursor.idx ?? last())] },
   };
 }
 
@@ -130,14 +130,14 @@ const spanText = (i) => {
 };
 
 /** Show the values at one time beside their bands, for pointer, keyboard and screen readers. */
-function tell(kind, index) {
+function describe(kind, index) {
   const i = Math.min(Math.max(index, 0), last());
   const words = root().dataset;
   const said = [];
   const items = data.bands.flatMap((band, number) => {
     if (hidden.has(number)) return [];
     const name = `${band.low}–${band.high}`;
-    const text = KINDS[kind].tell(band, i, words);
+    const text = KINDS[kind].describe(band, i, words);
     said.unshift(`${name}: ${text}`);
     const item = document.createElement("li");
     const key = document.querySelector(`[data-band="${number}"] svg`).cloneNode(true);
@@ -166,7 +166,7 @@ function draw() {
       element.addEventListener("keydown", (event) => walk(event, charts.get(kind), 24));
       fit(() => charts.get(kind), element);
     }
-    tell(kind, charts.get(kind).cursor.idx ?? last());
+    describe(kind, charts.get(kind).cursor.idx ?? last());
   }
 }
 
@@ -178,7 +178,7 @@ function toggle(button) {
   for (const [kind, u] of charts) {
     u.setSeries(2 * band + 1, { show });
     u.setSeries(2 * band + 2, { show });
-    tell(kind, u.cursor.idx ?? last());
+    describe(kind, u.cursor.idx ?? last());
   }
 }
 

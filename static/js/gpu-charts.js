@@ -22,14 +22,14 @@ const KINDS = {
     most: () => 100,
     splits: () => [0, 25, 50, 75, 100],
     mark: (percent) => `${percent} %`,
-    tell: (percent) => `${Math.round(percent)} %`,
+    describe: (percent) => `${Math.round(percent)} %`,
   },
   memory: {
     of: (gpu) => gpu.memory_used_mib,
     most: () => Math.max(1024, ...data.gpus.map((gpu) => gpu.memory_mib || Math.max(0, ...gpu.memory_used_mib))),
     splits: () => [0, 0.25, 0.5, 0.75, 1].map((part) => part * KINDS.memory.most()),
     mark: (mib) => `${gibibytes(mib)} GB`,
-    tell: (mib, gpu, words) =>
+    describe: (mib, gpu, words) =>
       gpu.memory_mib ? words.memory.replace("%(used)s", gibibytes(mib)).replace("%(of)s", gibibytes(gpu.memory_mib)) : `${gibibytes(mib)} GB`,
   },
 };
@@ -118,7 +118,7 @@ function options(kind, element) {
       { ...axis(), size: 56, splits, filter: (_u, at) => at, values: (_u, values) => values.map(mark) },
     ],
     series: [{}, ...series()],
-    hooks: { ...drawn, setCursor: [(u) => tell(kind, u)] },
+    hooks: { ...drawn, setCursor: [(u) => describe(kind, u)] },
   };
 }
 
@@ -128,7 +128,7 @@ function momentText(seconds) {
 }
 
 /** Show the values at one time beside their GPUs, for pointer, keyboard and screen readers. */
-function tell(kind, u) {
+function describe(kind, u) {
   const times = u.data[0];
   const last = times.length - 1;
   const i = Math.min(Math.max(u.cursor.idx ?? last, 0), last);
@@ -137,7 +137,7 @@ function tell(kind, u) {
   const items = data.gpus.flatMap((gpu, place) => {
     if (hidden.has(place)) return [];
     const value = u.data[place + 1][i] ?? null;
-    const text = value === null ? words.none : KINDS[kind].tell(value, gpu, words);
+    const text = value === null ? words.none : KINDS[kind].describe(value, gpu, words);
     const name = words.gpuName.replace("%s", gpu.index);
     said.push(`${name}: ${text}`);
     const item = document.createElement("li");
@@ -173,7 +173,7 @@ function draw() {
         fit(() => charts.get(kind), element);
       }
     }
-    tell(kind, u);
+    describe(kind, u);
   }
   shown = gpus;
 }
@@ -185,7 +185,7 @@ function toggle(button) {
   button.setAttribute("aria-pressed", String(show));
   for (const [kind, u] of charts) {
     u.setSeries(place + 1, { show });
-    tell(kind, u);
+    describe(kind, u);
   }
 }
 

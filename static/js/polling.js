@@ -1,4 +1,4 @@
-// Elements with data-poll="seconds" and hx-trigger="poll" are asked for again by this one scheduler:
+// Elements with data-poll="seconds" and hx-trigger="poll" are requested again by this one scheduler:
 // nothing in a hidden tab, at once when it shows again, and slower and slower while the server can't be reached.
 // (htmx's own `every 2s [filter]` needs eval, which the Content-Security-Policy forbids.)
 import { clockText } from "./times.js";
@@ -97,7 +97,7 @@ function settled(element, ok) {
   poll.dueAt = performance.now() + delayMs(Number(element.dataset.poll));
 }
 
-// What was on its way when the hold began is dropped before the page remembers its version: it is asked for again.
+// What was on its way when the hold began is dropped before the page remembers its version: it is requested again.
 document.addEventListener("htmx:before:response", (event) => {
   if (held.size && event.detail.ctx.sourceElement.hasAttribute("data-poll")) event.preventDefault();
 });

@@ -86,7 +86,7 @@ async function stop(row) {
   if (await confirmed(word("stopOne").replace("%s", name), word("stopIt"))) await send({ do: "stop", run: token });
 }
 
-// Rows change places under a still pointer. Whoever goes on pressing at the same spot means the run they were at;
+// Rows change places under a still pointer. A person who keeps pressing at the same spot means the run they were at;
 // any other press just after another row has come there was meant for the one that has gone.
 let hand = null; // {key, name, x, y, at}: the last press on − or +
 let pointer = { x: -1, y: -1 };

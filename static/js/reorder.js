@@ -42,7 +42,7 @@ function preview() {
       const effect = await ask({ ...target(), run: tokens() }, asking.signal);
       if (drag === held && !asking.signal.aborted) show(effect);
     } catch {
-      // Another place was asked about, or the server is away: dropping shows the result.
+      // The row is over another place now, or the server is away: dropping shows the result.
     }
   }, ASK_MS);
 }

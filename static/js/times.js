@@ -48,7 +48,7 @@ function text(element, now) {
   }
 }
 
-// Days are counted by the server: it is told the reader's zone.
+// Days are counted by the server: a cookie gives it the reader's zone.
 const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
 if (timeZone) document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
 

@@ -72,7 +72,7 @@ def _badge(state: str) -> str:
 
 
 def _state(age: Freshness, now: dt.datetime) -> str:
-    """`asking`: what is known is not too old, or nothing is, and no failure stands in the way of its being asked."""
+    """`asking`: the value is missing or about to be refreshed, and no failure prevents reading it."""
     if age.state is SourceState.FRESH:
         return "fresh"
     if age.error is not None and age.error.get("code") == "throttled" and age.failed_at is not None:

@@ -122,7 +122,7 @@ def _at_least(text: str, unit: str = "") -> str:
 @project_page()
 def offers_page(request: PageRequest) -> HttpResponse:
     """The offers, filtered, sorted and paged; polls read offers only when a source or host has changed."""
-    asked = OfferFilters.of(request.GET)
+    chosen = OfferFilters.of(request.GET)
     now = timezone.now()
     ages = freshness.of_backends(sources.sourced_backends(), now)
     backends = list(Backend.objects.filter(enabled=True))
@@ -131,18 +131,18 @@ def offers_page(request: PageRequest) -> HttpResponse:
     version = fingerprint(shown, ages, hosts, selectors.counts(request.project))
 
     page, body = "cloud/offers.html", "cloud/offers_body.html"
-    return polled(request, page, body, version, lambda: _context(request, asked, backends))
+    return polled(request, page, body, version, lambda: _context(request, chosen, backends))
 
 
-def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backend]) -> dict[str, Any]:
+def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Backend]) -> dict[str, Any]:
     now = timezone.now()
-    found = listing.find_offers(asked.wanted, now)
-    everything = found if asked.wanted == Filter() else listing.find_offers(Filter(), now)
-    offers = [offer for offer in found.offers if not asked.usable_only or offer.availability in USABLE]
+    found = listing.find_offers(chosen.wanted, now)
+    everything = found if chosen.wanted == Filter() else listing.find_offers(Filter(), now)
+    offers = [offer for offer in found.offers if not chosen.usable_only or offer.availability in USABLE]
     try:
-        page, following = filters.page(offers, asked.order, PER_PAGE, asked.cursor)
+        page, following = filters.page(offers, chosen.order, PER_PAGE, chosen.cursor)
     except Invalid:  # a page of another order
-        page, following = filters.page(offers, asked.order, PER_PAGE)
+        page, following = filters.page(offers, chosen.order, PER_PAGE)
     lines = [SourceLine.of_source(age, now) for age in everything.sources]
     own = {backend.name for backend in backends if registry.is_hosts(backend)}
     has_clouds = any(backend.name not in own for backend in backends)
@@ -150,14 +150,14 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
     known = [line for line in lines if line.of.fetched_at is not None]
     return {
         "tab": "offers",
-        "asked": asked,
-        "lines": offer_rows.lines(page, asked.wanted.requirements, lines, own),
+        "filters": chosen,
+        "lines": offer_rows.lines(page, chosen.wanted.requirements, lines, own),
         "count": len(offers),
         "count_all": len(everything.offers),
-        "more": asked.query(after=following) if following else "",
-        "first_page": asked.query(after="") if asked.cursor else None,
+        "more": chosen.query(after=following) if following else "",
+        "first_page": chosen.query(after="") if chosen.cursor else None,
         "sorted_by": {
-            header: _header(asked, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
+            header: _header(chosen, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
         },
         "cheapest": _cheapest(offers, own),
         "regions": offer_rows.by_region(lines),
@@ -172,7 +172,7 @@ def _context(request: PageRequest, asked: OfferFilters, backends: Sequence[Backe
         "backends_known": sorted({offer.backend for offer in everything.offers}),
         "gpus_known": sorted({offer.gpu_name for offer in everything.offers if offer.gpu_count}),
         "sorts": SORTS,
-        "sort": str(asked.order),
+        "sort": str(chosen.order),
         "has_sources": bool(lines),
         "admins": [] if has_clouds else _admins(),
         "poll_s": POLL_S,
@@ -190,11 +190,11 @@ def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
 
 
-def _header(asked: OfferFilters, by: str) -> SortHeader:
-    if asked.order.by != by:
-        return SortHeader(asked.query(sort=by))
-    turned = by if asked.order.descending else f"-{by}"
-    return SortHeader(asked.query(sort=turned), "descending" if asked.order.descending else "ascending")
+def _header(chosen: OfferFilters, by: str) -> SortHeader:
+    if chosen.order.by != by:
+        return SortHeader(chosen.query(sort=by))
+    turned = by if chosen.order.descending else f"-{by}"
+    return SortHeader(chosen.query(sort=turned), "descending" if chosen.order.descending else "ascending")
 
 
 @require_POST
@@ -205,8 +205,8 @@ def refresh(request: PageRequest) -> HttpResponse:
     now = timezone.now()
     begun = {backend.pk for backend in listing.refresh([backend for backend, _driver in sourced], now)}
     found = [(backend, driver) for backend, driver in sourced if backend.pk in begun]
-    asked = sum(len(driver.wanted()) for _backend, driver in found)
-    text = ngettext("Refresh of %d source started", "Refresh of %d sources started", asked) % asked
+    started = sum(len(driver.wanted()) for _backend, driver in found)
+    text = ngettext("Refresh of %d source started", "Refresh of %d sources started", started) % started
     throttled = [
         age
         for age in freshness.of_backends(found, now)

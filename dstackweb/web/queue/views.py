@@ -69,11 +69,11 @@ def _counts(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCoun
     """The counters of this queue and of all queues of the project by name, each with its queue."""
     counts = QueueCount.objects.select_related("queue")
     every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
-    asked = next((one for one in every if one.queue.name == name), None)
-    if asked is None:
-        asked = counts.get(queue=queue_called(request, name))
-        every.append(asked)
-    return asked, every
+    found = next((one for one in every if one.queue.name == name), None)
+    if found is None:
+        found = counts.get(queue=queue_called(request, name))
+        every.append(found)
+    return found, every
 
 
 def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> dict[str, Any]:

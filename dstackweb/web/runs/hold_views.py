@@ -128,8 +128,8 @@ def _initial(request: PageRequest) -> dict[str, Any]:
     run = selectors.find_run(request.project, request.GET["from"])
     resources = EffectiveSpec.model_validate(run.spec).requirements.as_resources()
     given = run.provenance
-    asked = {key: text for key, text in resources.items() if given.get(f"resources.{key}", {}).get("source") == "hold"}
-    own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **asked}
+    wanted = {key: text for key, text in resources.items() if given.get(f"resources.{key}", {}).get("source") == "hold"}
+    own = {"gpu": "", "priority": run.spec["priority"], "queue": run.queue.name, **wanted}
     length = next(
         (text for text in TIMES if holds.parse_hold_time(text) == run.spec["max_duration_s"]), initial["duration"]
     )
