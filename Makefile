@@ -7,7 +7,7 @@ HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
 ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
@@ -43,7 +43,7 @@ endef
 test: $(VENV)/.dev ## the test suite: all on SQLite, then what depends on SQL, cache or broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not gpu)
 
-test-slow: $(VENV)/.dev ## faults, load, whole journeys and more examples, on both sides
+test-slow: $(VENV)/.dev ## faults, load, whole journeys, each page in a browser, and more examples, on both sides
 	$(call both_sides,slow or examples)
 
 test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs

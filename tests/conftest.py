@@ -5,7 +5,7 @@ SQLite; those marked `both_sides` on PostgreSQL too. These are whatever may diff
 writes SQL of its own, locks rows, races or keeps something in the cache (`BOTH_SIDES`, where it touches the database),
 and elsewhere the tests that carry the mark: races of accounts, processes that are killed, and one walk past every page
 and every list of the API (`test_every_address.py`). Pages, API, command line and browser ask through these rooms, so
-their own tests run once.
+their own tests run once. On PostgreSQL, those of `LONG_STORIES` are in the slow suite.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=25)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=150)
 
+POSTGRES = os.environ.get("DSTACKWEB_TEST_SIDE") == "postgres"
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}
 """Rooms whose tests run on both sides where they touch the database: there SQL, locks, caches and queries are."""
+LONG_STORIES = ("gpus/policy", "scheduler/cloud", "scheduler/monitoring")
+"""Rooms whose tests follow a run for hours, by statements that other rooms' tests run on both sides too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,8 +52,10 @@ def _touches_database(item: pytest.Item, *more: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what runs on both sides, and what the slow suite runs again with more examples."""
     for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        if room in BOTH_SIDES and _touches_database(item, "deployment"):
+        path = item.path.relative_to(Path(__file__).parent)
+        if POSTGRES and path.as_posix().startswith(LONG_STORIES):
+            item.add_marker("slow")
+        if path.parts[0] in BOTH_SIDES and _touches_database(item, "deployment"):
             item.add_marker("both_sides")
         if hasattr(getattr(item, "obj", None), "hypothesis"):
             item.add_marker("examples")

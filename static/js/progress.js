@@ -1,7 +1,7 @@
 // Progress pages: a tooltip with all states of a bar, for pointer, touch and keyboard.
 // The server renders the bars; polling.js fetches those that changed.
-const words = document.getElementById("progress-words")?.dataset ?? {};
-const codes = (words.codes ?? "").split(",");
+const words = document.getElementById("progress-words");
+const states = [...(words?.content.querySelectorAll("data") ?? [])];
 const locale = document.documentElement.lang || undefined;
 const numbers = new Intl.NumberFormat(locale);
 const GAP = 12;
@@ -45,8 +45,8 @@ function fill(bar) {
   counts.forEach((n, place) => {
     if (!n) return;
     const row = table.insertRow();
-    cell(row, swatch(bar, codes[place]));
-    cell(row, words[`s${place}`]);
+    cell(row, swatch(bar, states[place].value));
+    cell(row, states[place].textContent);
     cell(row, numbers.format(n));
     cell(row, percent(n, total));
   });
@@ -55,7 +55,7 @@ function fill(bar) {
   const parts = title.textContent ? [title, table] : [table];
   if (bar.dataset.mean) {
     const mean = document.createElement("small");
-    mean.textContent = words.mean.replace("%s", bar.dataset.mean);
+    mean.textContent = words.dataset.mean.replace("%s", bar.dataset.mean);
     parts.push(mean);
   }
   tip.replaceChildren(...parts);

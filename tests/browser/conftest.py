@@ -113,7 +113,7 @@ def new_page(tabs: Tabs, complaints: Complaints) -> Iterator[Callable[..., Page]
 
     def make(
         viewport: ViewportSize | None = None, color_scheme: ColorScheme = "light",
-        reduced_motion: ReducedMotion = "no-preference", keep: bool = True, **options: Any,
+        reduced_motion: ReducedMotion = "reduce", keep: bool = True, **options: Any,
     ) -> Page:  # fmt: skip
         tab = tabs.take(locale="en-GB", **options)
         taken.append((tab, keep))

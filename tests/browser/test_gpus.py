@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser import gpu_demo
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PAGES = {
     "gpus": "gpus/",
     "gpus-hot": "gpus/?colour=temperature&sort=temperature",
@@ -25,7 +25,6 @@ PAGES = {
 }
 
 
-@pytest.mark.slow
 def test_they_are_accessible_in_both_themes_and_widths(
     live_server, new_page: Callable[..., Page], tmp_path: Path
 ) -> None:

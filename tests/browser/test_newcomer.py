@@ -11,6 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.support import sign_in_by_form
 from tests.server import PASSWORD, Server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(open_home: Path) -> object:
@@ -18,7 +20,6 @@ def server(open_home: Path) -> object:
         yield server
 
 
-@pytest.mark.slow
 def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page: Callable[..., Page]) -> None:
     page = new_page()
     sign_in_by_form(page, server.url, "admin", PASSWORD)

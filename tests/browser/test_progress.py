@@ -14,7 +14,7 @@ from tests.browser import progress_demo, task_demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 S = TaskState
 RUN = "runs/nightly-sweep/progress/"
 PAGES = {
@@ -37,7 +37,6 @@ def opened(page: Page, base: str, path: str) -> None:
     page.goto(f"{base}/p/main/{path}")
 
 
-@pytest.mark.slow
 def test_they_are_accessible_in_both_themes_and_widths(
     live_server, new_page: Callable[..., Page], tmp_path: Path
 ) -> None:
@@ -132,7 +131,6 @@ def test_what_does_not_fit_a_wall_is_counted_below_the_last_row(live_server, new
     assert last.evaluate(bottom) <= more.evaluate("it => it.getBoundingClientRect().top")
 
 
-@pytest.mark.slow
 def test_the_page_does_not_grow_over_a_thousand_updates(live_server, new_page: Callable[..., Page]) -> None:
     """Heap and nodes a thousand updates later: no more, but for what a heap breathes.
 

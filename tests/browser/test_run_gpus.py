@@ -21,7 +21,7 @@ from tests.factories import join, make_host, make_project, make_run, make_user, 
 from tests.gpus.snapshots import sample
 from tests.web.watched import POLICY, watched
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 def idles(place: int, ago_s: int) -> int:
@@ -145,7 +145,6 @@ def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, li
     expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
 
 
-@pytest.mark.slow
 def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server, tmp_path: Path) -> None:
     run_path = "runs/train-llama-sft/"
     pages = {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}

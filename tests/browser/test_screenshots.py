@@ -14,8 +14,9 @@ from tests.browser.support import sign_in
 
 PAGES = {"queue": "/p/main/queue/", "progress": "/p/main/runs/train-llama-sft/progress/"}
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.django_db(transaction=True)
 def test_pictures_of_the_readme(live_server, new_page: Callable[..., Page], tmp_path: Path) -> None:
     """`make pictures` writes them to docs/images."""

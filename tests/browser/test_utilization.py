@@ -20,7 +20,7 @@ from tests.browser.support import check_pages, sign_in
 from tests.factories import join, make_project, make_run, make_user
 from tests.gpus.past import past_run
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -77,6 +77,5 @@ def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(
 TRIED = "?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
 
 
-@pytest.mark.slow
 def test_it_is_accessible_in_both_themes_and_widths(page: Page, tmp_path: Path) -> None:
     check_pages(page, {"utilization": page.url + TRIED}, tmp_path)
