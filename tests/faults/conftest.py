@@ -20,17 +20,9 @@ SHORT = {
 
 
 @pytest.fixture(scope="package")
-def shared_server() -> Iterator[Server]:
+def server() -> Iterator[Server]:
     """One deployment for all of this folder; a test that stops it starts it again."""
     with tempfile.TemporaryDirectory(prefix="faults-", dir=os.environ["DSTACKWEB_TEST_HOME"]) as folder:
         Path(folder).chmod(0o755)
         with Server(Path(folder), **SHORT) as running:
             yield running
-
-
-@pytest.fixture
-def server(shared_server: Server) -> Server:
-    """The shared deployment with its queue open, whatever random requests have set."""
-    limits = dict.fromkeys(("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user"))
-    shared_server.api("PATCH", "queues/default", json={"paused": False, "draining": False, **limits})
-    return shared_server

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server import TOKEN, Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
 
 # What exists, so that requests get past the first 404.
 NAMED = """
@@ -29,6 +30,13 @@ parameters = {"path.name" = "box"}
 include-path-regex = "/backends/"
 parameters = {"path.name" = "hosts"}
 """
+
+
+@pytest.fixture
+def server(open_home: Path) -> Iterator[Server]:
+    """A deployment of its own: random requests hold its hosts, drain its queue, and more."""
+    with Server(open_home) as server:
+        yield server
 
 
 def test_no_request_breaks_the_server_or_is_answered_in_another_form(server: Server, tmp_path: Path) -> None:
