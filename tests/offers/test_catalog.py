@@ -268,11 +268,15 @@ def test_twenty_at_once_make_one_call(plain: Backend, cloud: Cloud) -> None:
 def test_while_one_asks_the_others_get_what_was_known_last(plain: Backend, cloud: Cloud, clock: Clock) -> None:
     assert names(plain) == ["worker"]
     clock.pass_s(60)
-    cloud.answer, cloud.takes_s = OTHER, 1.0
-    began = time.monotonic()
-    found = at_once(5, lambda: (names(plain), time.monotonic() - began))
-    assert sorted(found)[0][0] == ["other"]
-    assert [what for what, took_s in found if took_s < 0.8] == [["worker"]] * 4
+    served = threading.Semaphore(0)
+    cloud.answer, cloud.during = OTHER, lambda: [served.acquire(timeout=20) for _ in range(4)]
+
+    def ask() -> list[str]:
+        answer = names(plain)
+        served.release()
+        return answer
+
+    assert at_once(5, ask) == [["worker"]] * 4 + [["other"]]
     assert counted(plain)["stale_served"] == 4
 
 
@@ -287,7 +291,8 @@ def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(pl
         began = time.monotonic()
         with pytest.raises(catalog.NothingKnown):
             catalog.CachedDriver(plain, wait_s=wait_s).offers(ANY)
-        assert wait_s <= time.monotonic() - began < wait_s + 0.5
+        assert wait_s <= time.monotonic() - began
+        assert leader.is_alive()
     leader.join()
     assert names(plain) == ["worker"]
     assert single_flight.WAIT_S == 2
