@@ -149,7 +149,8 @@ def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
     clock.pass_time(170)
     assert fresh(run).status == RunStatus.RUNNING
     clock.pass_time(20)
-    assert (fresh(run).status, fresh(run).attempt) == (RunStatus.PENDING, 2)
+    assert fresh(run).attempt == 2
+    assert fresh(run).status in (RunStatus.PENDING, RunStatus.SUBMITTED)  # its back-off may be over
     assert Job.objects.get(run=run).allocations.count() == 0
 
 
