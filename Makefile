@@ -9,6 +9,8 @@ SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+# The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-compile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -65,7 +67,7 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv==0.13.8
+	@$(INSTALL) uv==0.13.8
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 
@@ -84,11 +86,11 @@ $(BIN)/python:
 
 $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 	@echo "Installing what the server needs …"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.txt
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@$(INSTALL) --require-hashes -r requirements.txt
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@$(INSTALL) --require-hashes -r requirements-dev.txt
 	@touch $@
