@@ -23,35 +23,35 @@ help: ## this list
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
 	@exec env $(SHARED_UID) $(BIN)/python manage.py up
 
-demo-cloud: $(VENV)/.dev ## the same with a small AWS of this machine's own as a backend: nothing leaves, nothing costs
+demo-cloud: $(VENV)/.dev ## the same with a local stand-in for AWS: no network, no cost
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_cloud.py
 
-demo-gpus: $(VENV)/.dev ## the same with eight GPUs that aren't there, some busy, some idle (needs gcc)
+demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_gpus.py
 
-demo-progress: $(VENV)/.dev ## the same with a run of half a million tasks that nobody works on, told of as a scheduler would
+demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py
 
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
-# Both sides run, whatever the first says.
+# Both sides run, even if the first fails.
 define both_sides
 @DSTACKWEB_TEST_SIDE=sqlite $(PYTEST) -m "$(1)"; sqlite=$$?; \
  DSTACKWEB_TEST_SIDE=postgres $(PYTEST) -m "both_sides and ($(1))"; postgres=$$?; \
  [ $$sqlite = 0 ] && [ $$postgres = 0 ]
 endef
 
-test: $(VENV)/.dev ## the test suite: all on SQLite, then what depends on SQL, cache or broker on PostgreSQL with Redis
+test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not gpu)
 
-test-slow: $(VENV)/.dev ## faults, load, whole journeys, each page in a browser, and more examples, on both sides
+test-slow: $(VENV)/.dev ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
 	$(call both_sides,slow or examples)
 
-test-gpu: $(VENV)/.dev ## what this machine's GPU truly says: load as load, idle as idle, and what a look costs
+test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, and what a poll costs
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-mutations: $(VENV)/.dev ## break the core on purpose, in a copy, and see whether the tests notice (takes long)
+mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)
 	@$(BIN)/python tools/mutations.py --jobs $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations

@@ -247,7 +247,7 @@ class RunFields(ProfileFields):
     )
     image: Annotated[Text, AfterValidator(_image)] | None = key(
         "a container image such as python:3.12",
-        "Run the commands in a container, on hosts with Docker or Podman.",
+        "Image for the commands. No backend runs containers yet: a run with an image waits.",
         default=None,
     )
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(
@@ -263,7 +263,9 @@ class RunFields(ProfileFields):
     )
     queue: Text | None = key("a queue's name", "The project's queue in which the run waits.", default=None)
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
-        "true or false", "Whether the run may be stopped and requeued for a run with higher priority.", default=None
+        "true or false",
+        "Whether the run may be stopped for one with higher priority. It has no effect yet.",
+        default=None,
     )
     profile: Text | None = key(
         "a profile's name", "Profile with defaults for keys that this file doesn't set.", default=None

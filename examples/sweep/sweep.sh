@@ -1,6 +1,6 @@
 #!/bin/sh
-# A sweep of twenty runs at four priorities. Look at `dstackweb queue`: the urgent ones go first, equals in the order
-# they came. Sign in with `dstackweb login` before. Each sweep needs a name of its own: sweep.sh [NAME]
+# A sweep of twenty runs at four priorities. In `dstackweb queue`, higher priorities are first, equal ones in the order of
+# submission. Sign in with `dstackweb login` before. Each sweep needs a name of its own: sweep.sh [NAME]
 set -eu
 here=$(dirname "$0")
 sweep=${1:-sweep}
