@@ -184,12 +184,28 @@ class SourceKey(NamedTuple):
     region: str
 
 
-class SourceFailed(Exception):
-    """Why a source could not be read: a code that a person can act on, with its data.
+class SourceFailure(enum.StrEnum):
+    """Why a source could not be read, with the data of each code."""
 
-    `access_denied` (action), `bad_credentials`, `no_credentials`, `throttled` (until), `unreachable` (endpoint),
-    `region_disabled` (region), `service_error` (text).
-    """
+    ACCESS_DENIED = "access_denied"
+    """The credentials lack a permission: `action`."""
+    BAD_CREDENTIALS = "bad_credentials"
+    NO_CREDENTIALS = "no_credentials"
+    THROTTLED = "throttled"
+    """Retry at `until`."""
+    UNREACHABLE = "unreachable"
+    """`endpoint`."""
+    REGION_DISABLED = "region_disabled"
+    """`region`."""
+    SERVICE_ERROR = "service_error"
+    """Anything else: `text`."""
+    NOT_READ = "not_asked"
+    DELETED = "deleted"
+    """The backend was deleted."""
+
+
+class SourceFailed(Exception):
+    """A source could not be read. `code` is a SourceFailure, or a code that the backend's kind words itself."""
 
     def __init__(self, code: str, **data: Any) -> None:
         super().__init__(f"{code}: {data}" if data else code)

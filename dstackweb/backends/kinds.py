@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from pydantic import SecretStr, ValidationError
 
+from dstackweb.backends.contract import SourceFailure
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.spec.fields import Keys
@@ -175,26 +176,27 @@ class Kind:
     def source_failure(self, error: Mapping[str, Any]) -> str:
         """Why a source or the backend could not be read, and what to do; empty for unknown codes.
 
-        A kind words its own codes, and leaves the shared ones of `SourceFailed` to this.
+        A kind words its own codes, and leaves those of `SourceFailure` to this.
         """
         data = {"region": "", "api": "", "text": "", "endpoint": "", "action": "", **error}
         match error.get("code"):
-            case "access_denied":
+            case SourceFailure.ACCESS_DENIED:
                 return _("Access denied in %(region)s: %(action)s is not allowed.") % data
-            case "throttled":
+            case SourceFailure.THROTTLED:
                 if data.get("by") == "limiter":
                     text = _("Rate limit of %(api)s in %(region)s reached; this call is waiting.") % data
                 else:
                     text = _("%(api)s is throttled in %(region)s.") % data
                 until = parse_datetime(str(data.get("until", "")))
                 return f"{text} " + _("Retry at %s UTC.") % f"{until:%H:%M:%S}" if until else text
-            case "unreachable":
+            case SourceFailure.UNREACHABLE:
                 what = _("%(endpoint)s is unreachable") % data
                 hint = _("Check the region name, the endpoint URL and the network.")
                 return f"{what}: {str(data['text']).rstrip('. ')}. {hint}"
-            case "service_error":
-                return _("%(api)s failed in %(region)s: %(text)s") % data
-            case "not_asked":
+            case SourceFailure.SERVICE_ERROR:
+                text = _("%(api)s failed in %(region)s: %(text)s") if data["api"] else _("Failed: %(text)s")
+                return text % data
+            case SourceFailure.NOT_READ:
                 return _("Not read yet.")
         return ""
 
@@ -209,10 +211,10 @@ class Kind:
                 return _("No quota: ") + vcpus % detail
             case "quota_unknown":
                 why = str(detail.get("why", ""))
-                reasons = {
-                    "access_denied": _("access denied"),
-                    "not_asked": _("not read yet"),
-                    "throttled": _("throttled"),
+                reasons: dict[str, str] = {
+                    SourceFailure.ACCESS_DENIED: _("access denied"),
+                    SourceFailure.NOT_READ: _("not read yet"),
+                    SourceFailure.THROTTLED: _("throttled"),
                 }
                 return _("Quota unknown: %s.") % reasons.get(why, why)
         return ""

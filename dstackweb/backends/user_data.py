@@ -1,11 +1,11 @@
-"""What a cloud's machine runs at its first boot: a shell script that brings the agent onto it and starts it. Pure."""
+"""User data of a cloud instance: a shell script that downloads and starts the agent at the first boot. Pure."""
 
 from __future__ import annotations
 
 import shlex
 
 LIMIT_BYTES = 16384
-"""EC2's, before it is encoded."""
+"""EC2's limit, before encoding."""
 
 _SCRIPT = r"""
 umask 077
@@ -15,21 +15,21 @@ say() {
 }
 
 off() {
-  say "$1; this machine switches off"
-  sleep 5 # for what collects the console's output
+  say "$1; shutting down"
+  sleep 5 # so that the console output is collected
   shutdown -h now || poweroff || halt -p
   exit 1
 }
 
-# Of this machine alone: an image that was made of another machine may bring that one's folder along.
+# One folder per instance: an AMI made from another instance may contain that instance's folder.
 above="$HOME/.dstackweb"
 if [ -z "$HOME" ] || ! mkdir -p "$above"; then
   above=/var/lib/dstackweb
-  mkdir -p "$above" || off 'neither $HOME nor /var/lib can be written'
+  mkdir -p "$above" || off 'neither $HOME nor /var/lib is writable'
 fi
 folder="$above/$instance"
 mkdir -p "$folder"
-# The jobs' user enters these, since the runs' directories lie below, and sees nothing in them.
+# The jobs' user may pass through to the runs' directories, but not list these.
 chmod 711 "$above" "$folder"
 
 python=
@@ -39,7 +39,7 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pytho
     break
   fi
 done
-[ -n "$python" ] || off 'this image has no Python 3.9 or newer, which the agent needs'
+[ -n "$python" ] || off 'the agent needs Python 3.9 or newer, which this image does not have'
 
 fetch() {
   "$python" - "$api/api/v1/runner/pyz" "$folder/runner.pyz" "$sha256" <<'END'
@@ -53,7 +53,7 @@ except Exception as error:
     sys.exit(f"dstackweb: {url} can't be fetched: {error}")
 found = hashlib.sha256(data).hexdigest()
 if found != wanted:
-    sys.exit(f"dstackweb: what {url} sends has the SHA-256 {found} and not {wanted}")
+    sys.exit(f"dstackweb: {url} has the SHA-256 {found}, expected {wanted}")
 with open(f"{path}.new", "wb") as file:
     file.write(data)
 os.replace(f"{path}.new", path)
@@ -68,9 +68,9 @@ for pause in 1 2 4 8 15 15 30 30 60 60 60 60 60 60; do
   fi
   sleep "$pause"
 done
-[ -n "$fetched" ] || off 'the agent can not be fetched'
+[ -n "$fetched" ] || off 'the agent cannot be downloaded'
 
-# Without an agent nothing here is of use, until a job may run here.
+# Without an agent the instance is useless, unless it has joined and may have a job.
 keep() {
   trap '' HUP
   tries=0
@@ -94,11 +94,11 @@ keep </dev/null &
 
 
 def user_data(*, api_url: str, instance: str, join_token: str, pyz_sha256: str, insecure: bool) -> str:
-    """The script for one instance (its UUID); the same for the same arguments. Needs Python 3.9 on the machine.
+    """The script for one instance (its UUID); the same for the same arguments. Needs Python 3.9.
 
-    It fetches the runner from `api_url`, believes it only with `pyz_sha256` (hex), and keeps the agent running after
-    it has ended itself. What can't be started switches the machine off. `insecure` allows plain HTTP to another
-    machine. Its output goes to the console.
+    It downloads the runner from `api_url`, checks its SHA-256 (hex), and restarts the agent if it fails. An instance
+    whose agent can't be started shuts down. `insecure` allows plain HTTP to another machine. Output goes to the
+    console.
     """
     values = {
         "api": api_url.rstrip("/"),

@@ -35,7 +35,7 @@ SLOTS = 10
 """Results per backend."""
 SKEW_S = 5.0
 """Clocks of two machines differ by less."""
-NOTED_S = 10.0
+USE_RECORDED_S = 10.0
 """The least time between two writes of a result's use."""
 
 Key = tuple[int, int, Requirements, str | None]
@@ -47,9 +47,9 @@ class NothingKnown(Exception):
 
 @dataclass
 class CachedOffers:
-    """A result with the token and time (seconds since the epoch) of its making; `calls` is its cost without a cache.
+    """A result with the token and time (seconds since the epoch) when it was made; `calls` is its cost without a cache.
 
-    Only `noted_at`, when its use was last written, ever changes.
+    Only `recorded_at`, when its use was last written, ever changes.
     """
 
     token: str
@@ -58,7 +58,7 @@ class CachedOffers:
     calls: int
     is_stale: bool
     digest: str
-    noted_at: float = 0.0
+    recorded_at: float = 0.0
 
 
 _local: store.LocalCache[Key, CachedOffers] = store.LocalCache(20)
@@ -76,18 +76,17 @@ class CachedDriver:
         token = _token(self._backend)
         kept = _local.get(_key(self._backend, requirements, image))
         if kept is None or not _is_current(kept, token):
-            return self._look(requirements, image)
+            return self._look_up(requirements, image)
         return self._hit(kept)
 
     def _hit(self, kept: CachedOffers) -> tuple[Offer, ...]:
         now = timezone.now()
-        if abs(now.timestamp() - kept.noted_at) > NOTED_S:
-            kept.noted_at = now.timestamp()
-            counts.used(self._backend.pk, kept.digest, now)
-        counts.add(self._backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
-        return kept.offers
+        if abs(now.timestamp() - kept.recorded_at) > USE_RECORDED_S:
+            kept.recorded_at = now.timestamp()
+            counts.record_use(self._backend.pk, kept.digest, now)
+        return _served(self._backend, kept)
 
-    def _look(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
+    def _look_up(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
         """Offers that this process does not have: from the shared cache, or made."""
         current = Backend.objects.filter(pk=self._backend.pk).first()
         if current is None:
@@ -100,7 +99,7 @@ class CachedDriver:
         code = registry.driver(current)
         if sources.is_sourced(code):
             return lookup.join(code)
-        return lookup.ask(code, self._wait_s)
+        return lookup.call(code, self._wait_s)
 
 
 class _Lookup:
@@ -127,8 +126,7 @@ class _Lookup:
             token = _token(self.backend)
             kept = _local.get(self.key)
             if not first and kept is not None and _is_current(kept, token):
-                counts.add(self.backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
-                return kept.offers
+                return _served(self.backend, kept)
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
             offers = self._of_kind(code.join(readings, self.requirements, image=self.image))
@@ -138,13 +136,13 @@ class _Lookup:
             self._keep(CachedOffers(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
             return offers
 
-    def ask(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
+    def call(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
         """Call the backend once for all callers; the others get the last known offers, or wait."""
         counts.add(self.backend.pk, misses=1, uncached=1)
         last = self._last()
         called = False
 
-        def work(lead: single_flight.Lead) -> tuple[Offer, ...]:
+        def call(lead: single_flight.Lead) -> tuple[Offer, ...]:
             nonlocal called
             called = True
             token = _token(self.backend)
@@ -154,11 +152,13 @@ class _Lookup:
             except Exception:
                 counts.add(self.backend.pk, failures=1)
                 raise
-            if self._is_as_it_was(lead):
+            with transaction.atomic():
+                is_current = sources.is_current(self.backend, lead)
+            if is_current:
                 self._keep(CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest))
             return offers
 
-        def landed() -> tuple[Offer, ...] | None:
+        def find() -> tuple[Offer, ...] | None:
             kept = _local.get(self.key)
             token = _token(self.backend)
             if kept is None or not _is_current(kept, token):
@@ -167,7 +167,7 @@ class _Lookup:
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
-            found = single_flight.run(name, 0.0 if last is not None else wait_s, landed, work)
+            found = single_flight.run(name, 0.0 if last is not None else wait_s, find, call)
         except Exception as error:
             if last is None:
                 raise
@@ -191,20 +191,13 @@ class _Lookup:
         newest = max(found, key=lambda kept: kept.made_at, default=None)
         return newest if newest and abs(timezone.now().timestamp() - newest.made_at) < STALE_S else None
 
-    def _is_as_it_was(self, lead: single_flight.Lead) -> bool:
-        """Whether the backend is unchanged since, and this caller still leads."""
-        with transaction.atomic():
-            current = Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk)
-            wanted = (self.backend.version, self.backend.refresh_generation)
-            return current.values_list("version", "refresh_generation").first() == wanted and lead.holds()
-
     def _shared(self) -> CachedOffers | None:
         slot = Result.objects.filter(backend=self.backend, digest=self.digest).values_list("slot", flat=True).first()
         found = None if slot is None else store.get(_object(self.backend.pk, slot))
         return found if isinstance(found, CachedOffers) and found.digest == self.digest else None
 
     def _keep(self, kept: CachedOffers) -> None:
-        kept.noted_at = kept.made_at
+        kept.recorded_at = kept.made_at
         _local.put(self.key, kept)
         slot = self._slot()
         if slot is not None:
@@ -256,6 +249,12 @@ def backend_deleted(instance: Backend, **_signal: Any) -> None:
 
 def forget() -> None:
     _local.forget()
+
+
+def _served(backend: Backend, kept: CachedOffers) -> tuple[Offer, ...]:
+    """The offers of a cached result, counted as a hit."""
+    counts.add(backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
+    return kept.offers
 
 
 def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:

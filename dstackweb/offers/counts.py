@@ -73,7 +73,7 @@ def add(backend_id: int, **numbers: int) -> None:
             counter[name] += number
 
 
-def used(backend_id: int, digest: str, at: dt.datetime) -> None:
+def record_use(backend_id: int, digest: str, at: dt.datetime) -> None:
     global _since
     with _lock:
         _since = _since or time.monotonic()

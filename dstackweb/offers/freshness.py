@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
-from dstackweb.backends.contract import Sourced, SourceKey, SourceState
+from dstackweb.backends.contract import Sourced, SourceFailure, SourceKey, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers.models import SourceRow
 
@@ -57,11 +57,11 @@ def source_state(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.
 
 
 def is_due(backend: Backend, row: SourceRow | None, ttl_s: float, now: dt.datetime, share: float = 1.0) -> bool:
-    """Whether to refresh a source: owed, or older than this share of its TTL, and not just failed."""
-    if is_owed(backend, row, now):
+    """Whether to refresh a source: it must be, or is older than this share of its TTL, and did not just fail."""
+    if must_refresh(backend, row, now):
         return True
     assert row is not None
-    if _is_held_off(backend, row, now):
+    if _is_backing_off(backend, row, now):
         return False
     until = expires_at(row, ttl_s * share)
     assert row.fetched_at is not None
@@ -73,23 +73,23 @@ def retry_at(row: SourceRow) -> dt.datetime | None:
     """The next try of a failed source; throttled ones have a time in their error."""
     if row.failed_at is None or row.error is None:
         return None
-    if row.error.get("code") == "throttled":
+    if row.error.get("code") == SourceFailure.THROTTLED:
         until = parse_datetime(str(row.error.get("until", "")))
         if until is not None and until.tzinfo is not None:
             return until
     return row.failed_at + min(RETRY_MOST_S, RETRY_S * 2.0 ** min(max(row.failures, 1) - 1, 10)) * _S
 
 
-def is_owed(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
+def must_refresh(backend: Backend, row: SourceRow | None, now: dt.datetime) -> bool:
     """Whether to refresh it even if unused: it has no value, or a person refreshed the backend."""
     if row is None:
         return True
-    if _is_held_off(backend, row, now):
+    if _is_backing_off(backend, row, now):
         return False
     return not row.stamp or row.version != backend.version or row.generation < backend.refresh_generation
 
 
-def _is_held_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
+def _is_backing_off(backend: Backend, row: SourceRow, now: dt.datetime) -> bool:
     """Whether it failed just now, under this version."""
     until = retry_at(row)
     if until is None or row.version != backend.version:

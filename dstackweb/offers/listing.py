@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Offer, SourceFailed, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import Offer, PlaceCode, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
@@ -110,9 +110,9 @@ def _read(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, 
     try:
         return catalog.CachedDriver(backend).offers(needs), None
     except registry.UnknownKind:
-        return (), {"code": "not_served", "kind": backend.kind}
+        return (), {"code": PlaceCode.NOT_SERVED, "kind": backend.kind}
     except SourceFailed as failed:
         return (), {"code": failed.code, **failed.data}
     except Exception as error:
         log.warning("backend %s can't list its offers: %s: %s", backend.name, type(error).__name__, error)
-        return (), {"code": "failed", "text": str(error)}
+        return (), {"code": PlaceCode.FAILED, "text": str(error)}

@@ -32,37 +32,37 @@ WAIT_S = 2.0
 POLL_S = 0.1
 
 _lock = threading.Lock()
-_here: dict[str, threading.Event] = {}
+_running: dict[str, threading.Event] = {}
 
 
 @dataclass(frozen=True)
 class Lead:
-    """The right to do the call. Without a holder it is this process's alone, because the cache is down."""
+    """The right to make the call. Without a holder it is valid in this process only, because the cache is down."""
 
     name: str
     holder: str | None
 
     def holds(self) -> bool:
-        """Whether it is still valid; called first in the storing transaction, which so keeps the lease."""
+        """Whether it is still valid. Call it first in the storing transaction: it also extends the lease."""
         return self.holder is None or Lease.renew(self.name, self.holder, LEASE_S, timezone.now())
 
 
-def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]) -> T | None:
-    """The result of `work`, done by one caller for all; None if there is none, or not within `wait_s`.
+def run(name: str, wait_s: float, find: Callable[[], T | None], call: Callable[[Lead], T | None]) -> T | None:
+    """The result of `call`, made by one caller for all; None if there is none, or not within `wait_s`.
 
-    `landed` returns a usable result stored since the caller began. Only the leader waits longer than `wait_s`. Call it
+    `find` returns a usable result stored since then, or None. Only the leader waits longer than `wait_s`. Call it
     outside any transaction.
     """
     deadline = time.monotonic() + wait_s
     while True:
-        mine, event = _enter(name)
-        if mine:
+        is_leader, event = _enter(name)
+        if is_leader:
             try:
-                return _run_leased(name, deadline, landed, work)
+                return _run_leased(name, deadline, find, call)
             finally:
                 _leave(name)
         event.wait(max(0.0, deadline - time.monotonic()))
-        found = landed()
+        found = find()
         if found is not None or time.monotonic() >= deadline:
             return found
 
@@ -70,30 +70,28 @@ def run(name: str, wait_s: float, landed: Callable[[], T | None], work: Callable
 @contextmanager
 def one_thread_at_a_time(name: str) -> Iterator[bool]:
     """A lock for threads of this process; True if the thread did not have to wait."""
-    mine, event = _enter(name)
-    first = mine
-    while not mine:
+    is_leader, event = _enter(name)
+    first = is_leader
+    while not is_leader:
         event.wait()
-        mine, event = _enter(name)
+        is_leader, event = _enter(name)
     try:
         yield first
     finally:
         _leave(name)
 
 
-def _run_leased(
-    name: str, deadline: float, landed: Callable[[], T | None], work: Callable[[Lead], T | None]
-) -> T | None:
-    if store.is_away():
-        found = landed()
-        return work(Lead(name, None)) if found is None else found
+def _run_leased(name: str, deadline: float, find: Callable[[], T | None], call: Callable[[Lead], T | None]) -> T | None:
+    if store.is_down():
+        found = find()
+        return call(Lead(name, None)) if found is None else found
     holder = f"{os.getpid()}.{secrets.token_hex(8)}"
     while True:
         if Lease.take(name, holder, LEASE_S, timezone.now()):
-            with _renewed(name, holder):
-                found = landed()
-                return work(Lead(name, holder)) if found is None else found
-        found = landed()
+            with _keep_renewed(name, holder):
+                found = find()
+                return call(Lead(name, holder)) if found is None else found
+        found = find()
         if found is not None or time.monotonic() >= deadline:
             return found
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
@@ -101,34 +99,34 @@ def _run_leased(
 
 def _enter(name: str) -> tuple[bool, threading.Event]:
     with _lock:
-        event = _here.get(name)
+        event = _running.get(name)
         if event is not None:
             return False, event
-        return True, _here.setdefault(name, threading.Event())
+        return True, _running.setdefault(name, threading.Event())
 
 
 def _leave(name: str) -> None:
     with _lock:
-        _here.pop(name).set()
+        _running.pop(name).set()
 
 
 @contextmanager
-def _renewed(name: str, holder: str) -> Iterator[None]:
-    """Renew the lease meanwhile, then release it."""
-    ended = threading.Event()
-    thread = threading.Thread(target=_renew, args=(name, holder, ended), name=f"lease of {name}", daemon=True)
+def _keep_renewed(name: str, holder: str) -> Iterator[None]:
+    """Renew the lease during the call, then release it."""
+    done = threading.Event()
+    thread = threading.Thread(target=_renew, args=(name, holder, done), name=f"lease of {name}", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        done.set()
         thread.join()
         Lease.release(name, holder)
 
 
-def _renew(name: str, holder: str, ended: threading.Event) -> None:
+def _renew(name: str, holder: str, done: threading.Event) -> None:
     try:
-        while not ended.wait(LEASE_S / 3):
+        while not done.wait(LEASE_S / 3):
             try:
                 if not Lease.renew(name, holder, LEASE_S, timezone.now()):
                     return
@@ -138,10 +136,10 @@ def _renew(name: str, holder: str, ended: threading.Event) -> None:
         connection.close()
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    _here.clear()
+    _running.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)

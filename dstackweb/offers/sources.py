@@ -22,7 +22,7 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Sourced, SourceFailed, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, freshness, single_flight, store
 from dstackweb.offers.models import SourceRow
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-landed = Signal()
+source_updated = Signal()
 """A source of the backend `backend_id` has a new value."""
-refresh_wanted = Signal()
+refresh_requested = Signal()
 """A person refreshed the backend `backend_id`."""
 
 IN_USE = dt.timedelta(hours=1)
-NOTED_S = 10.0
+USE_RECORDED_S = 10.0
 """The least time between two writes of `used_at`."""
 KEEP_S = 30 * 86400.0
 """How long the last good value of a failing source is served."""
@@ -58,7 +58,7 @@ class _LocalValue:
 
 
 _local: store.LocalCache[tuple[int, SourceKey], _LocalValue] = store.LocalCache(512)
-_begun: dict[tuple[int, SourceKey], Future[None]] = {}
+_refreshes: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
 def is_sourced(driver: object) -> TypeIs[Sourced]:
@@ -75,18 +75,18 @@ def read(backend: Backend, key: SourceKey) -> SourceReading:
 
 
 def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, SourceReading]:
-    """The cached data of several sources; also notes their use. Never calls the cloud.
+    """The cached data of several sources; also records their use. Never calls the cloud.
 
     While the cache is down, this process refreshes what it lacks by itself, in the background.
     """
     now = timezone.now()
     rows = _rows(backend)
-    _note_use([row for key in keys if (row := rows.get(key)) is not None], now)
+    _record_use([row for key in keys if (row := rows.get(key)) is not None], now)
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
-    if store.is_away():
+    if store.is_down():
         for key in keys:
             if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
-                _begin(backend, key, 1.0)
+                _start_refresh(backend, key, 1.0)
     return found
 
 
@@ -99,32 +99,32 @@ def refresh(
     """
     current = Backend.objects.filter(pk=backend.pk).first()
     if current is None:
-        return SourceReading(SourceState.FAILED, error={"code": "deleted"})
+        return SourceReading(SourceState.FAILED, error={"code": SourceFailure.DELETED})
     backend, driver = current, _sourced(current)
     ttl_s = driver.sources[key.source]
-    asked = False
+    called = False
 
     def known() -> SourceReading:
         return _reading(backend, key, _row(backend, key), ttl_s, timezone.now())
 
-    def since() -> SourceReading | None:
+    def find() -> SourceReading | None:
         row = _row(backend, key)
         now = timezone.now()
         if freshness.is_due(backend, _known(backend, key, row), ttl_s, now, share):
             return None
         return _reading(backend, key, row, ttl_s, now)
 
-    def work(lead: Lead) -> SourceReading:
-        nonlocal asked
-        asked = True
-        _ask(backend, driver, key, lead)
+    def call(lead: Lead) -> SourceReading:
+        nonlocal called
+        called = True
+        _fetch(backend, driver, key, lead)
         return known()
 
-    if (found := since()) is not None:
+    if (found := find()) is not None:
         return found
     patience_s = wait_s if known().state is SourceState.FAILED else 0.0
-    found = single_flight.run(f"source:{backend.pk}:{key.source}:{key.region}", patience_s, since, work)
-    if wait_s and not asked:
+    found = single_flight.run(f"source:{backend.pk}:{key.source}:{key.region}", patience_s, find, call)
+    if wait_s and not called:
         counts.add(backend.pk, coalesced=1)
     return found or known()
 
@@ -135,19 +135,19 @@ def refresh_now(backend: Backend) -> None:
     Until then the known data is served as stale.
     """
 
-    def tell() -> None:
+    def publish() -> None:
         store.restamp(catalog_name(backend.pk))
-        refresh_wanted.send_robust(sender=Backend, backend_id=backend.pk)
+        refresh_requested.send_robust(sender=Backend, backend_id=backend.pk)
 
     with transaction.atomic():
         Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
         # Retry failures at once, since their cause may be fixed; throttled ones still wait.
         failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None)
-        failed.exclude(error__code="throttled").update(failed_at=None)
-        transaction.on_commit(tell)
+        failed.exclude(error__code=SourceFailure.THROTTLED).update(failed_at=None)
+        transaction.on_commit(publish)
 
 
-def want_anew(backend: Backend, key: SourceKey) -> None:
+def invalidate(backend: Backend, key: SourceKey) -> None:
     """Refresh one source within some seconds, because it has just changed; until then the known data is served."""
     rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
     rows.filter(generation__gte=0).update(generation=-1)
@@ -158,22 +158,32 @@ def refresh_due(now: dt.datetime) -> int:
 
     A few threads run them; a slow one is not waited for, and never started twice.
     """
-    begun: list[Future[None]] = []
+    started: list[Future[None]] = []
     for backend, driver in sourced_backends():
         wanted, rows = driver.wanted(), _rows(backend)
         for key in wanted:
             row = rows.get(key)
             known = _known(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if freshness.is_owed(backend, known, now) or (
+            if freshness.must_refresh(backend, known, now) or (
                 in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
             ):
-                begun.append(_begin(backend, key, freshness.AHEAD))
+                started.append(_start_refresh(backend, key, freshness.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
         if gone:
             SourceRow.objects.filter(pk__in=gone).delete()
-    wait(begun, timeout=TICK_S)
-    return len(begun)
+    wait(started, timeout=TICK_S)
+    return len(started)
+
+
+def is_current(backend: Backend, lead: Lead) -> bool:
+    """Whether a call's result may be stored: the backend is unchanged since, and the caller still leads.
+
+    Call it first in the storing transaction: it locks the backend's row.
+    """
+    current = Backend.objects.select_for_update(no_key=True).filter(pk=backend.pk)
+    version = current.values_list("version", "refresh_generation").first()
+    return version == (backend.version, backend.refresh_generation) and lead.holds()
 
 
 def preload(now: dt.datetime) -> None:
@@ -214,7 +224,7 @@ def objects_of(backend_id: int) -> list[str]:
 
 def forget() -> None:
     _local.forget()
-    _begun.clear()
+    _refreshes.clear()
 
 
 def _sourced(backend: Backend) -> Sourced:
@@ -238,18 +248,20 @@ def _row(backend: Backend, key: SourceKey) -> SourceRow | None:
 
 def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow | None:
     """The row that counts: the shared one, or this process's own while the cache is down."""
-    if not store.is_away():
+    if not store.is_down():
         return row
-    held = _local.get((backend.pk, key))
-    return held.row if held else None
+    local = _local.get((backend.pk, key))
+    return local.row if local else None
 
 
-def _note_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
+def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
     """Write that they are used, unless that was done just now; rows that are being written are skipped."""
-    unnoted = [row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > dt.timedelta(seconds=NOTED_S)]
-    if unnoted:
+    unrecorded = [
+        row.pk for row in rows if row.used_at is None or abs(now - row.used_at) > dt.timedelta(seconds=USE_RECORDED_S)
+    ]
+    if unrecorded:
         with transaction.atomic():
-            free = SourceRow.objects.select_for_update(skip_locked=True).filter(pk__in=unnoted)
+            free = SourceRow.objects.select_for_update(skip_locked=True).filter(pk__in=unrecorded)
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
@@ -259,46 +271,46 @@ def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: flo
     error = known.error if known is not None and known.version == backend.version else None
     if known is None or state is SourceState.FAILED:
         return SourceReading(SourceState.FAILED, error=error)
-    held = _load(backend, key, known)
-    if held is None:
+    local = _load(backend, key, known)
+    if local is None:
         # A newer value may have replaced it.
         newer = _row(backend, key)
-        if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_away():
+        if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_down():
             return _reading(backend, key, newer, ttl_s, now)
         return SourceReading(SourceState.FAILED, error=error)
-    return SourceReading(state, held.value, known.fetched_at, error)
+    return SourceReading(state, local.value, known.fetched_at, error)
 
 
 def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _LocalValue | None:
-    """The value of a row, from this process or the cache. A lost value is noted in the row."""
-    held = _local.get((backend.pk, key))
-    if held is not None and held.row.stamp == row.stamp:
-        return held
+    """The value of a row, from this process or the cache. A lost value is recorded in the row."""
+    local = _local.get((backend.pk, key))
+    if local is not None and local.row.stamp == row.stamp:
+        return local
     found = store.get(_object(backend.pk, row.stamp))
     if isinstance(found, tuple) and len(found) == 2 and found[0] == row.stamp:
-        held = _LocalValue(row, found[1])
-        _local.put((backend.pk, key), held)
-        return held
-    if not store.is_away():
+        local = _LocalValue(row, found[1])
+        _local.put((backend.pk, key), local)
+        return local
+    if not store.is_down():
         SourceRow.objects.filter(pk=row.pk, stamp=row.stamp).update(stamp="")
     return None
 
 
-def _ask(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
+def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
     counts.add(backend.pk, calls=1)
     try:
         value = driver.fetch(key)
     except SourceFailed as failure:
-        _land_error(backend, key, lead, {"code": failure.code, **failure.data})
+        _store_error(backend, key, lead, {"code": failure.code, **failure.data})
     except Exception as failure:
         log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
         text = f"{type(failure).__name__}: {failure}"
-        _land_error(backend, key, lead, {"code": "service_error", "text": text[:1000]})
+        _store_error(backend, key, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        _land_value(backend, key, lead, value)
+        _store_value(backend, key, lead, value)
 
 
-def _land_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> None:
+def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> None:
     stamp, now = store.new_stamp(), timezone.now()
     fields: dict[str, Any] = {
         "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
@@ -309,7 +321,7 @@ def _land_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> Non
         _local.put((backend.pk, key), _LocalValue(row, value))
         store.restamp(catalog_name(backend.pk))
         return
-    written = _land(backend, key, lead, fields)
+    written = _write_row(backend, key, lead, fields)
     if written is None:
         store.delete(_object(backend.pk, stamp))
         return
@@ -318,34 +330,29 @@ def _land_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> Non
     store.restamp(catalog_name(backend.pk))
     if old_stamp:
         store.delete(_object(backend.pk, old_stamp))
-    landed.send_robust(sender=Backend, backend_id=backend.pk)
+    source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 
-def _land_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, Any]) -> None:
-    counts.add(backend.pk, failures=1, throttles=int(error["code"] == "throttled"))
+def _store_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, Any]) -> None:
+    counts.add(backend.pk, failures=1, throttles=int(error["code"] == SourceFailure.THROTTLED))
     now = timezone.now()
     fields = {"error": error, "failed_at": now, "asked_at": now}
     if lead.holder is None:
-        held = _local.get((backend.pk, key))
+        local = _local.get((backend.pk, key))
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
-        if held is not None and held.row.version == backend.version:
-            row = copy.copy(held.row)
+        if local is not None and local.row.version == backend.version:
+            row = copy.copy(local.row)
         row.error, row.failed_at, row.asked_at, row.failures = error, now, now, row.failures + 1
-        _local.put((backend.pk, key), _LocalValue(row, held.value if held else None))
+        _local.put((backend.pk, key), _LocalValue(row, local.value if local else None))
         return
-    if _land(backend, key, lead, fields) is not None:
+    if _write_row(backend, key, lead, fields) is not None:
         store.restamp(catalog_name(backend.pk))
 
 
-def _land(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
-    """Write the result of a call; returns the row with its former stamp, or None if the result is outdated.
-
-    The backend's row is locked, so that it does not change meanwhile.
-    """
+def _write_row(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
+    """Write the result of a call; returns the row with its former stamp, or None if the result is outdated."""
     with transaction.atomic():
-        current = Backend.objects.select_for_update(no_key=True).filter(pk=backend.pk)
-        wanted = (backend.version, backend.refresh_generation)
-        if current.values_list("version", "refresh_generation").first() != wanted or not lead.holds():
+        if not is_current(backend, lead):
             return None
         row, _ = SourceRow.objects.get_or_create(backend_id=backend.pk, source=key.source, region=key.region)
         old_stamp = row.stamp
@@ -360,13 +367,13 @@ def _land(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) 
     return row, old_stamp
 
 
-def _begin(backend: Backend, key: SourceKey, share: float) -> Future[None]:
+def _start_refresh(backend: Backend, key: SourceKey, share: float) -> Future[None]:
     """Refresh it in a thread of this process, unless one does already."""
-    begun = _begun.get((backend.pk, key))
-    if begun is None or begun.done():
-        begun = _pool(os.getpid()).submit(_refresh_here, backend, key, share)
-        _begun[backend.pk, key] = begun
-    return begun
+    started = _refreshes.get((backend.pk, key))
+    if started is None or started.done():
+        started = _pool(os.getpid()).submit(_refresh_here, backend, key, share)
+        _refreshes[backend.pk, key] = started
+    return started
 
 
 def _refresh_here(backend: Backend, key: SourceKey, share: float) -> None:
@@ -385,4 +392,4 @@ def _pool(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix=f"sources-{pid}")
 
 
-os.register_at_fork(after_in_child=_begun.clear)
+os.register_at_fork(after_in_child=_refreshes.clear)

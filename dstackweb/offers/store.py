@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.core.cache import caches
@@ -36,8 +37,8 @@ V = TypeVar("V")
 
 STAMP_TTL_S = 30 * 86400.0
 RETRY_S = 5.0
-"""The pause between tries of a cache that is down: each may take as long as its time-out."""
-AWAY = (RedisError, OSError, DatabaseError)
+"""The pause between attempts to reach a cache that is down: each may take as long as its time-out."""
+CONNECTION_ERRORS = (RedisError, OSError, DatabaseError)
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ def stamp(name: str) -> str:
     found = _try(lambda: caches["offers"].get(name), name)
     if isinstance(found, str):
         return found
-    if not is_away():
+    if not is_down():
         # Among several processes the first one's counts.
-        put_it = caches["offers"].add if found is None else caches["offers"].set
-        _try(lambda: put_it(name, new_stamp(), STAMP_TTL_S), name)
+        write = caches["offers"].add if found is None else caches["offers"].set
+        _try(lambda: write(name, new_stamp(), STAMP_TTL_S), name)
         found = _try(lambda: caches["offers"].get(name), name)
         if isinstance(found, str):
             return found
@@ -125,7 +126,7 @@ def restamp(*names: str) -> None:
     """Replace the stamps of `names`: what was made under the old ones is outdated everywhere."""
     for name in names:
         _own_stamps.put(name, new_stamp())
-        _try(lambda name=name: caches["offers"].set(name, new_stamp(), STAMP_TTL_S), name)  # type: ignore[misc]
+        _try(partial(caches["offers"].set, name, new_stamp(), STAMP_TTL_S), name)
 
 
 def get(name: str) -> Any:
@@ -135,15 +136,15 @@ def get(name: str) -> Any:
 
 def put(name: str, value: Any, ttl_s: float) -> bool:
     _try(lambda: caches["offers"].set(_object(name), value, ttl_s), _object(name))
-    return not is_away()
+    return not is_down()
 
 
 def delete(*names: str) -> None:
     for name in map(_object, names):
-        _try(lambda name=name: caches["offers"].delete(name), name)  # type: ignore[misc]
+        _try(partial(caches["offers"].delete, name), name)
 
 
-def is_away() -> bool:
+def is_down() -> bool:
     return _health is not None
 
 
@@ -168,7 +169,7 @@ def _try(call: Callable[[], T], name: str) -> T | None:
         return None
     try:
         found = call()
-    except AWAY as error:
+    except CONNECTION_ERRORS as error:
         if _health is None:
             log.error("the cache of offers is down, so each process has only its own copies: %s", error)
             _health = Health(timezone.now(), f"{type(error).__name__}: {error}")
@@ -177,7 +178,7 @@ def _try(call: Callable[[], T], name: str) -> T | None:
     except Exception as error:
         log.warning("the entry %s of the cache of offers can't be read, and is deleted: %s", name, error)
         _health = None
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             caches["offers"].delete(name)
         return None
     if _health is not None:

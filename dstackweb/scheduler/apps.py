@@ -17,6 +17,6 @@ class SchedulerConfig(AppConfig):
         wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.job_checks")
         wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_polls")
         wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.ended_tasks")
-        sources.landed.connect(tasks.enqueue_pass, dispatch_uid="scheduler.landed")
-        sources.refresh_wanted.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
+        sources.source_updated.connect(tasks.enqueue_pass, dispatch_uid="scheduler.source_updated")
+        sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

@@ -98,7 +98,7 @@ def test_what_can_not_be_fetched_switches_the_machine_off(tmp_path: Path, site: 
     site.failures = 1000
     said = boot(tmp_path, script(site.url))
     assert site.asked == 14
-    assert said.endswith("the agent can not be fetched; this machine switches off\nsleep 5\nshutdown -h now\n")
+    assert said.endswith("the agent cannot be downloaded; shutting down\nsleep 5\nshutdown -h now\n")
 
 
 def test_what_is_not_the_agent_is_never_started(tmp_path: Path, site: Site) -> None:
@@ -112,7 +112,7 @@ def test_what_is_not_the_agent_is_never_started(tmp_path: Path, site: Site) -> N
 @pytest.mark.parametrize("python", ["", "/bin/false"])
 def test_a_machine_without_a_recent_python_says_so_and_switches_off(tmp_path: Path, python: str) -> None:
     said = boot(tmp_path, script("http://127.0.0.1:9"), python=python)
-    assert "this image has no Python 3.9 or newer" in said
+    assert "the agent needs Python 3.9 or newer" in said
     assert "shutdown -h now" in said
 
 
@@ -123,7 +123,7 @@ def test_an_agent_that_never_starts_switches_the_machine_off(
     site.agent = f'print("tried", flush=True); raise SystemExit({status})'.encode()
     said = boot(tmp_path, script(site.url, sha256=hashlib.sha256(site.agent).hexdigest()))
     assert said.count("tried") == tries
-    assert f"the agent does not start ({status}); this machine switches off" in said
+    assert f"the agent does not start ({status}); shutting down" in said
 
 
 @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=60))

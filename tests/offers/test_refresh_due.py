@@ -119,7 +119,7 @@ def test_a_slow_one_is_not_waited_for_nor_asked_twice(
     for _ in range(3):
         sources.refresh_due(clock.now)
     assert time.monotonic() - began < 0.6
-    sources._begun[backend.pk, TYPES].result(5)
+    sources._refreshes[backend.pk, TYPES].result(5)
     assert cloud.asked == ["types eu"]
     assert sources.read(backend, TYPES).state is SourceState.FRESH
 

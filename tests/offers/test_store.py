@@ -193,8 +193,8 @@ def test_a_process_keeps_what_was_used_last_and_never_more(most: int, acts: list
 
 def _settle() -> None:
     """Wait for what this process does in the background."""
-    for begun in list(sources._begun.values()):
-        begun.result(10)
+    for refresh in list(sources._refreshes.values()):
+        refresh.result(10)
 
 
 def _spoil(name: str) -> None:

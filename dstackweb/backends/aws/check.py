@@ -21,7 +21,7 @@ from django.db import connections
 from dstackweb.backends.aws import ami, instances, prices, public_url, quotas
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.errors import aws_error
-from dstackweb.backends.contract import InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed
+from dstackweb.backends.contract import InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed, SourceFailure
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -33,7 +33,7 @@ LIMIT_S = 25.0
 THREADS = 12
 HOME = "us-east-1"
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
-NOT_SIGNED_IN = {"bad_credentials", "no_credentials", "unreachable"}
+NOT_SIGNED_IN = {SourceFailure.BAD_CREDENTIALS, SourceFailure.NO_CREDENTIALS, SourceFailure.UNREACHABLE}
 """Failures after which no other call would succeed."""
 NO_MACHINE = "i-00000000000000000"
 MAY_BE_DONE = {"DryRunOperation", "InvalidInstanceID.NotFound"}
@@ -210,7 +210,7 @@ class _Check:
             return {}
         found = _failed("end", region, errors)
         # A policy that is limited to tagged instances also denies an instance that does not exist.
-        return replace(found, state=FindingState.WARNING) if errors[0].code == "access_denied" else found
+        return replace(found, state=FindingState.WARNING) if errors[0].code == SourceFailure.ACCESS_DENIED else found
 
     def _tried(self, region: str, operation: str, params: Mapping[str, Any]) -> list[SourceFailed]:
         """Why it is not allowed, else empty. EC2 checks permissions before parameters."""
@@ -254,7 +254,9 @@ def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Find
         return Finding(step, FindingState.FAILED, region, {"code": failed.code, "text": failed.text})
     except Exception as error:
         log.warning("testing a connection: %s %s", step, region, exc_info=True)
-        return _failed(step, region, [SourceFailed("other", text=f"{type(error).__name__}: {error}")])
+        return _failed(
+            step, region, [SourceFailed(SourceFailure.SERVICE_ERROR, text=f"{type(error).__name__}: {error}")]
+        )
     finally:
         connections.close_all()
 
@@ -262,7 +264,7 @@ def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Find
 def _failed(step: str, region: str, failures: Sequence[SourceFailed]) -> Finding:
     """Throttled calls may work later, and an unknown identity is harmless: these are warnings."""
     codes = {failed.code for failed in failures}
-    harmless = codes <= {"throttled"} or (step == "identity" and not codes & NOT_SIGNED_IN)
+    harmless = codes <= {SourceFailure.THROTTLED} or (step == "identity" and not codes & NOT_SIGNED_IN)
     errors = tuple({"code": failed.code, **failed.data} for failed in failures)
     return Finding(step, FindingState.WARNING if harmless else FindingState.FAILED, region, errors=errors)
 

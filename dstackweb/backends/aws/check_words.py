@@ -12,6 +12,7 @@ from django.utils.translation import ngettext
 from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.aws.config import region_names
 from dstackweb.backends.aws.kind import AwsKind
+from dstackweb.backends.contract import SourceFailure
 from dstackweb.backends.kinds import ConnectionReport, ReportLine, ReportPart, Snippet
 
 READING = (
@@ -68,7 +69,9 @@ def report(findings: Sequence[Finding]) -> ConnectionReport:
     parts = tuple(
         ReportPart(_place(region), tuple(line(one) for one in ones), _worst(ones)) for region, ones in by_region.items()
     )
-    denied = sorted({str(e["action"]) for one in findings for e in one.errors if e.get("code") == "access_denied"})
+    denied = sorted(
+        {str(e["action"]) for one in findings for e in one.errors if e.get("code") == SourceFailure.ACCESS_DENIED}
+    )
     everything = policy_document((*READING, *STARTING))
     state = _worst(findings)
     missing = Snippet(
@@ -135,7 +138,7 @@ def _result(finding: Finding) -> tuple[str, str]:
         if (
             finding.step == "end"
             and finding.state is FindingState.WARNING
-            and finding.errors[0]["code"] == "access_denied"
+            and finding.errors[0]["code"] == SourceFailure.ACCESS_DENIED
         ):
             return found, _(
                 "The test used an instance that does not exist. If the policy allows ec2:TerminateInstances only for "

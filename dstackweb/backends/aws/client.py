@@ -28,7 +28,7 @@ from dstackweb.backends.aws import config as settings
 from dstackweb.backends.aws import errors
 from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.aws.rate_limits import rate_of
-from dstackweb.backends.contract import SourceFailed
+from dstackweb.backends.contract import SourceFailed, SourceFailure
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Bucket, Busy, Circuit, Open
 
@@ -112,7 +112,7 @@ class Aws:
                 return
             if token == before:
                 text = "it gave the same page twice"
-                raise SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
+                raise SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
 
     def regions_of(self, service: str, region: str) -> list[str]:
         """The regions of a service in a region's partition; no call. Raises SourceFailed."""
@@ -238,7 +238,9 @@ def forget(backend: Backend) -> None:
 
 
 def _throttled(until: dt.datetime, api: str, region: str, by: str = "aws") -> SourceFailed:
-    return SourceFailed("throttled", until=until.isoformat(), api=api.replace(".", ":"), region=region, by=by)
+    return SourceFailed(
+        SourceFailure.THROTTLED, until=until.isoformat(), api=api.replace(".", ":"), region=region, by=by
+    )
 
 
 def _account(session: boto3.Session, role_arn: str | None) -> str:

@@ -35,7 +35,7 @@ _DSTACK_NAMES = {"access_key": "access_key_id", "secret_key": "secret_access_key
 def _like(pattern: re.Pattern[str]) -> AfterValidator:
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise ValueError(f"{text[:80]!r} is none")
+            raise ValueError(f"{text[:80]!r} is invalid")
         return text
 
     return AfterValidator(check)
@@ -44,7 +44,7 @@ def _like(pattern: re.Pattern[str]) -> AfterValidator:
 def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
     def check(texts: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [text[:80] for text in texts if not pattern.fullmatch(text)]:
-            raise ValueError(f"{', '.join(map(repr, wrong))} is none")
+            raise ValueError(f"{', '.join(map(repr, wrong))} is invalid")
         return texts
 
     return AfterValidator(check)
@@ -53,9 +53,9 @@ def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
 def _url(text: str) -> str:
     parts = urlsplit(text)
     if "@" in parts.netloc:
-        raise ValueError("this one has a name or a password in it")
+        raise ValueError("it contains a user name or a password")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text[:80]!r} is none")
+        raise ValueError(f"{text[:80]!r} is invalid")
     return text.rstrip("/")
 
 
@@ -79,7 +79,7 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
         if not isinstance(value, dict):
             return {EVERY_REGION: read(value)}
         if wrong := [name for name in value if not _REGION.fullmatch(str(name)) and name != EVERY_REGION]:
-            raise ValueError(f"{str(wrong[0])[:80]!r} is no region")
+            raise ValueError(f"{str(wrong[0])[:80]!r} is not a region")
         return {region: read(item) for region, item in value.items()}
 
     return BeforeValidator(by_region)
@@ -88,7 +88,7 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
 def _tags(tags: dict[str, str]) -> dict[str, str]:
     """EC2's rules: it would refuse each launch otherwise."""
     if wrong := [text for text in (*tags, *tags.values()) if text.lower().startswith("aws:")]:
-        raise ValueError(f"{wrong[0][:80]!r} begins with aws:, which is AWS's own")
+        raise ValueError(f"{wrong[0][:80]!r} begins with aws:, which AWS reserves")
     if len(tags) > MAX_TAGS:
         raise ValueError(f"at most {MAX_TAGS} are allowed")
     return tags
@@ -234,7 +234,7 @@ class AwsConfig(Keys):
     def _of_its_regions(cls, found: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         regions = info.data.get("regions")
         if regions and (others := sorted(set(found) - {EVERY_REGION, *regions})):
-            raise ValueError(f"it names {', '.join(others)}, which `regions` doesn't have")
+            raise ValueError(f"{', '.join(others)} is not in `regions`")
         return found
 
     def subnets_in(self, region: str) -> tuple[str, ...]:

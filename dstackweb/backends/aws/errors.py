@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed, SourceFailure
 
 THROTTLED = {
     "BandwidthLimitExceeded", "EC2ThrottledException", "RequestLimitExceeded", "RequestThrottled",
@@ -96,13 +96,13 @@ def explained(error: Any, service: str, operation: str, region: str) -> SourceFa
         return _refused(_read(error), error.operation_name, service, region)
     text = _PASSWORD.sub("", str(error))  # botocore quotes URLs as they are
     if classes & _NO_CREDENTIALS:
-        return SourceFailed("no_credentials")
+        return SourceFailed(SourceFailure.NO_CREDENTIALS)
     if classes & _UNUSABLE_CREDENTIALS:
-        return SourceFailed("bad_credentials", why="config", region=region, text=text)
+        return SourceFailed(SourceFailure.BAD_CREDENTIALS, why="config", region=region, text=text)
     if classes & _UNREACHABLE:
         url = str(error.kwargs.get("endpoint_url") or f"{service}.{region}")
-        return SourceFailed("unreachable", endpoint=_PASSWORD.sub("", url), region=region, text=text)
-    return SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=text)
+        return SourceFailed(SourceFailure.UNREACHABLE, endpoint=_PASSWORD.sub("", url), region=region, text=text)
+    return SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
 
 
 def _refused(error: AwsError, operation: str, service: str, region: str) -> SourceFailed:
@@ -113,16 +113,18 @@ def _refused(error: AwsError, operation: str, service: str, region: str) -> Sour
         action, who = _ACTION.search(text), _WHO.search(text)
         derived = f"{IAM_PREFIX.get(service, service)}:{operation}"
         data = {"action": action[1] if action else derived, "who": who[1] if who else "", "text": text}
-        return SourceFailed("access_denied", region=region, **data)
+        return SourceFailed(SourceFailure.ACCESS_DENIED, region=region, **data)
     if code in NOT_ENABLED:
-        return SourceFailed("region_disabled", region=region, sure=True)
+        return SourceFailed(SourceFailure.REGION_DISABLED, region=region, sure=True)
     is_optional = region not in ALWAYS_ENABLED and not region.startswith(("cn-", "us-gov-"))
     if code in REFUSED_WHERE_NOT_ENABLED and is_optional:
-        return SourceFailed("region_disabled", region=region, sure=False)
+        return SourceFailed(SourceFailure.REGION_DISABLED, region=region, sure=False)
     for why, codes in BAD_CREDENTIALS.items():
         if code in codes:
-            return SourceFailed("bad_credentials", why=why, region=region, text=text)
-    return SourceFailed("service_error", api=f"{service}:{operation}", region=region, text=f"{code}: {text}")
+            return SourceFailed(SourceFailure.BAD_CREDENTIALS, why=why, region=region, text=text)
+    return SourceFailed(
+        SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=f"{code}: {text}"
+    )
 
 
 def aws_error(failed: SourceFailed) -> AwsError:
@@ -150,7 +152,7 @@ def is_zonal(code: str) -> bool:
 def refusal(failed: SourceFailed) -> LaunchFailed | None:
     """What a failed launch says about the instance; None: nothing, so the launch may be repeated."""
     code, text, status = aws_error(failed)
-    if failed.code == "access_denied":
+    if failed.code == SourceFailure.ACCESS_DENIED:
         return LaunchFailed(LaunchFailure.NOT_ALLOWED, text, action=failed.data["action"])
     if code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
         return LaunchFailed(LaunchFailure.NOT_ALLOWED, text, action="iam:CreateServiceLinkedRole")
@@ -158,6 +160,6 @@ def refusal(failed: SourceFailed) -> LaunchFailed | None:
         return LaunchFailed(LaunchFailure.AMI, text)
     if (failure := launch_failure(code)) is not None:
         return LaunchFailed(failure, text)
-    if failed.code == "service_error" and code and status < 500:
+    if failed.code == SourceFailure.SERVICE_ERROR and code and status < 500:
         return LaunchFailed(LaunchFailure.REFUSED, f"{code}: {text}")
     return None

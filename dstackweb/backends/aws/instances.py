@@ -17,6 +17,7 @@ from dstackweb.backends.contract import (
     LaunchFailed,
     LaunchFailure,
     SourceFailed,
+    SourceFailure,
 )
 
 if TYPE_CHECKING:
@@ -187,7 +188,9 @@ def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudI
         if code == "IdempotentInstanceTerminated":
             raise LaunchFailed(LaunchFailure.REFUSED, "its machine was started before, and has ended") from failed
         # It exists, but is not listed yet: the next try finds it.
-        raise SourceFailed("service_error", api="ec2:RunInstances", region=order.region, text=code) from None
+        raise SourceFailed(
+            SourceFailure.SERVICE_ERROR, api="ec2:RunInstances", region=order.region, text=code
+        ) from None
     return read(answer["Instances"][0], order.region)
 
 

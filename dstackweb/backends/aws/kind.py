@@ -24,6 +24,7 @@ from dstackweb.backends.contract import (
     InstanceOrder,
     Offer,
     SourceFailed,
+    SourceFailure,
     SourceKey,
     SourceReading,
 )
@@ -115,11 +116,11 @@ class AwsBackend(Cloud):
         try:
             aws = client.aws_of(self.backend)
         except DomainError as error:
-            raise SourceFailed("bad_credentials", why="config", region=region, text=error.detail) from error
+            raise SourceFailed(SourceFailure.BAD_CREDENTIALS, why="config", region=region, text=error.detail) from error
         try:
             yield aws
         except SourceFailed as failed:
-            if failed.code in ("bad_credentials", "no_credentials"):
+            if failed.code in (SourceFailure.BAD_CREDENTIALS, SourceFailure.NO_CREDENTIALS):
                 client.forget(self.backend)
             raise
 
@@ -151,23 +152,23 @@ class AwsKind(Kind):
     def source_failure(self, error: Mapping[str, Any]) -> str:
         data = {"region": "", "text": "", "action": "", "who": "", **error}
         match error.get("code"):
-            case "access_denied":
+            case SourceFailure.ACCESS_DENIED:
                 text = _("Access denied in %(region)s: the policy lacks %(action)s.")
                 if data["who"]:
                     text = _("Access denied in %(region)s: the policy of %(who)s lacks %(action)s.")
                 return text % data + " " + _("Allow it in IAM.")
-            case "no_credentials":
+            case SourceFailure.NO_CREDENTIALS:
                 return _(
                     "No AWS credentials found. Set them for the backend, or give the server boto3's variables, a "
                     "profile or an instance role."
                 )
-            case "region_disabled":
+            case SourceFailure.REGION_DISABLED:
                 if error.get("sure", True):
                     text = _("Region %(region)s is not enabled in this account.")
                 else:  # AWS answers the same to wrong keys
                     text = _("Region %(region)s seems not enabled: AWS rejects the credentials there.")
                 return text % data + " " + _("Enable it, or remove it from the backend.")
-            case "bad_credentials":
+            case SourceFailure.BAD_CREDENTIALS:
                 known = {
                     "expired": _("The AWS credentials have expired. Sign in again, or set new ones."),
                     "clock": _("AWS rejects requests because this server's clock is wrong. Set the clock."),

@@ -15,12 +15,20 @@ from dstackweb.backends.aws.ami import is_published_for
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.quotas import Quota, code_of
-from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import (
+    Availability,
+    Offer,
+    SourceFailed,
+    SourceFailure,
+    SourceKey,
+    SourceReading,
+    SourceState,
+)
 from dstackweb.backends.matching import meets
 from dstackweb.spec.effective import Requirements
 
 Verdict = tuple[Availability, dict[str, Any]]
-UNASKED = SourceReading(SourceState.FAILED)
+UNREAD = SourceReading(SourceState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def join(
 
 def _region(config: AwsConfig, readings: Mapping[SourceKey, SourceReading], name: str) -> Region:
     def read(source: str) -> SourceReading:
-        return readings.get(SourceKey(source, name), UNASKED)
+        return readings.get(SourceKey(source, name), UNREAD)
 
     zones, zones_unknown = None, None
     if config.subnets_in(name):
@@ -146,7 +154,7 @@ def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
 def _quota_verdict(quotas: SourceReading, kind: InstanceType, spot: bool) -> Verdict:
     """How many more fit into the account's quota; an unknown quota is not a missing one."""
     if quotas.value is None:
-        why = (quotas.error or {}).get("code", "not_asked")
+        why = (quotas.error or {}).get("code", SourceFailure.NOT_READ)
         return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
     code = code_of(kind.name, spot=spot)
     quota: Quota | None = quotas.value.get(code)
@@ -164,7 +172,7 @@ def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, SourceReading
     """Raise for the first unknown source that offers need."""
     for region in config.regions:
         for source in ("instance_types", "prices", "spot_prices"):
-            reading = readings.get(SourceKey(source, region), UNASKED)
+            reading = readings.get(SourceKey(source, region), UNREAD)
             if reading.value is None:
-                error = dict(reading.error or {"code": "not_asked"})
+                error = dict(reading.error or {"code": SourceFailure.NOT_READ})
                 raise SourceFailed(error.pop("code"), **{"source": source, "region": region, **error})

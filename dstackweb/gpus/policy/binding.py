@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms, to_ms
-from dstackweb.gpus.policy.window import NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
+from dstackweb.gpus.policy.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
 
@@ -109,21 +109,35 @@ def confirmed(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSerie
         if samples and seen.since_ms == samples[0][0] and samples[0][0] == one.first_ms:
             seen = Stretch(one.low_since_ms, seen.last_ms)
         found[one.uuid] = seen
-    return judge(window_of(bound), [found.get(uuid, NOTHING) for uuid in gpus], now_ms, every)
+    return _judged(bound, gpus, found, now_ms)
+
+
+def verdict_of(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSeries], now_ms: int) -> PolicyVerdict:
+    """The verdict on a job from the low stretches in its series; unknown without a minimum.
+
+    `gpus` are the job's NVML UUIDs, and the verdict's `gpu` is an index into them.
+    """
+    if bound.min_gpu_utilization is None:
+        return UNKNOWN
+    found = {one.uuid: Stretch(one.low_since_ms, one.low_last_ms) for one in series}
+    return _judged(bound, gpus, found, now_ms)
+
+
+def _judged(bound: JobPolicy, gpus: Sequence[str], found: Mapping[str, Stretch], now_ms: int) -> PolicyVerdict:
+    """A GPU without samples is unknown."""
+    return judge(window_of(bound), [found.get(uuid, NOTHING) for uuid in gpus], now_ms, interval_ms())
+
+
+def verdict_if_bound(job: Job, policy: UtilizationPolicy, now_ms: int) -> PolicyVerdict:
+    """The verdict on a started job if it were bound to a policy, from the samples of the last window."""
+    since_ms = now_ms - policy.time_window_s * 1000 - 2 * MAX_GAP * interval_ms()
+    found = {
+        series.uuid: replay(samples_of(series, since_ms), policy.min_gpu_utilization, interval_ms())
+        for series in GpuSeries.objects.filter(job=job)
+    }
+    return _judged(JobPolicy(job=job, **terms(job, policy)), job.gpus, found, now_ms)
 
 
 def window_of(bound: JobPolicy) -> Window:
     """The window that a job is judged by. Its policy must have a minimum."""
     return Window(bound.time_window_s * 1000, cast(Literal["any", "all"], bound.scope), bound.from_ms)
-
-
-def stretches(gpus: Sequence[str], series: Collection[GpuSeries]) -> list[Stretch]:
-    """The low stretch of each of a job's GPUs (NVML UUIDs), in order; unknown for one without samples.
-
-    The `gpu` of a verdict on them is an index into `gpus`.
-    """
-    by_uuid: Mapping[str, GpuSeries] = {one.uuid: one for one in series}
-    return [
-        Stretch(one.low_since_ms, one.low_last_ms) if (one := by_uuid.get(uuid)) is not None else NOTHING
-        for uuid in gpus
-    ]

@@ -13,10 +13,10 @@ from typing import Any
 
 from django.db.models import F
 
-from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies, interval_ms, to_moment, to_ms
-from dstackweb.gpus.policy.binding import stretches, window_of
+from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies, to_moment, to_ms
+from dstackweb.gpus.policy.binding import verdict_of
 from dstackweb.gpus.policy.exemptions import policies_by_project
-from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, StopWarning, VerdictKind, judge, stop_warning
+from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, StopWarning, VerdictKind, stop_warning
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus
 from dstackweb.spec.effective import UtilizationPolicy
@@ -150,9 +150,10 @@ def _node(job: Job, series: Sequence[GpuSeries], paused_until: dt.datetime | Non
     bound = getattr(job, "policy", None)
     if bound is None or bound.min_gpu_utilization is None or job.status != JobStatus.RUNNING:
         return _NodeStatus(job, UNKNOWN, StopWarning(), False, None)
-    now_ms, window = to_ms(now), window_of(bound)
-    verdict = judge(window, stretches(job.gpus, series), now_ms, interval_ms())
-    warning = stop_warning(verdict, window.window_ms, to_ms(paused_until) if paused_until else None, now_ms)
+    now_ms = to_ms(now)
+    verdict = verdict_of(bound, job.gpus, series, now_ms)
+    paused_ms = to_ms(paused_until) if paused_until else None
+    warning = stop_warning(verdict, bound.time_window_s * 1000, paused_ms, now_ms)
     noticed = verdict.low_since_ms is not None and bound.noticed_ms == verdict.low_since_ms
     return _NodeStatus(job, verdict, warning, noticed, index_of(job, series, verdict))
 

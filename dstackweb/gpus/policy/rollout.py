@@ -18,8 +18,8 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import GpuSeries, JobPolicy, interval_ms, to_moment, to_ms
-from dstackweb.gpus.policy import binding, window
+from dstackweb.gpus.models import to_moment, to_ms
+from dstackweb.gpus.policy import binding
 from dstackweb.lib.errors import Conflict
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.codes import RunEventKind
@@ -127,15 +127,8 @@ def _stops_at(run: Run, policy: UtilizationPolicy | None, now: dt.datetime) -> d
     if policy is None or policy.action == "notify":
         return None
     found = []
-    since_ms = to_ms(now) - policy.time_window_s * 1000 - 2 * window.MAX_GAP * interval_ms()
     for job in Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING):
-        low = {
-            series.uuid: window.replay(binding.samples_of(series, since_ms), policy.min_gpu_utilization, interval_ms())
-            for series in GpuSeries.objects.filter(job=job)
-        }
-        judged = binding.window_of(JobPolicy(job=job, **binding.terms(job, policy)))
-        stretches = [low.get(uuid, window.NOTHING) for uuid in job.gpus]
-        verdict = window.judge(judged, stretches, to_ms(now), interval_ms())
+        verdict = binding.verdict_if_bound(job, policy, to_ms(now))
         if verdict.stops_ms is not None:
             found.append(max(to_moment(verdict.stops_ms), now))
     return min(found, default=None)

@@ -166,10 +166,10 @@ class Enforcement:
     """
 
     window_ms: int
-    reports_only: bool
-    noticed_ms: int | None
-    acted_ms: int | None
-    paused_until_ms: int | None
+    noticed_ms: int | None = None
+    acted_ms: int | None = None
+    reports_only: bool = False
+    paused_until_ms: int | None = None
 
 
 def next_action(enforcement: Enforcement, verdict: PolicyVerdict, now_ms: int) -> PolicyAction:

@@ -20,7 +20,6 @@ from django.utils import timezone
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy import binding, window
-from dstackweb.gpus.policy.window import notice_before
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
 from dstackweb.lib import sql
 from dstackweb.runner.nvml import Sample, Snapshot
@@ -265,16 +264,12 @@ def _stretch_of(series: SeriesRow | None) -> window.Stretch:
 
 
 def _may_require_action(policy: BoundPolicy, gpus: Iterable[SeriesRow | None], now_ms: int, step_ms: int) -> bool:
-    """Whether the job is to stop, or a notice is due that was not sent."""
+    """Whether the job is to stop, or a notice is due that was not sent, unless its run is exempt."""
     if policy.minimum is None:
         return False
     verdict = window.judge(policy.window, [_stretch_of(series) for series in gpus], now_ms, step_ms)
-    if verdict.kind == window.VerdictKind.STOP:
-        return True
-    before_ms = notice_before(policy.window.window_ms)
-    if verdict.stops_ms is None or before_ms is None or policy.noticed_ms == verdict.low_since_ms:
-        return False
-    return now_ms >= verdict.stops_ms - before_ms
+    enforced = window.Enforcement(policy.window.window_ms, policy.noticed_ms)
+    return window.next_action(enforced, verdict, now_ms) is not window.PolicyAction.NOTHING
 
 
 def _record_sampling(host: Host, snapshot: Snapshot, at: dt.datetime) -> None:

@@ -263,4 +263,4 @@ def _other_offer(job: Job) -> Offer | None:
 
 def refresh_quotas(backend: Backend, region: str) -> None:
     """Request fresh quotas of a region, after a launch there or a refusal for lack of quota."""
-    sources.want_anew(backend, SourceKey("quotas", region))
+    sources.invalidate(backend, SourceKey("quotas", region))

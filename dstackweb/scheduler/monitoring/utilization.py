@@ -19,16 +19,14 @@ from uuid import UUID
 
 from django.db import transaction
 
-from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop, interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop, to_moment, to_ms
 from dstackweb.gpus.policy import binding, exemptions
 from dstackweb.gpus.policy.policy_status import index_of
 from dstackweb.gpus.policy.window import (
-    UNKNOWN,
     Enforcement,
     PolicyAction,
     PolicyVerdict,
     VerdictKind,
-    judge,
     next_action,
     stop_warning,
 )
@@ -71,11 +69,8 @@ class _BoundJob:
 
     @cached_property
     def verdict(self) -> PolicyVerdict:
-        """The verdict on its stretches of low use; unknown without a minimum."""
-        if self.bound.min_gpu_utilization is None:
-            return UNKNOWN
-        gpus = binding.stretches(self.job.gpus, self.series)
-        return judge(binding.window_of(self.bound), gpus, self.now_ms, interval_ms())
+        """The verdict on its stretches of low use."""
+        return binding.verdict_of(self.bound, self.job.gpus, self.series, self.now_ms)
 
     @property
     def is_outdated(self) -> bool:

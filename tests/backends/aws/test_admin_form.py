@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.backends.admin.forms import schema_form
+from dstackweb.backends.admin.forms import BackendForm, schema_form
 from dstackweb.backends.aws import admin_form, config
 from dstackweb.backends.aws.kind import AwsKind
 
@@ -50,14 +50,17 @@ configs = st.fixed_dictionaries(
 )
 
 
-class Form(schema_form(AwsKind(), admin_form.AwsForm)):  # type: ignore[misc]
-    """Without the name and switch of a backend, which need rows."""
+class NamedForm(admin_form.AwsForm):
+    """Without the check of the name, which reads rows."""
 
     def clean_name(self) -> str:
         return "aws"
 
 
-def sent_back(stored: dict[str, Any]) -> Form:
+Form = schema_form(AwsKind(), NamedForm)
+
+
+def sent_back(stored: dict[str, Any]) -> BackendForm:
     """The form as it shows a stored config, sent back as it is."""
     shown = Form(initial=Form().initial_values(stored))
     data = {name: shown[name].value() for name in shown.fields}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.aws import check, check_words, config, public_url
+from dstackweb.backends.aws import check, check_words, config, public_url, quotas
 from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 
@@ -157,6 +157,16 @@ def test_an_account_without_gpu_quotas_learns_where_to_ask_for_them(cloud: Cloud
     found = found_in(cloud)
     assert states(found)["quotas"] is WARNING
     assert "Service Quotas" in words(found, "quotas")
+
+
+def test_an_unexpected_error_of_a_step_is_shown_with_its_text(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits(*_: object) -> dict[str, int]:
+        raise LookupError("no such key")
+
+    monkeypatch.setattr(quotas, "limits", limits)
+    found = found_in(cloud)
+    assert states(found)["quotas"] is FAILED
+    assert "LookupError: no such key" in words(found, "quotas")
 
 
 def test_an_image_that_is_not_there_is_told(cloud: Cloud) -> None:

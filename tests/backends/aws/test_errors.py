@@ -127,6 +127,11 @@ def test_other_failures_say_what_happened_and_what_to_do(error: Exception, regio
     assert words in AwsKind().source_failure(told)
 
 
+def test_an_unexpected_error_is_shown_with_its_text() -> None:
+    error = {"code": "service_error", "text": "ZeroDivisionError: division by zero"}
+    assert AwsKind().source_failure(error) == "Failed: ZeroDivisionError: division by zero"
+
+
 def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
     assert AwsKind().source_failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")

@@ -32,7 +32,7 @@ def case(
     acted_ms: int | None = None,
     paused_until_ms: int | None = None,
 ) -> Enforcement:
-    return Enforcement(window_ms, reports_only, noticed_ms, acted_ms, paused_until_ms)
+    return Enforcement(window_ms, noticed_ms, acted_ms, reports_only, paused_until_ms)
 
 
 @pytest.mark.parametrize(
