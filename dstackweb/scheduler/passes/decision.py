@@ -31,7 +31,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, allows_host, fit_nodes
+from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -136,8 +136,8 @@ def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
 
 def _host_candidate(spec: EffectiveSpec, host: HostView, beside: HostView) -> Candidate:
     """`beside` is the host without what is reserved for another run."""
-    if (why := _host_refusal(spec, host)) is not None:
-        return Candidate(HOSTS, host.name, *why)
+    if (why := host_refusal(spec, host)) is not None:
+        return Candidate(HOSTS, host.name, why, _refusal_data(spec, why))
     outcome = fit(host, spec.requirements)
     if isinstance(outcome, Miss):
         return Candidate(HOSTS, host.name, outcome.code, outcome.data)
@@ -146,27 +146,27 @@ def _host_candidate(spec: EffectiveSpec, host: HostView, beside: HostView) -> Ca
     return Candidate(HOSTS, host.name, code, {"nodes": nodes, "of": spec.nodes}, Decimal(0))
 
 
-def _host_refusal(spec: EffectiveSpec, host: HostView) -> tuple[PlaceCode, dict[str, Any]] | None:
-    """Why the run may not use this host, however much is free; None when it may."""
-    if spec.spot_policy == "spot":
-        return PlaceCode.IS_ON_DEMAND, {}
-    if spec.regions is not None and host.labels.get("region") not in spec.regions:
-        return PlaceCode.OTHER_REGION, {"asked": list(spec.regions)}
-    if spec.instance_types is not None and host.name not in spec.instance_types:
-        return PlaceCode.OTHER_INSTANCE_TYPE, {"asked": list(spec.instance_types)}
-    if not labels.match(spec.labels, host.labels):
-        return PlaceCode.HAS_NO_LABELS, {"asked": labels.shown(spec.labels)}
-    if spec.image and host.isolation != "container":
-        return PlaceCode.IMAGE_NOT_SUPPORTED, {"image": spec.image}
-    return None
+def _refusal_data(spec: EffectiveSpec, why: PlaceCode) -> dict[str, Any]:
+    """What the run asks for that a host or offer refused for `why` does not have."""
+    match why:
+        case PlaceCode.OTHER_REGION:
+            return {"asked": list(spec.regions or ())}
+        case PlaceCode.OTHER_INSTANCE_TYPE:
+            return {"asked": list(spec.instance_types or ())}
+        case PlaceCode.HAS_NO_LABELS:
+            return {"asked": labels.shown(spec.labels)}
+        case PlaceCode.IMAGE_NOT_SUPPORTED:
+            return {"image": spec.image}
+        case PlaceCode.TOO_EXPENSIVE:
+            return {"max_price": spec.max_price}
+    return {}
 
 
 def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
     where = " ".join(filter(None, (offer.region, offer.instance_type, "(spot)" if offer.spot else "")))
     refused = offers.refusal(spec, offer)
     if refused is not None:
-        data = {"max_price": spec.max_price} if refused is PlaceCode.TOO_EXPENSIVE else {}
-        return Candidate(offer.backend, where, refused, data, offer.price)
+        return Candidate(offer.backend, where, refused, _refusal_data(spec, refused), offer.price)
     nodes = offers.nodes_available(offer, {}, spec.nodes)
     code = PlaceCode.FITS if nodes else offers.NOT_NOW.get(offer.availability, PlaceCode.BUSY)
     return Candidate(offer.backend, where, code, {"nodes": nodes, "of": spec.nodes} | dict(offer.detail), offer.price)
@@ -227,6 +227,8 @@ def _wait(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
 def _offers(run: WaitingRun, capacity: Capacity) -> list[Offer]:
     """Allowed hosts as offers, then offers of other backends, cheapest first."""
     spec = run.spec
-    hosts = [host for host in capacity.hosts if allows_host(spec, host)] if may_use_hosts(spec) else []
-    found = host_offers(hosts, spec.requirements, image=spec.image)
+    hosts = capacity.hosts if may_use_hosts(spec) else ()
+    # `host_offers` lists hosts without containers as not available.
+    listed = [host for host in hosts if host_refusal(spec, host) in (None, PlaceCode.IMAGE_NOT_SUPPORTED)]
+    found = host_offers(listed, spec.requirements, image=spec.image)
     return found + offers.acceptable_offers(spec, capacity.offers_for(run))

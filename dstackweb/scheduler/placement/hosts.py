@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dstackweb.backends.contract import PlaceCode
 from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
@@ -82,16 +83,25 @@ def fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
 
 def may_use_host(spec: EffectiveSpec, host: HostView) -> bool:
     """Whether the run may use this host, once it has room."""
-    return allows_host(spec, host) and (not spec.image or host.isolation == "container")
+    return host_refusal(spec, host) is None
 
 
-def allows_host(spec: EffectiveSpec, host: HostView) -> bool:
-    """Whether the run's `labels`, `regions` (a host's label) and `instance_types` (its name) allow this host."""
-    return (
-        (spec.regions is None or host.labels.get("region") in spec.regions)
-        and (spec.instance_types is None or host.name in spec.instance_types)
-        and labels.match(spec.labels, host.labels)
-    )
+def host_refusal(spec: EffectiveSpec, host: HostView) -> PlaceCode | None:
+    """Why the run may not use this host, however much is free; None when it may.
+
+    `regions` are compared with the host's label, `instance_types` with its name.
+    """
+    if spec.spot_policy == "spot":
+        return PlaceCode.IS_ON_DEMAND
+    if spec.regions is not None and host.labels.get("region") not in spec.regions:
+        return PlaceCode.OTHER_REGION
+    if spec.instance_types is not None and host.name not in spec.instance_types:
+        return PlaceCode.OTHER_INSTANCE_TYPE
+    if not labels.match(spec.labels, host.labels):
+        return PlaceCode.HAS_NO_LABELS
+    if spec.image and host.isolation != "container":
+        return PlaceCode.IMAGE_NOT_SUPPORTED
+    return None
 
 
 def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, Any]:

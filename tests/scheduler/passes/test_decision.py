@@ -12,7 +12,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import find_run, why
-from dstackweb.scheduler.passes.decision import decide_now
+from dstackweb.runs.services import Submission
+from dstackweb.scheduler.passes.decision import decide_now, plan
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_run, place_all
 from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
@@ -58,6 +59,14 @@ def test_each_host_and_each_offer_is_tried_and_says_why(
         assert waiting.tried(tried.code, tried.data).label
     priced = [tried.price for tried in decide_now(fresh(project, run)).candidates if tried.backend == "cloud"]
     assert priced == [Decimal("0.5"), Decimal("9.0"), Decimal("9.5")]
+
+
+def test_a_plan_offers_no_host_to_a_run_that_requires_spot(project: Project, member: User) -> None:
+    make_host()
+    submission = Submission({"type": "task", "commands": ["true"], "spot_policy": "spot"})
+    planned = plan(project, member, "member", submission)
+    assert planned.impossible
+    assert planned.offers == []
 
 
 def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> None:
