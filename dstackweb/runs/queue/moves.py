@@ -130,8 +130,8 @@ def plan_permutation(
     """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; nobody else moves.
 
     `others` are the runs of others whose ranks are within NUDGE_US of one in `own`. A run's priority changes by the
-    fewest points that its new rank allows, and exceeds `most` only where it did before. Raises AbovePriority where it
-    would have to, Conflict where equal ranks leave no room.
+    fewest points that its new rank allows, and exceeds `most` only where it did before. Raises PriorityTooHigh where
+    it would have to, Conflict where equal ranks leave no room.
     """
     planned: list[Slot] = []
     for slots, left, right in _blocks(own, others):

@@ -292,6 +292,20 @@ def test_the_top_of_a_queue_at_priority_100_lets_the_head_give_way_by_a_microsec
     ]
 
 
+@pytest.mark.parametrize(
+    ("front", "back", "shifted"),
+    [([(1, 105)], [(2, 105), (0, 106)], 1), ([(1, 105), (4, 104)], [(2, 105), (5, 107)], 2)],
+)
+def test_neighbors_shift_on_the_side_where_fewer_must(
+    front: list[tuple[int, int]], back: list[tuple[int, int]], shifted: int
+) -> None:
+    """Ids order equal ranks: none is left for run 3 between runs 1 and 2."""
+    terms = MoveBounds(1000, 100, 110)
+    ahead, behind = ([place(id, seniority, 50, terms) for id, seniority in side] for side in (front, back))
+    changes = plan_move([place(3, 108, 50, terms)], ahead, behind, terms)
+    assert {change.id for change in changes} == {3, shifted}
+
+
 def test_a_run_between_two_of_its_own_level_keeps_its_priority() -> None:
     terms = MoveBounds(ordering.step_us(None), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
