@@ -10,9 +10,8 @@ from django.utils import timezone
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, refusals
-from dstackweb.api.queues import find_queue
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import history
+from dstackweb.runs import history, services
 from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange, parse_zone
 
 router = Router(tags=["history"])
@@ -95,7 +94,7 @@ def of_queue(
 ) -> QueueHistoryOut:
     """Wait times and queue lengths by priority band."""
     found, _role = project_of(request, project)
-    queue = find_queue(found, name)
+    queue = services.find_queue(found, name)
     past = history.series(queue, _view(days, step, tz))
     return QueueHistoryOut(queue=queue.name, **_values(past))
 

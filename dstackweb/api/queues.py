@@ -178,7 +178,7 @@ def detail(
 ) -> HttpResponse:
     """Waiting runs with position and reason; `cursor` is the `next` of the previous page."""
     found, _role = project_of(request, project)
-    queue = find_queue(found, name)
+    queue = services.find_queue(found, name)
     return ready(request, _page(queue, limit, cursor))
 
 
@@ -203,7 +203,7 @@ def create(request: HttpRequest, project: Path[str], body: NewQueueIn) -> Status
 def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueueIn) -> HttpResponse:
     """For managers. A new `ageing_minutes` reorders the queue immediately; running runs continue."""
     found, role = project_of(request, project)
-    queue = find_queue(found, name)
+    queue = services.find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)
     if not settings:
         raise Invalid.at("paused", msg="send at least one setting to change")
@@ -241,7 +241,7 @@ def move(
 def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | None = None) -> MoveOut:
     """By its user, within ten seconds, while its runs are unchanged. Priority changes can be undone too."""
     found, role = project_of(request, project, "member")
-    queue = selectors.find_queue(found, name)
+    queue = services.find_queue(found, name)
     move_id = body.move if body else None
     if move_id is None:
         latest = reorder.undoable(queue, caller(request))
@@ -258,7 +258,7 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     if not names:
         raise Invalid.at("runs", msg="name at least one run")
     runs = [selectors.find_run(project, name) for name in dict.fromkeys(names)]
-    selectors.find_queue(project, queue)
+    services.find_queue(project, queue)
     for run in runs:
         if run.queue.name != queue:
             raise Stale(f"run {run.name} is in queue {run.queue.name}; nothing was moved", queue=run.queue.name)
@@ -282,8 +282,3 @@ def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
         "items": QueueItem.listed(found[:limit]),
         "next": str(offset + limit) if len(found) > limit else None,
     }
-
-
-def find_queue(project: Project, name: str) -> Queue:
-    """A project's queue; the default one is created when it is first used."""
-    return services.ensure_queue(project) if name == "default" else selectors.find_queue(project, name)

@@ -48,14 +48,6 @@ def queue_called(project: Project, name: str) -> Queue | None:
     return queue
 
 
-def find_queue(project: Project, name: str) -> Queue:
-    """The queue of this name. Raises NotFound."""
-    queue = queue_called(project, name)
-    if queue is None:
-        raise NotFound(f"no queue is called {name!r} in {project.name}")
-    return queue
-
-
 def in_order(queue: Queue) -> QuerySet[Run]:
     return Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
-from dstackweb.lib.errors import Conflict, Forbidden, Invalid
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
@@ -68,12 +68,20 @@ class PreparedSubmission:
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
-    """The queue of this name, created if missing. Every project has `default`."""
+    """The queue of this name, created if missing."""
     queue = selectors.queue_called(project, name)
     if queue is None:
         with transaction.atomic():
             queue, _ = Queue.objects.get_or_create(project=project, name=name)
             QueueCount.objects.get_or_create(queue=queue)
+    return queue
+
+
+def find_queue(project: Project, name: str) -> Queue:
+    """The queue of this name; `default` is created if missing. Raises NotFound."""
+    queue = ensure_queue(project) if name == "default" else selectors.queue_called(project, name)
+    if queue is None:
+        raise NotFound(f"no queue is called {name!r} in {project.name}")
     return queue
 
 

@@ -22,8 +22,7 @@ SPARK_HEIGHT = 20
 
 @project_page()
 def queue_history(request: PageRequest, queue: str) -> HttpResponse:
-    default = queue == "default"  # exists in every project, even before its first run
-    found = services.ensure_queue(request.project) if default else selectors.find_queue(request.project, queue)
+    found = services.find_queue(request.project, queue)
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
         past = history.series(found, filters.view)

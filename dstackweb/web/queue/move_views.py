@@ -20,7 +20,7 @@ from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence, whole_number
-from dstackweb.web.queue.views import fragment, queue_called
+from dstackweb.web.queue.views import fragment
 from dstackweb.wording import queue as move_words
 
 AT_MOST = 500
@@ -32,7 +32,7 @@ Result = tuple[str, list[Run], int | None]
 @project_page()
 def preview(request: PageRequest, queue: str) -> HttpResponse:
     """The effect of a move without making it, or why it is refused."""
-    found = queue_called(request, queue)
+    found = services.find_queue(request.project, queue)
     try:
         runs, _etags = _runs_from_form(request.GET, found)
         target = _target_from_form(request, request.GET, found, runs)
@@ -56,7 +56,7 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
 @project_page()
 def change(request: PageRequest, queue: str) -> HttpResponse:
     """Apply one action to the runs in the form. Answers with the current list, also when refused."""
-    found = queue_called(request, queue)
+    found = services.find_queue(request.project, queue)
     return _list_response(request, found, lambda: _apply(request, found))
 
 
@@ -69,7 +69,7 @@ def undo(request: PageRequest, queue: str) -> HttpResponse:
         moved = reorder.undo(whole_number(request.POST.get("move")), request.user, request.role)
         return move_words.move_undone(moved), [change.run for change in moved.changes], None
 
-    return _list_response(request, queue_called(request, queue), act)
+    return _list_response(request, services.find_queue(request.project, queue), act)
 
 
 def _list_response(request: PageRequest, queue: Queue, act: Callable[[], Result]) -> HttpResponse:

@@ -13,12 +13,13 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dstackweb.accounts.access import allows
+from dstackweb.runs import services
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page
-from dstackweb.web.queue.views import fragment, queue_called, queue_url, usage
+from dstackweb.web.queue.views import fragment, queue_url, usage
 from dstackweb.wording import queue as queue_words
 
 LATEST = 12
@@ -74,7 +75,7 @@ class NewQueueForm(Styled):
 @project_page()
 def settings_page(request: PageRequest, queue: str) -> HttpResponse:
     """The settings with usage of each limit; saves them; htmx requests get the sentence for the typed ageing."""
-    found = queue_called(request, queue)
+    found = services.find_queue(request.project, queue)
     if request.htmx and request.method != "POST":
         form = QueueForm(request.GET)
         form.is_valid()
@@ -112,7 +113,7 @@ def new_queue(request: PageRequest) -> HttpResponse:
         form, lambda: queues.create_queue(request.project, request.user, request.role, form.cleaned_data["name"])
     )
     if made is None:
-        default = queue_called(request, "default")
+        default = services.find_queue(request.project, "default")
         context = _context(request, default) | {"form": QueueForm(initial={}), "new_queue": form}
         return render(request, "queue/settings.html", context, status=422)
     url = reverse("web:queue-settings", args=[request.project.name, made.name])
@@ -124,6 +125,6 @@ def new_queue(request: PageRequest) -> HttpResponse:
 def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
     paused = request.POST.get("paused") == "yes"
-    found = queues.change_queue(queue_called(request, queue), request.user, request.role, paused=paused)
+    found = queues.change_queue(services.find_queue(request.project, queue), request.user, request.role, paused=paused)
     text = _("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")
     return notice(fragment(request, found), text % found.name)

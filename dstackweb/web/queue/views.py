@@ -51,11 +51,6 @@ def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
     return polled(request, "queue/queue.html", "queue/list.html", version, lambda: _context(request, queue))
 
 
-def queue_called(request: PageRequest, name: str) -> Queue:
-    """The queue of this name. Every project has `default`, even before its first run."""
-    return services.ensure_queue(request.project) if name == "default" else selectors.find_queue(request.project, name)
-
-
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
     """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
@@ -71,7 +66,7 @@ def _counts(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCoun
     every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
     found = next((one for one in every if one.queue.name == name), None)
     if found is None:
-        found = counts.get(queue=queue_called(request, name))
+        found = counts.get(queue=services.find_queue(request.project, name))
         every.append(found)
     return found, every
 
