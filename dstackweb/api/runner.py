@@ -151,7 +151,7 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
 def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
     """A heartbeat. The answer is to go on, to wait for the other nodes, or to stop."""
     job = _wanted(request, job_id)
-    Job.objects.filter(pk=job.pk).update(beat=F("beat") + 1, beat_at=timezone.now())
+    Job.objects.filter(pk=job.pk).update(heartbeats=F("heartbeats") + 1, heartbeat_at=timezone.now())
     answer: dict[str, Any] = {
         "action": "go",
         "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S,

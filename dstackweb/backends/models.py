@@ -133,9 +133,9 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=64, blank=True)
     error = models.TextField(blank=True, help_text="Errors reported by the host")
 
-    beat = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the host")
+    heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the host")
     seen_at = models.DateTimeField(null=True)
-    watched_beat = models.BigIntegerField(default=0)
+    heartbeats_seen = models.BigIntegerField(default=0)
     silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
     offline_since = models.DateTimeField(null=True, help_text="When the watcher noticed its silence")
 
@@ -287,9 +287,9 @@ class Instance(models.Model):
     join_nonce = models.CharField(
         max_length=64, blank=True, help_text="Of the agent that used it, which may repeat the call"
     )
-    beat = models.BigIntegerField(default=0, help_text="Rises with each call of its agent")
+    heartbeats = models.BigIntegerField(default=0, help_text="Rises with each call of its agent")
     seen_at = models.DateTimeField(null=True)
-    watched_beat = models.BigIntegerField(default=0)
+    heartbeats_seen = models.BigIntegerField(default=0)
     silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
     status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
 

@@ -53,7 +53,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
         job = Job.objects.get(pk=job_id)
         run = lock_run(job.run_id)
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
-            claim_nonce=nonce, claimed_at=now, beat_at=now, silent_s=0
+            claim_nonce=nonce, claimed_at=now, heartbeat_at=now, silent_s=0
         )
         if won:
             record(run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)

@@ -249,9 +249,9 @@ class Job(models.Model):
     status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
     log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
 
-    beat = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")
-    beat_at = models.DateTimeField(null=True)
-    watched_beat = models.BigIntegerField(default=0)
+    heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")
+    heartbeat_at = models.DateTimeField(null=True)
+    heartbeats_seen = models.BigIntegerField(default=0)
     silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
 
     class Meta:

@@ -135,7 +135,7 @@ def test_each_call_is_a_sign_of_life(instance: Instance, agent: Agent) -> None:
     agent.next()
     agent.next()
     instance.refresh_from_db()
-    assert (instance.beat, instance.silent_s) == (3, 0)
+    assert (instance.heartbeats, instance.silent_s) == (3, 0)
     assert instance.seen_at is not None
 
 

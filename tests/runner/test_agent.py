@@ -101,10 +101,10 @@ def test_an_agent_that_is_killed_comes_back_to_the_job_that_went_on(rent: Rent) 
     runner = machine.runner_pid(job.pk)
     machine.kill()
     assert runs(runner)
-    beat = instance_of(job).beat
+    beat = instance_of(job).heartbeats
     del machine.env["DSTACKWEB_JOIN_TOKEN"]
     machine.start()
-    eventually(lambda: instance_of(job).beat > beat + 3)
+    eventually(lambda: instance_of(job).heartbeats > beat + 3)
     assert machine.runner_pid(job.pk) == runner
     run_dir = machine.home / "runs" / str(job.run.uid) / "node-0"
     (run_dir / "go").touch()
@@ -120,9 +120,9 @@ def test_an_agent_that_comes_back_knows_of_a_job_whose_runner_says_nothing(rent:
     os.kill(runner, signal.SIGSTOP)
     machine.kill()
     Job.objects.update(silent_s=100)
-    beat = instance_of(job).beat
+    beat = instance_of(job).heartbeats
     machine.start()
-    eventually(lambda: instance_of(job).beat > beat + 3)
+    eventually(lambda: instance_of(job).heartbeats > beat + 3)
     assert status(job) == "running"
     os.kill(runner, signal.SIGCONT)
     (machine.home / "runs" / str(job.run.uid) / "node-0" / "go").touch()

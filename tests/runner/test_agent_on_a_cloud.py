@@ -90,9 +90,9 @@ def test_the_agent_is_started_again_when_it_dies(cloud: Cloud, server: str) -> N
     cloud_id = boot(cloud, job, server)
     eventually(lambda: Job.objects.get(pk=job.pk).status == "running")
     kill_agent(str(instance_of(job).pk))
-    beat = instance_of(job).beat
+    beat = instance_of(job).heartbeats
     eventually(lambda: "starting it again" in cloud.machine(cloud_id)["console"])
-    eventually(lambda: instance_of(job).beat > beat + 2)
+    eventually(lambda: instance_of(job).heartbeats > beat + 2)
     assert Job.objects.get(pk=job.pk).status == "running"
 
 

@@ -137,7 +137,7 @@ def register(
 
 def heartbeat(host: Host) -> bool:
     """Count a heartbeat. False if the host's row is gone and it must register again. Raises HasLeft."""
-    if Host.joined.filter(pk=host.pk).update(beat=F("beat") + 1, seen_at=timezone.now()):
+    if Host.joined.filter(pk=host.pk).update(heartbeats=F("heartbeats") + 1, seen_at=timezone.now()):
         return True
     if Host.objects.filter(pk=host.pk).exists():
         raise HasLeft

@@ -86,7 +86,7 @@ def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], addr
         gpus=list(gpus),
         address=instance.address or address,
         ready_at=now,
-        beat=F("beat") + 1,
+        heartbeats=F("heartbeats") + 1,
         seen_at=now,
         silent_s=0,
     )
@@ -107,7 +107,7 @@ def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
     watcher acts on it. Raises NotFound.
     """
     now = timezone.now()
-    Instance.objects.filter(pk=instance_id).update(beat=F("beat") + 1, seen_at=now, silent_s=0)
+    Instance.objects.filter(pk=instance_id).update(heartbeats=F("heartbeats") + 1, seen_at=now, silent_s=0)
     if report.interruption_at is not None:
         there = Instance.objects.filter(pk=instance_id, interrupted_at=None, status=InstanceStatus.RUNNING)
         there.update(interrupted_at=min(max(report.interruption_at, now - MAX_NOTICE), now + MAX_NOTICE))

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import transaction
@@ -88,20 +88,18 @@ def watch() -> None:
 
 def _add_silence(step: float) -> None:
     """Add `step` seconds of silence to what has sent no heartbeat. A fixed number of statements."""
-    active = Job.objects.filter(status__in=JOB_ACTIVE)
-    there = Instance.objects.exclude(status=InstanceStatus.GONE)
-    with transaction.atomic():
-        _unlocked(active.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
-        _unlocked(Host.objects.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
-    with transaction.atomic():
-        _unlocked(there.exclude(beat=F("watched_beat"))).update(watched_beat=F("beat"), silent_s=0)
-    if step:
+    counted: tuple[tuple[QuerySet[Any], tuple[str, ...]], ...] = (
+        (Job.objects.filter(status__in=JOB_ACTIVE), ("silent_s", "status_s")),
+        (Host.objects.all(), ("silent_s",)),
+        (Instance.objects.exclude(status=InstanceStatus.GONE), ("silent_s", "status_s")),
+    )
+    for rows, columns in counted:
         with transaction.atomic():
-            _unlocked(active).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
-        with transaction.atomic():
-            _unlocked(Host.objects.all()).update(silent_s=F("silent_s") + step)
-        with transaction.atomic():
-            _unlocked(there).update(silent_s=F("silent_s") + step, status_s=F("status_s") + step)
+            heard = _unlocked(rows.exclude(heartbeats=F("heartbeats_seen")))
+            heard.update(heartbeats_seen=F("heartbeats"), silent_s=0)
+        if step:
+            with transaction.atomic():
+                _unlocked(rows).update(**{name: F(name) + step for name in columns})
 
 
 def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:

@@ -83,7 +83,7 @@ def test_heartbeats_are_counted_and_a_removed_host_is_told_to_register_again() -
     assert heartbeat(host)
     assert heartbeat(host)
     host.refresh_from_db()
-    assert host.beat == 2
+    assert host.heartbeats == 2
     host.delete()
     assert not heartbeat(host)
 

@@ -39,7 +39,7 @@ def test_a_machine_whose_agent_calls_is_there_whatever_the_cloud_leaves_out(
     running(run, fake)
     fake.there.clear()
     for _ in range(20):
-        Instance.objects.update(beat=the_machine().beat + 1)
+        Instance.objects.update(heartbeats=the_machine().heartbeats + 1)
         fake.tick(30)
     assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
     fake.tick(120)
@@ -102,8 +102,8 @@ def test_a_runner_that_has_its_job_and_never_starts_it_is_told_to_stop(
     begin(fake)
     attempts.claim_job(job_of(run).pk, "n", "there")
     for _ in range(25):
-        Instance.objects.update(beat=the_machine().beat + 1)
-        Job.objects.update(beat=job_of(run).beat + 1)
+        Instance.objects.update(heartbeats=the_machine().heartbeats + 1)
+        Job.objects.update(heartbeats=job_of(run).heartbeats + 1)
         fake.tick(15)
     assert (job_of(run).status, job_of(run).stop_reason) == (JobStatus.TERMINATING, Reason.NO_CAPACITY)
 
@@ -117,7 +117,7 @@ def test_a_runner_that_waits_for_another_node_s_machine_is_not_late(
     attempts.claim_job(first.pk, "n", "there")
     Instance.objects.filter(pk=second.instance_id).update(status="starting", ready_at=None)
     for _ in range(25):
-        Instance.objects.update(beat=fake.monotonic)
+        Instance.objects.update(heartbeats=fake.monotonic)
         fake.tick(15)
     assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
     Instance.objects.filter(pk=second.instance_id).update(status="running", ready_at=fake.now, status_s=0)

@@ -138,7 +138,7 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
     place_all()
     fake.throttled = THROTTLED
     for _ in range(20):
-        Job.objects.filter(run=at_work).update(beat=Job.objects.get(run=at_work).beat + 1)
+        Job.objects.filter(run=at_work).update(heartbeats=Job.objects.get(run=at_work).heartbeats + 1)
         fake.tick(60, step_s=60)
         place_all()
     assert fresh(at_work).status == RunStatus.RUNNING

@@ -170,7 +170,7 @@ def test_a_machine_whose_agent_starts_no_runner_is_given_up_and_its_orders_with_
     begin(fake)
     first = job_of(run)
     for _ in range(22):
-        Instance.objects.update(beat=the_machine().beat + 1)
+        Instance.objects.update(heartbeats=the_machine().heartbeats + 1)
         fake.tick(15)
     first.refresh_from_db()
     assert (first.status, first.termination_reason) == (JobStatus.FAILED, Reason.OUT_OF_CAPACITY)
@@ -258,8 +258,8 @@ def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
     fake.there.clear()
     fake.throttled = THROTTLED
     for _ in range(10):
-        job.beat += 1
-        Job.objects.filter(pk=job.pk).update(beat=job.beat)
+        job.heartbeats += 1
+        Job.objects.filter(pk=job.pk).update(heartbeats=job.heartbeats)
         fake.tick(60, step_s=60)
     assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
     fake.throttled = None

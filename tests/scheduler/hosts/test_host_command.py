@@ -64,7 +64,7 @@ def start(open_home: Path) -> Iterator[Start]:
 
 def test_a_machine_registers_beats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
     process = start("--embedded", "--address", "10.1.2.3")
-    eventually(lambda: Host.objects.get().beat > 0)
+    eventually(lambda: Host.objects.get().heartbeats > 0)
     host = Host.objects.get()
     assert (host.name, host.address, host.cluster) == ("box", "10.1.2.3", "dstackweb")
     assert host.cpus > 0
@@ -135,7 +135,7 @@ def test_everything_is_written_only_when_something_changed() -> None:
     presence.update(seen)
     Host.objects.update(cpus=1)
     presence.update(seen)
-    assert (Host.objects.get().cpus, Host.objects.get().beat) == (1, 1)
+    assert (Host.objects.get().cpus, Host.objects.get().heartbeats) == (1, 1)
     presence.update(replace(seen, cpus=seen.cpus + 1))
     assert Host.objects.get().cpus == seen.cpus + 1
 
@@ -145,7 +145,7 @@ def test_a_name_is_refused_only_while_another_machine_beats_under_it(beats: int,
     factories.make_host("box", boot_id=boot or boot_id())
 
     def wait(_seconds: float) -> None:
-        Host.objects.update(beat=beats)
+        Host.objects.update(heartbeats=beats)
 
     assert host_command.name_in_use("box", wait) is refused
 

@@ -173,7 +173,7 @@ def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked
     host = make_host()
     run = running(project, member, retry=True)
     for beat in range(1, 13):
-        Host.objects.filter(pk=host.pk).update(beat=host.beat + beat)
+        Host.objects.filter(pk=host.pk).update(heartbeats=host.heartbeats + beat)
         clock.pass_time(20, looks=2)
     assert Job.objects.get(run=run).silent_s == 240  # a job of a silent host is lost after 180
     assert fresh(run).status == RunStatus.RUNNING

@@ -57,7 +57,7 @@ def test_hosts_change_for_a_poll_only_when_what_they_show_does(project: Project,
     host = make_host("box-1")
     client = as_user(ann)
     poll = {**HTMX, "HX-PTag": client.get("/p/main/hosts/")["HX-PTag"]}
-    Host.objects.filter(pk=host.pk).update(beat=7)
+    Host.objects.filter(pk=host.pk).update(heartbeats=7)
     assert client.get("/p/main/hosts/", headers=poll).status_code == 204
     Host.objects.filter(pk=host.pk).update(draining=True)
     assert "draining" in client.get("/p/main/hosts/", headers=poll).content.decode()

@@ -213,11 +213,11 @@ def lock_home(home: Path) -> IO[str]:
 def name_in_use(name: str, wait: Callable[[float], object]) -> bool:
     """Whether another machine sends heartbeats under this name: two would overwrite each other. `wait` sleeps."""
     others = Host.objects.filter(name=name).exclude(boot_id__in=["", boot_id()])
-    before = others.values_list("beat", flat=True).first()
+    before = others.values_list("heartbeats", flat=True).first()
     if before is None:
         return False
     wait(NAME_CHECK_S)
-    after = others.values_list("beat", flat=True).first()
+    after = others.values_list("heartbeats", flat=True).first()
     return after is not None and after != before
 
 
