@@ -173,16 +173,16 @@ class Run(models.Model):
         ]
         indexes = [
             # The next k of n are one index scan, however long the queue is. With the status (always the same) and the
-            # shape in it, places are counted and shapes skipped without a look at the rows themselves.
+            # shape in it, places are counted and shapes skipped without reading the rows themselves.
             models.Index(
                 "queue", "status", "rank", "id", "shape", condition=Q(status="submitted"), name="run_queue_order"
             ),
-            # The shapes that wait, and the next runs of each, without a look at the others.
+            # The shapes that wait, and the next runs of each, without reading the others.
             models.Index(
                 "queue", "status", "shape", "rank", "id", condition=Q(status="submitted"), name="run_queue_shape_order"
             ),
             models.Index("queue", "status", "seniority_us", condition=Q(status="submitted"), name="run_queue_oldest"),
-            # How many wait at each priority, for the history, without a look at the rows.
+            # How many wait at each priority, for the history, without reading the rows.
             models.Index("queue", "status", "priority", condition=Q(status="submitted"), name="run_queue_priority"),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),
             models.Index("project", "name", F("id").desc(), name="run_newest_of_name"),

@@ -21,16 +21,16 @@ from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
 from dstackweb.runs.transitions import count_new_run, lock_run, record
 
 
-def create_due(now: dt.datetime) -> int:
-    """Create the next occurrence of every ended run that has one due. Returns how many.
+def create_occurrences(now: dt.datetime) -> int:
+    """Create the next occurrence of every ended run whose schedule continues. Returns how many.
 
     If it cannot be created yet (name taken, queue draining), that is recorded once and retried with the next check. The
     schedule ends if its owner may not submit any more.
     """
     # A range, and not `IS NOT NULL`: SQLite walks an index for the former only.
-    noted = Run.objects.filter(status__in=ENDED, retry_at__gt=EPOCH).select_related("queue", "project", "user")
+    ended = Run.objects.filter(status__in=ENDED, retry_at__gt=EPOCH).select_related("queue", "project", "user")
     made = 0
-    for run in noted.order_by("retry_at"):
+    for run in ended.order_by("retry_at"):
         reason = blocked_by(run)
         if reason == ScheduleWait.NO_MEMBER:
             _end_schedule(run)
@@ -98,7 +98,7 @@ def _end_schedule(run: Run) -> None:
 
 
 def _record_wait(run: Run, reason: ScheduleWait) -> None:
-    """Say why the next occurrence waits, unless that was the last thing said of the run."""
+    """Record why the next occurrence waits, unless that is the last event of the run."""
     last = run.events.last()
     if last is None or last.kind != RunEventKind.SCHEDULE_WAITS or last.data.get("reason") != reason:
         with transaction.atomic():

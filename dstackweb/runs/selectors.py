@@ -99,7 +99,7 @@ def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, tuple[str, dict[st
     wanted = {"", *shapes}  # that of the shape "" is the whole queue's
     rows = sql.rows(_VERDICTS.format(shapes=sql.places(wanted)), [queue.pk, *wanted])
     found = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
-    # Without a verdict the next pass will look at it.
+    # Without a verdict the next pass decides.
     return {shape: found.get("") or found.get(shape) or (WaitReason.STARTING, {}) for shape in shapes}
 
 

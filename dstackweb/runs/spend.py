@@ -1,6 +1,6 @@
 """What projects spend on paid backends, by the second, and what a run has cost so far. Months are UTC's.
 
-A cloud's machine costs from its launch to its end, whatever it serves; what is placed on another paid backend costs
+A cloud instance costs from its launch to its end, whatever it serves; what is placed on another paid backend costs
 from its placement. Prices are those at the start, kept with the rows.
 """
 
@@ -25,16 +25,16 @@ MARKS = (50, 80, 100)
 
 
 def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
-    """USD for the part of each machine and job that lies in `now`'s month; what goes on counts up to `now`."""
+    """USD for the part of each instance and job within `now`'s month; what still runs counts up to `now`."""
     since = month_of(now)
     in_month = Q(ended_at=None) | Q(ended_at__gt=since)
-    machines = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
+    instances = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
     # The condition on the price is the partial index's.
     jobs = Job.objects.filter(in_month, price__gt=0, run__project=project_id, instance=None, placed_at__lt=now)
     # By price, in whole numbers: there may be ten thousand, and few prices.
     held_us: defaultdict[Decimal, int] = defaultdict(int)
     for price, began, ended in chain(
-        machines.order_by().values_list("price", "launched_at", "ended_at"),
+        instances.order_by().values_list("price", "launched_at", "ended_at"),
         jobs.order_by().values_list("price", "placed_at", "ended_at"),
     ):
         if began is not None:
@@ -45,7 +45,7 @@ def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
 def costs_by_run(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
     """USD that each of these runs (by its key) has cost so far, all attempts; those that cost nothing are left out.
 
-    A machine started for a job costs it from its launch, one that was there from when it was handed over.
+    An instance started for a job costs it from its launch, an idle one from its placement.
     """
     cost: dict[int, Decimal] = {}
     jobs = Job.objects.filter(run__in=[run.pk for run in runs], price__gt=0)

@@ -21,4 +21,4 @@ class PassStateAdmin(ReadOnly):
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnly):
-    list_display = ("counted_s", "looks")
+    list_display = ("counted_s", "checks")

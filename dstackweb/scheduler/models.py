@@ -32,13 +32,15 @@ class PeriodicJob(models.Model):
 
     @staticmethod
     def host_names(host: str) -> tuple[str, str, str]:
-        """The names of the jobs that one host has: checking its jobs, sampling its GPUs, removing old files."""
-        return f"look:{host}", f"gpus:{host}", f"tidy:{host}"
+        """The names of one host's work: checking its jobs, sampling its GPUs, removing old files."""
+        return f"jobs:{host}", f"gpus:{host}", f"files:{host}"
 
 
 class PassState(models.Model):
-    """The one row that makes placement passes exclusive: who claims it raises `generation`, and each transaction
-    of a pass first checks that its generation is still there."""
+    """The one row that makes placement passes exclusive.
+
+    A claim raises `generation`, and each transaction of a pass first checks that its generation is still there.
+    """
 
     EXPIRES_S = 10.0
     """A killed pass delays the next one this long at most."""
@@ -125,12 +127,14 @@ class Reservation(models.Model):
 
 
 class Watch(models.Model):
-    """What the watcher has counted of all silence, and when each machine last looked for it: silence counts only
-    between two looks of one machine, and once only where several look in turn."""
+    """How much silence the watcher has counted, and when each machine last checked.
+
+    Silence counts only between two checks of one machine, and only once where several check in turn.
+    """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     counted_s = models.FloatField(default=0, help_text="Seconds counted by all machines together")
-    looks: models.JSONField[Any, Any] = models.JSONField(
+    checks: models.JSONField[Any, Any] = models.JSONField(
         default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then"
     )
 

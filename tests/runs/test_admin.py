@@ -77,7 +77,7 @@ def post_priority(client: Client, run: Run, priority: int, seen: str) -> HttpRes
     return client.post(reverse("admin:runs_run_change", args=[run.pk]), form)
 
 
-def test_an_active_runs_priority_is_changed_in_the_admin_and_told_on_its_timeline(
+def test_an_active_runs_priority_is_changed_in_the_admin_and_recorded_on_its_timeline(
     project: Project, member: User, admin_client: Client
 ) -> None:
     first, second = make_run(project, member), make_run(project, member)
@@ -110,7 +110,7 @@ def test_a_priority_that_somebody_changed_meanwhile_is_not_overwritten_in_the_ad
     assert Run.objects.get(pk=run.pk).priority == 40
 
 
-def test_an_ended_run_can_only_be_looked_at_in_the_admin(project: Project, member: User, admin_client: Client) -> None:
+def test_an_ended_run_is_read_only_in_the_admin(project: Project, member: User, admin_client: Client) -> None:
     run = make_run(project, member)
     services.stop(run, member, "member")
     assert post_priority(admin_client, run, 70, services.etag(run)).status_code == 403

@@ -10,6 +10,7 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recount import differences
+from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -67,8 +68,6 @@ def test_a_retry_keeps_the_seniority_and_takes_its_old_place_in_the_queue(projec
     assert (fresh(run).status, fresh(run).attempt) == (RunStatus.PENDING, 2)
     assert fresh(run).retry_at > timezone.now() - dt.timedelta(seconds=1)
     assert attempts.requeue_due(timezone.now() + dt.timedelta(hours=1)) == 1
-    from dstackweb.runs.rows import queue_rows
-
     assert [row.name for row in queue_rows(run.queue)] == [run.name, "later"]
 
 

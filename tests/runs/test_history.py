@@ -1,4 +1,4 @@
-"""What is kept of each hour, and what is told of it."""
+"""The history of queues: what is counted per hour, and what pages and the API show of it."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_recount_names_the_hour_that_was_counted_wrong(project: Project, membe
     assert "kept 2, counted 3" in told[1]
 
 
-def test_the_length_of_every_line_is_sampled_also_when_nobody_waits(project: Project, member: User) -> None:
+def test_the_length_of_every_queue_is_sampled_even_when_it_is_empty(project: Project, member: User) -> None:
     for priority in (10, 50, 50):
         make_run(project, member, priority=priority)
     night = services.ensure_queue(project, "night")
@@ -216,7 +216,7 @@ def test_hours_are_removed_after_ninety_days(project: Project, member: User) -> 
     assert sorted((NOW - kept.hour).days for kept in QueueHour.objects.all()) == [0, 89]
 
 
-def test_a_week_is_told_by_the_hour_with_gaps_left_open(project: Project, member: User) -> None:
+def test_a_week_is_shown_by_the_hour_with_gaps(project: Project, member: User) -> None:
     history.count_placed([waiting(project, member, since=NOW - 2 * HOUR)], NOW - HOUR)
     queue = Queue.objects.get()
     told = history.series(queue, WEEK)
@@ -230,7 +230,7 @@ def test_a_week_is_told_by_the_hour_with_gaps_left_open(project: Project, member
     assert told.since(told.today, band=0).placed == 0
 
 
-def test_a_month_is_told_by_the_days_of_the_readers_zone(project: Project, member: User) -> None:
+def test_a_month_is_shown_by_days_of_the_readers_zone(project: Project, member: User) -> None:
     late = dt.datetime(2026, 11, 20, 23, 30, tzinfo=dt.UTC)  # half past midnight of the 21st in Berlin
     history.count_placed([waiting(project, member, since=late)], late)
     assert [t.placed for t in history.overview(project, MONTH)[0].all][-2:] == [1, 0]
@@ -239,7 +239,7 @@ def test_a_month_is_told_by_the_days_of_the_readers_zone(project: Project, membe
     assert berlin.columns()["zone"] == "Europe/Berlin"
 
 
-def test_what_is_older_or_of_another_project_is_not_told(project: Project, member: User) -> None:
+def test_older_hours_and_other_projects_are_left_out(project: Project, member: User) -> None:
     from tests.factories import make_project
 
     other = make_project("other")
@@ -249,7 +249,7 @@ def test_what_is_older_or_of_another_project_is_not_told(project: Project, membe
     assert not history.overview(project, MONTH)[0].empty
 
 
-def test_a_project_is_told_as_the_sum_of_its_queues(project: Project, member: User) -> None:
+def test_a_projects_history_is_the_sum_of_its_queues(project: Project, member: User) -> None:
     history.count_placed([waiting(project, member), waiting(project, member, queue="night")], NOW)
     for name in ("default", "night"):
         make_run(project, member, queue=name)

@@ -166,7 +166,7 @@ def test_asking_twice_under_one_key_holds_once(project: Project, member: User) -
         services.submit(project, member, "member", services.Submission(holds.run_config(wanted, 3 * HOUR)), "key")
 
 
-def test_more_time_is_heard_by_the_runner_and_said(project: Project, member: User) -> None:
+def test_an_extension_reaches_the_runner_and_is_recorded(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = hold(project, member)
     now = timezone.now()
@@ -206,7 +206,7 @@ def test_members_lengthen_their_own_runs_to_a_week_and_managers_any(project: Pro
 
 
 @pytest.mark.parametrize("state", ["waiting", "no limit", "over", "ending", "ended"])
-def test_what_can_not_be_lengthened_says_so(project: Project, member: User, state: str) -> None:
+def test_a_run_that_cannot_be_extended_is_refused_with_the_reason(project: Project, member: User, state: str) -> None:
     make_host()
     run = make_run(project, member, max_duration="off" if state == "no limit" else "1h")
     if state != "waiting":

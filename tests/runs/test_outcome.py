@@ -49,7 +49,7 @@ def test_a_failed_node_stops_the_others() -> None:
     assert decide(RUNNING, [failed(0), JobView(1, JobStatus.RUNNING)], NOW) == StopOthers(failed(0))
 
 
-def test_the_others_are_told_only_once() -> None:
+def test_the_others_are_stopped_only_once() -> None:
     run = RunView(RunStatus.TERMINATING)
     assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) is None
 
@@ -69,7 +69,7 @@ def test_a_stop_by_a_person_ends_as_terminated_and_is_never_retried() -> None:
     assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, Reason.STOPPED_BY_USER)
 
 
-def test_a_stop_that_said_why_ends_with_that_message() -> None:
+def test_a_stop_with_a_detail_ends_with_that_detail() -> None:
     said = {"code": "low_utilization", "gpu": 1}
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.UTILIZATION_POLICY, stop_detail=said)
     outcome = decide(run, [failed(0, Reason.UTILIZATION_POLICY)], NOW)

@@ -110,7 +110,7 @@ def test_the_next_occurrence_waits_in_the_same_group(project: Project, member: U
     attempts.requeue_due(timezone.now() + dt.timedelta(days=2))
     place_all()
     attempts.end_job(start(placed_job(run)).pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    assert recurrence.create_due(timezone.now()) == 1
+    assert recurrence.create_occurrences(timezone.now()) == 1
     assert shown(project, "nightly") == {"memory": 1, "waiting": 1}
     assert TaskGroup.objects.get().name == "nightly"
 

@@ -21,7 +21,7 @@ from tests.factories import make_host, make_run, place_all, placed_job, start
 pytestmark = pytest.mark.django_db
 
 
-def test_a_mover_that_looked_before_the_run_changed_its_queue_changes_nothing(project: Project, member: User) -> None:
+def test_a_move_read_before_the_run_changed_its_queue_changes_nothing(project: Project, member: User) -> None:
     """Else the counters of the old queue would be shifted for a run that stands in the new one."""
     services.ensure_queue(project, "night")
     run = make_run(project, member)

@@ -17,7 +17,7 @@ from tests.factories import make_project
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_recount_sees_one_moment_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recount_reads_one_snapshot_and_blocks_no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_project()
 
     def write(number: int) -> None:

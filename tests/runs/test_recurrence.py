@@ -79,7 +79,7 @@ def test_it_comes_round_again_however_it_ended_by_itself(
     project: Project, member: User, box: None, reason: Reason, status: str
 ) -> None:
     first = end(place(nightly(project, member)), reason)
-    assert (first.status, recurrence.create_due(timezone.now())) == (status, 1)
+    assert (first.status, recurrence.create_occurrences(timezone.now())) == (status, 1)
     second = newest()
     assert second.pk != first.pk
     assert (second.name, second.status, second.attempt, second.user) == ("nightly", RunStatus.PENDING, 1, member)
@@ -103,7 +103,7 @@ def test_a_clock_that_is_behind_makes_no_second_one_of_the_same_hour(project: Pr
 
 def test_looking_again_makes_no_second_one(project: Project, member: User, box: None) -> None:
     end(place(nightly(project, member)))
-    assert [recurrence.create_due(timezone.now()) for _ in range(3)] == [1, 0, 0]
+    assert [recurrence.create_occurrences(timezone.now()) for _ in range(3)] == [1, 0, 0]
     assert Run.objects.count() == 2
 
 
@@ -111,19 +111,19 @@ def test_of_two_that_make_it_at_once_one_does(project: Project, member: User, bo
     """What a second process read before the first one had committed."""
     first = end(place(nightly(project, member)))
     read = Run.objects.select_related("queue", "project", "user").get(pk=first.pk)
-    recurrence.create_due(timezone.now())
+    recurrence.create_occurrences(timezone.now())
     second = newest()
     services.stop(second, member, "member")
     recurrence._create(read, timezone.now())
     assert Run.objects.count() == 2
 
 
-def test_it_goes_on_and_on_with_its_code_and_its_masked_values(project: Project, member: User, box: None) -> None:
+def test_each_occurrence_keeps_the_code_and_the_masked_values(project: Project, member: User, box: None) -> None:
     config = {"type": "task", "name": "nightly", "commands": ["true"], "env": ["KEY"], "schedule": {"cron": CRON}}
     run, _ = services.submit(project, member, "member", services.Submission(config, env={"KEY": "hidden"}))
     for _ in range(3):
         end(place(run))
-        recurrence.create_due(timezone.now())
+        recurrence.create_occurrences(timezone.now())
         run = newest()
     assert decrypt(run.env_secret) == '{"KEY": "hidden"}'
     assert Run.objects.filter(name="nightly").count() == 4
@@ -132,7 +132,7 @@ def test_it_goes_on_and_on_with_its_code_and_its_masked_values(project: Project,
 
 def test_while_it_runs_there_is_no_other(project: Project, member: User, box: None) -> None:
     place(nightly(project, member))
-    assert recurrence.create_due(timezone.now() + 3 * DAY) == 0
+    assert recurrence.create_occurrences(timezone.now() + 3 * DAY) == 0
     assert attempts.requeue_due(timezone.now() + 3 * DAY) == 0
 
 
@@ -140,7 +140,7 @@ def test_a_retry_is_no_end(project: Project, member: User, box: None) -> None:
     run = place(nightly(project, member, retry=True))
     again = end(run, Reason.CONTAINER_EXITED_WITH_ERROR, 1)
     assert (again.status, again.attempt, again.seniority_us) == (RunStatus.PENDING, 2, run.seniority_us)
-    assert recurrence.create_due(timezone.now()) == 0
+    assert recurrence.create_occurrences(timezone.now()) == 0
 
 
 @pytest.mark.parametrize("when", ["pending", "submitted", "running"])
@@ -155,7 +155,7 @@ def test_a_person_who_stops_it_ends_its_schedule(project: Project, member: User,
         end(run, Reason.TERMINATED_BY_USER, 143)
     run.refresh_from_db()
     assert (run.status, run.retry_at) == (RunStatus.TERMINATED, None)
-    assert recurrence.create_due(timezone.now()) == 0
+    assert recurrence.create_occurrences(timezone.now()) == 0
 
 
 def test_after_a_long_silence_it_runs_once(project: Project, member: User, box: None) -> None:
@@ -168,37 +168,37 @@ def test_after_a_long_silence_it_runs_once(project: Project, member: User, box: 
 def test_a_time_that_was_missed_is_left_out(project: Project, member: User, box: None) -> None:
     end(place(nightly(project, member)))
     later = timezone.now() + 30 * DAY
-    recurrence.create_due(later)
+    recurrence.create_occurrences(later)
     assert newest().retry_at == next_time([CRON], later)
 
 
-def test_a_name_that_is_taken_is_told_once_and_tried_again(project: Project, member: User, box: None) -> None:
+def test_a_taken_name_is_recorded_once_and_retried(project: Project, member: User, box: None) -> None:
     first = end(place(nightly(project, member)))
     other = make_run(project, member, "nightly")
-    assert [recurrence.create_due(timezone.now()) for _ in range(3)] == [0, 0, 0]
+    assert [recurrence.create_occurrences(timezone.now()) for _ in range(3)] == [0, 0, 0]
     assert kinds(first).count("schedule_waits") == 1
     services.stop(other, member, "member")
-    assert recurrence.create_due(timezone.now()) == 1
+    assert recurrence.create_occurrences(timezone.now()) == 1
     assert list(differences()) == []
 
 
-def test_a_name_taken_between_look_and_write_changes_nothing(
+def test_a_name_taken_between_check_and_write_changes_nothing(
     project: Project, member: User, box: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(place(nightly(project, member)))
     make_run(project, member, "nightly")
     monkeypatch.setattr(recurrence, "blocked_by", lambda run: "")
-    assert recurrence.create_due(timezone.now()) == 0
+    assert recurrence.create_occurrences(timezone.now()) == 0
     assert list(differences()) == []
 
 
 def test_a_draining_queue_keeps_it_waiting_and_loses_nothing(project: Project, member: User, box: None) -> None:
     first = end(place(nightly(project, member)))
     Queue.objects.update(draining=True)
-    assert recurrence.create_due(timezone.now()) == 0
+    assert recurrence.create_occurrences(timezone.now()) == 0
     assert first.events.get(kind="schedule_waits").data == {"reason": "draining"}
     Queue.objects.update(draining=False)
-    assert recurrence.create_due(timezone.now()) == 1
+    assert recurrence.create_occurrences(timezone.now()) == 1
 
 
 def test_it_stays_in_the_queue_that_it_was_moved_to(project: Project, member: User, box: None) -> None:
@@ -206,7 +206,7 @@ def test_it_stays_in_the_queue_that_it_was_moved_to(project: Project, member: Us
     night = services.ensure_queue(project, "night")
     services.set_queue(run, member, "member", "night")
     end(place(run))
-    recurrence.create_due(timezone.now())
+    recurrence.create_occurrences(timezone.now())
     assert newest().queue == night
 
 
@@ -225,15 +225,15 @@ def test_a_priority_of_one_night_is_not_that_of_the_next(project: Project, membe
     run = nightly(project, member, priority=40)
     services.set_priority(run, member, "manager", 90)
     end(place(run))
-    recurrence.create_due(timezone.now())
+    recurrence.create_occurrences(timezone.now())
     assert newest().priority == 40
 
 
-def test_the_schedule_of_somebody_who_left_ends_with_a_word(project: Project, box: None) -> None:
+def test_the_schedule_of_a_member_who_left_ends_with_an_event(project: Project, box: None) -> None:
     ada = join(project, make_user("guest"))
     first = end(place(nightly(project, ada)))
     Membership.objects.filter(user=ada).delete()
-    assert recurrence.create_due(timezone.now()) == 0
+    assert recurrence.create_occurrences(timezone.now()) == 0
     first.refresh_from_db()
     assert first.retry_at is None
     assert first.events.get(kind="schedule_ended").data == {"reason": "no_member", "user": "guest"}

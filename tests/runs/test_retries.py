@@ -1,4 +1,4 @@
-"""What waits for its next attempt holds up nobody, and loses nothing."""
+"""A run that waits for its next attempt blocks no other run and keeps its rank."""
 
 from __future__ import annotations
 

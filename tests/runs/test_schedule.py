@@ -1,4 +1,4 @@
-"""When runs come round."""
+"""When scheduled runs recur."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_next_time_is_the_earliest_of_all_expressions_and_lies_ahead(moment:
 
 
 @pytest.mark.parametrize("stopped", ["stopped_by_user", "aborted_by_user"])
-def test_whoever_stops_a_run_ends_its_schedule(stopped: str) -> None:
+def test_stopping_a_run_ends_its_schedule(stopped: str) -> None:
     assert next_after_end(NIGHTLY, stopped, at("2026-11-03T02:10")) is None
 
 

@@ -48,7 +48,7 @@ def test_lists_leave_run_files_in_the_database(project: Project, member: User) -
     assert not any(text in query["sql"] for query in queries for text in selectors.TEXTS)
 
 
-def test_nothing_that_is_asked_all_the_time_walks_through_the_history(project: Project, member: User) -> None:
+def test_no_frequent_query_scans_the_history(project: Project, member: User) -> None:
     """A deployment keeps every run; SQLite's plans say which statements would look at all of them."""
     make_host()
     run = make_run(project, member)

@@ -30,7 +30,7 @@ def test_higher_priority_goes_first_and_equals_in_order_of_arrival(project: Proj
     assert [row.position for row in queue_rows(services.ensure_queue(project))] == [1, 2, 3, 4, 5]
 
 
-def test_priority_is_50_unless_told_otherwise_and_0_is_a_priority(project: Project, member: User) -> None:
+def test_priority_is_50_by_default_and_0_is_a_priority(project: Project, member: User) -> None:
     """R22."""
     assert make_run(project, member).priority == 50
     assert make_run(project, member, priority=0).priority == 0

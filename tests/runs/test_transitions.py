@@ -36,7 +36,7 @@ def test_of_two_who_move_the_same_run_one_wins_and_the_other_changes_nothing(run
     assert list(differences()) == []
 
 
-def test_a_mover_that_looked_at_an_earlier_attempt_changes_nothing(run: Run) -> None:
+def test_a_move_of_an_earlier_attempt_changes_nothing(run: Run) -> None:
     twin = Run.objects.get(pk=run.pk)
     Run.objects.filter(pk=run.pk).update(attempt=2)
     assert not move_run(twin, RunStatus.PROVISIONING, now=timezone.now())

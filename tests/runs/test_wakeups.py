@@ -1,4 +1,4 @@
-"""Hints may be lost: whoever makes a change never hears of a broker that is away."""
+"""Signals may be lost: a change succeeds while the broker is unreachable."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LOW = {
         (88_200, "1470 min"),
     ],
 )
-def test_a_window_is_told_exactly(seconds: int, text: str) -> None:
+def test_a_window_is_shown_exactly(seconds: int, text: str) -> None:
     assert units.exact_duration(seconds) == text
 
 

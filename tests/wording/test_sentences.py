@@ -51,7 +51,7 @@ UNREAD = {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "t
             {
                 "code": "late",
                 "deadline_s": 90,
-                "cause": {"code": "source_failed", "kind": "aws", "error": {"code": "failed", "text": "x"}},
+                "cause": UNREAD,
             },
             "",
             "it did not start within 90 s: Its offers cannot be read: x",
@@ -64,13 +64,13 @@ def test_messages_are_worded_when_they_are_read(detail: dict[str, Any], text: st
     assert (statuses.message(detail, text), statuses.beyond_reason(detail, text)) == (whole, beyond)
 
 
-def test_a_machine_that_starts_is_told_of_with_its_price() -> None:
+def test_an_instance_start_is_worded_with_its_price() -> None:
     data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
     event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
     assert event_words.event_text(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
 
 
-def test_an_event_of_a_newer_server_is_still_told() -> None:
+def test_an_event_of_a_newer_server_is_still_shown() -> None:
     assert event_words.event_text(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
 
 

@@ -112,9 +112,9 @@ def poll_region(backend: Backend, region: str) -> None:
     rows = list(_present_instances().filter(backend=backend, region=region))
     ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
     known = Instance.objects.filter(pk__in=[pk for machine in machines if (pk := _uuid(machine.instance))])
-    told_of = known.values_list("pk", "status", "cloud_id")
+    stored = known.values_list("pk", "status", "cloud_id")
     wanted = {str(row.pk): (InstanceStatus(row.status), row.cloud_id) for row in rows}
-    wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in told_of}
+    wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in stored}
     for machine in find_orphans(machines, wanted, timezone.now()):
         log.warning("%s %s: terminating orphan instance %s", backend, region, machine.cloud_id)
         ending.add(machine.cloud_id)
@@ -214,7 +214,7 @@ def _regions_due() -> Iterator[tuple[Backend, str]]:
         place = (row.backend, row.region)
         settling[place] = settling.get(place, False) or row.status == InstanceStatus.STOPPING
     for (backend, region), is_settling in settling.items():
-        word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("look", POLL_EVERY_S)
+        word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("poll", POLL_EVERY_S)
         if Lease.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):
             yield backend, region
 

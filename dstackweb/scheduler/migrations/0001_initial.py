@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('counted_s', models.FloatField(default=0, help_text='Seconds counted by all machines together')),
-                ('looks', models.JSONField(default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then")),
+                ('checks', models.JSONField(default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then")),
             ],
             options={
                 'verbose_name_plural': 'watch',

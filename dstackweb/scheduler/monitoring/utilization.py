@@ -183,7 +183,8 @@ def _notice(node: _BoundJob, nodes: Sequence[_BoundJob]) -> PolicyAction:
     if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return PolicyAction.NOTHING
     warning = stop_warning(node.verdict, node.bound.time_window_s * 1000, node.exempt_until_ms, node.now_ms)
-    stops_at = to_moment(warning.stops_ms).isoformat() if warning.stops_ms is not None else None
+    assert warning.stops_ms is not None, "a notice is due before a stop only"
+    stops_at = to_moment(warning.stops_ms).isoformat()
     _record(node, RunEventKind.UTILIZATION_NOTICE, node.event_data(node.verdict) | {"stops_at": stops_at})
     return PolicyAction.NOTICE
 

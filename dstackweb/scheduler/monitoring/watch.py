@@ -29,7 +29,7 @@ from dstackweb.runs.attempts import end_job, requeue_due, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.prefix_counters import to_ms
-from dstackweb.runs.recurrence import create_due
+from dstackweb.runs.recurrence import create_occurrences
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.models import PeriodicJob, Watch
@@ -54,11 +54,11 @@ def elapsed_since_last_check(monotonic_s: float, boot: str) -> float:
     with transaction.atomic():
         Watch.objects.filter(pk=1).update(counted_s=F("counted_s"))  # locks the row: one check at a time
         row = Watch.objects.get(pk=1)
-        last_s, counted_then_s = row.looks.get(boot, (None, 0.0))
+        last_s, counted_then_s = row.checks.get(boot, (None, 0.0))
         step = countable_s(last_s, monotonic_s, row.counted_s - counted_then_s, settings.DSTACKWEB_WATCH_EVERY_S)
         row.counted_s += step
-        row.looks[boot] = [max(monotonic_s, last_s or 0.0), row.counted_s]
-        row.looks = {boot: seen for boot, seen in row.looks.items() if row.counted_s - seen[1] < FORGET_S}
+        row.checks[boot] = [max(monotonic_s, last_s or 0.0), row.counted_s]
+        row.checks = {boot: seen for boot, seen in row.checks.items() if row.counted_s - seen[1] < FORGET_S}
         row.save()
     return step
 
@@ -75,7 +75,7 @@ def watch() -> None:
     """Check once everything that is placed or waits for its time."""
     _add_silence(elapsed_since_last_check(time.monotonic(), boot_id()))
     parts: tuple[Callable[[], object], ...] = (
-        partial(create_due, timezone.now()),
+        partial(create_occurrences, timezone.now()),
         partial(requeue_due, timezone.now()),
         _end_unstarted,
         _end_lost_jobs,

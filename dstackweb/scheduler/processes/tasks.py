@@ -72,11 +72,11 @@ def control_jobs() -> list[Periodic]:
 
 def host_jobs(host: str, cluster: str) -> list[Periodic]:
     """Work of one host, enqueued by its own ticker for its own cluster."""
-    check, sample, tidy = PeriodicJob.host_names(host)
+    jobs, gpus, files = PeriodicJob.host_names(host)
     return [
-        Periodic(check, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
-        Periodic(sample, lambda: hosts.sample_gpus(host), settings.DSTACKWEB_SAMPLE_EVERY_S, cluster),
-        Periodic(tidy, lambda: hosts.remove_old_files(host), 600.0, cluster),
+        Periodic(jobs, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
+        Periodic(gpus, lambda: hosts.sample_gpus(host), settings.DSTACKWEB_SAMPLE_EVERY_S, cluster),
+        Periodic(files, lambda: hosts.remove_old_files(host), 600.0, cluster),
     ]
 
 

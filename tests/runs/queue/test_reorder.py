@@ -90,7 +90,7 @@ def test_a_managers_move_puts_runs_exactly_there(
         assert change.position_after == after.index(change.run.name) + 1
 
 
-def test_a_move_is_told_on_the_run_and_on_its_timeline(manager: User, runs: dict[str, Run]) -> None:
+def test_a_move_is_recorded_on_the_run_and_its_timeline(manager: User, runs: dict[str, Run]) -> None:
     reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
     moved = again(runs["e"])
     assert moved.moved_by == manager
@@ -101,7 +101,7 @@ def test_a_move_is_told_on_the_run_and_on_its_timeline(manager: User, runs: dict
     assert not runs["b"].events.filter(kind="moved").exists()
 
 
-def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
+def test_far_back_a_move_is_recorded_with_its_target_and_without_positions(
     project: Project, manager: User, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reorder, "MAX_COUNTED", 2)
@@ -124,16 +124,14 @@ def test_far_back_a_move_is_told_by_its_target_and_positions_are_left_uncounted(
     assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]
 
 
-def test_a_move_asks_and_writes_so_little_however_many_wait(
+def test_a_move_needs_few_statements_however_many_wait(
     manager: User, runs: dict[str, Run], django_assert_max_num_queries: Any
 ) -> None:
     with django_assert_max_num_queries(18):  # with a savepoint around it, here
         reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
 
 
-def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_is_told_of_no_event(
-    project: Project, manager: User
-) -> None:
+def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_has_no_event(project: Project, manager: User) -> None:
     first, second = (make_run(project, manager, name, role="manager", priority=100) for name in "ab")
     before = {run.pk: (run.seniority_us, run.rank) for run in Run.objects.all()}
     done = reorder.move([second], manager, "manager", MoveTarget("top"))
@@ -244,7 +242,9 @@ def test_a_members_run_comes_to_the_nearest_of_their_own_places(
     assert not done.exact
 
 
-def test_a_member_is_told_where_only_others_stand_between(member: User, runs: dict[str, Run]) -> None:
+def test_a_members_move_past_only_other_members_runs_is_refused_with_the_reason(
+    member: User, runs: dict[str, Run]
+) -> None:
     with pytest.raises(Forbidden, match="only managers can move a run past them"):
         reorder.move([runs["c"]], member, "member", MoveTarget("before", runs["b"]))
 
@@ -367,7 +367,7 @@ def test_a_stale_etag_refuses_the_whole_move_and_says_what_changed(
     assert again(runs["a"]).priority == 50
 
 
-def test_who_moved_a_run_along_is_named_to_whoever_edits_it_next(
+def test_a_stale_edit_names_the_member_whose_move_shifted_the_run(
     project: Project, member: User, runs: dict[str, Run]
 ) -> None:
     seen = services.etag(again(runs["a"]))
@@ -392,7 +392,7 @@ def test_only_runs_that_wait_in_the_queue_are_moved(project: Project, manager: U
         reorder.move([runs["b"]], manager, "manager", MoveTarget("bottom"))
 
 
-def test_a_members_run_that_is_stopped_while_its_move_is_planned_is_told(
+def test_a_members_run_stopped_while_its_move_is_planned_is_a_conflict(
     member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop doesn't wait for the queue's row."""

@@ -32,7 +32,7 @@ from tests.backends.kinds import use_driver
 from tests.factories import place_all, start
 
 STEP_S = 15.0
-"""Between two looks: what the watcher counts at most, as it is set here."""
+"""Seconds between two checks: the most that the watcher counts with these settings."""
 THROTTLED = SourceFailed("throttled", until="2026-01-01T00:00:00+00:00")
 
 

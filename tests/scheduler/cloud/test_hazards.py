@@ -1,4 +1,4 @@
-"""What would cost money, or a run, if it were not thought of: nobody's machines, slow clouds, answers of others."""
+"""Failures that would cost money or lose a run: orphans, slow clouds, answers of another account."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_machine_whose_agent_calls_is_there_whatever_the_cloud_leaves_out(
     assert (the_machine().status, fresh(run).status) == ("gone", RunStatus.FAILED)
 
 
-def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_ended_too(
+def test_orphans_of_a_deleted_backend_or_an_unused_region_are_ended_too(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
@@ -65,7 +65,7 @@ def test_what_is_nobody_s_at_a_backend_that_was_deleted_or_in_a_region_left_is_e
     assert not instances.has_cloud_backends()
 
 
-def test_regions_that_take_long_keep_no_others_from_being_looked_at_for_ever(
+def test_slow_regions_do_not_starve_others(
     project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.regions = [f"region-{n}" for n in range(20)]
@@ -95,7 +95,7 @@ def test_machines_end_also_while_starting_others_takes_all_the_time(
     assert fake.terminated == ["i-0"]
 
 
-def test_a_runner_that_has_its_job_and_never_starts_it_is_told_to_stop(
+def test_a_runner_that_claims_a_job_and_never_starts_it_is_ordered_to_stop(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)

@@ -146,7 +146,7 @@ def test_a_row_is_gone_only_by_the_cloud_s_word(row: Instance, machine: CloudIns
 
 
 @given(st.lists(machines, max_size=6), st.sampled_from(list(S)), st.sampled_from(["", "i-0"]))
-def test_orphans_are_tagged_old_and_wanted_by_nobody(
+def test_orphans_are_tagged_old_and_without_a_row(
     there: list[CloudInstance], status: InstanceStatus, cloud_id: str
 ) -> None:
     known = {"a": (status, cloud_id)}

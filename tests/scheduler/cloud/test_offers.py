@@ -27,7 +27,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
     return Cloud(monkeypatch, tmp_path / "asked")
 
 
-def test_a_pass_asks_no_cloud_and_takes_what_has_landed(project: Project, member: User, cloud: Cloud) -> None:
+def test_a_pass_calls_no_cloud_and_uses_cached_offers(project: Project, member: User, cloud: Cloud) -> None:
     backend = Backend.objects.create(name="cloud", kind="aws")
     run = make_run(project, member, backends=["cloud"])
     assert place_all() == 0
@@ -40,7 +40,7 @@ def test_a_pass_asks_no_cloud_and_takes_what_has_landed(project: Project, member
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_pass_goes_on_while_a_cloud_takes_its_time(project: Project, member: User, cloud: Cloud) -> None:
+def test_a_pass_continues_while_a_cloud_is_slow(project: Project, member: User, cloud: Cloud) -> None:
     backend = Backend.objects.create(name="cloud", kind="aws")
     for key in (TYPES, SPOT):
         sources.refresh(backend, key)
@@ -71,7 +71,7 @@ def _refresh(backend: Backend) -> None:
     connections.close_all()
 
 
-def test_a_pass_does_not_wait_for_who_asks_a_backend_already(
+def test_a_pass_does_not_wait_for_a_backend_call_in_progress(
     project: Project, member: User, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Backend.objects.create(name="cluster", kind="dask")

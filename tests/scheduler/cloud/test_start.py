@@ -34,7 +34,7 @@ def fresh(run: Run) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-def test_a_placed_job_has_its_machine_s_row_before_the_cloud_is_asked(
+def test_a_placed_job_has_its_instance_row_before_the_cloud_is_called(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     fake.offers = [offer("g5", gpu_name="A10G", gpu_count=1, gpu_memory_mib=24576)]
@@ -153,9 +153,7 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
     assert job_of(waiting).instance.status == "starting"
 
 
-def test_what_can_not_be_asked_is_told_at_the_job_and_tried_again(
-    project: Project, member: User, fake: FakeCloud
-) -> None:
+def test_an_unreachable_cloud_is_shown_on_the_job_and_retried(project: Project, member: User, fake: FakeCloud) -> None:
     run = paid(project, member)
     place_all()
     fake.throttled = THROTTLED
@@ -180,7 +178,7 @@ def test_a_start_killed_before_its_answer_is_written_starts_no_second_machine(
     assert len(fake.there) == 1
 
 
-def test_a_machine_that_was_asked_for_of_a_backend_deleted_since_is_ended(
+def test_an_instance_ordered_from_a_backend_deleted_since_is_ended(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     paid(project, member)

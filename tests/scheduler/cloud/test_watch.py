@@ -74,7 +74,7 @@ def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
     assert job_of(again).instance.status == "running"
 
 
-def test_an_idle_machine_ends_when_its_time_is_over_and_is_gone_when_the_cloud_says_so(
+def test_an_idle_instance_ends_after_its_idle_time_and_is_gone_once_the_cloud_confirms_it(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     done(running(paid(project, member, idle_duration="1m"), fake))
@@ -279,7 +279,7 @@ def test_a_job_that_does_not_stop_loses_its_machine(project: Project, member: Us
     assert (fresh(run).status, job_of(run).termination_reason) == (RunStatus.TERMINATED, Reason.TERMINATED_BY_USER)
 
 
-def test_the_watcher_killed_between_the_job_and_its_machine_goes_on(
+def test_the_watcher_killed_between_the_job_and_its_instance_continues(
     project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dstackweb.scheduler.cloud import instances as cloud_rows
@@ -296,9 +296,7 @@ def test_the_watcher_killed_between_the_job_and_its_machine_goes_on(
     assert (the_machine().status, the_machine().holder) == ("gone", None)
 
 
-def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
-    project: Project, member: User, fake: FakeCloud
-) -> None:
+def test_orphans_at_the_cloud_are_ended_unless_they_are_young(project: Project, member: User, fake: FakeCloud) -> None:
     paid(project, member)
     place_all()
     cloud_watch.poll_all()
@@ -320,7 +318,7 @@ def test_what_is_nobody_s_at_the_cloud_is_ended_and_nothing_younger(
     assert sorted(fake.terminated) == ["i-double", "i-far", "i-lost", "i-untagged"]
 
 
-def test_a_machine_that_starts_is_told_of_once(project: Project, member: User, fake: FakeCloud) -> None:
+def test_an_instance_start_is_recorded_once(project: Project, member: User, fake: FakeCloud) -> None:
     fake.offers = [offer("a", "1.5", spot=True)]
     run = paid(project, member, spot_policy="spot")
     begin(fake)

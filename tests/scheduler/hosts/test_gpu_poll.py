@@ -57,7 +57,7 @@ def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
     assert sample.at_ms <= to_ms(Job.objects.get().started_at or began)
 
 
-def test_a_host_that_is_not_known_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("looked"))
     hosts.sample_gpus("box-1")
 

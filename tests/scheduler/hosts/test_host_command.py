@@ -21,7 +21,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.scheduler.management.commands import host as host_command
 from tests import factories
-from tests.support import REPO, eventually
+from tests.support import REPO, eventually, free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,6 +50,7 @@ def start(open_home: Path) -> Iterator[Start]:
                     "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
                     "DATABASE_URL": same_database(),
                     "DSTACKWEB_HOME": str(open_home),
+                    "DSTACKWEB_PORT": str(free_port()),  # no other server is there
                     **env,
                 },
             )
@@ -62,7 +63,7 @@ def start(open_home: Path) -> Iterator[Start]:
         process.wait()
 
 
-def test_a_machine_registers_beats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
+def test_a_machine_registers_sends_heartbeats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
     process = start("--embedded", "--address", "10.1.2.3")
     eventually(lambda: Host.objects.get().heartbeats > 0)
     host = Host.objects.get()
@@ -140,12 +141,12 @@ def test_everything_is_written_only_when_something_changed() -> None:
     assert Host.objects.get().cpus == seen.cpus + 1
 
 
-@pytest.mark.parametrize(("beats", "boot", "refused"), [(1, "other", True), (0, "other", False), (1, "", False)])
-def test_a_name_is_refused_only_while_another_machine_beats_under_it(beats: int, boot: str, refused: bool) -> None:
+@pytest.mark.parametrize(("heartbeats", "boot", "refused"), [(1, "other", True), (0, "other", False), (1, "", False)])
+def test_a_name_is_refused_only_while_another_machine_uses_it(heartbeats: int, boot: str, refused: bool) -> None:
     factories.make_host("box", boot_id=boot or boot_id())
 
     def wait(_seconds: float) -> None:
-        Host.objects.update(heartbeats=beats)
+        Host.objects.update(heartbeats=heartbeats)
 
     assert host_command.name_in_use("box", wait) is refused
 

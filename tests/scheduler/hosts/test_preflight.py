@@ -67,7 +67,7 @@ def test_plain_http_across_a_network_is_one_line(ready: Any) -> None:
         host_command.check_ready("far")
 
 
-def test_an_api_that_is_away_lets_it_start_and_is_told(ready: Any) -> None:
+def test_a_host_starts_without_the_api_and_shows_the_error(ready: Any) -> None:
     ready.DSTACKWEB_API_URL = f"http://127.0.0.1:{free_port()}"
     host_command.check_ready("far")
     assert "cannot reach the API at" in host_command.api_error("far")

@@ -1,4 +1,4 @@
-"""Tasks of runs whose attempts end: marked by the move, settled by a worker, found again where nobody did."""
+"""Tasks of ended attempts: marked by the transition, settled by a worker, found again if neither happened."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Ru
     assert (scope(run, 2).queued, scope(run, 2).ended_ms) == (1, None)
 
 
-def test_a_run_that_is_told_to_stop_still_reports_until_it_has_ended(run: Run, member: User) -> None:
+def test_a_stopping_run_still_reports_until_it_has_ended(run: Run, member: User) -> None:
     services.stop(run, member, "member")
     assert scope(run).ended_ms is None
     attempts.end_job(placed_job(run).pk, Reason.TERMINATED_BY_USER)

@@ -27,7 +27,7 @@ def root(db: None) -> User:
     return make_user("root", is_superuser=True)
 
 
-def test_silence_and_the_return_are_told_once_each() -> None:
+def test_going_offline_and_coming_back_are_recorded_once_each() -> None:
     make_host("box")
     for silent, expected in ((29, []), (31, ["offline"]), (40, ["offline"]), (0, ["offline", "online"])):
         Host.objects.update(silent_s=silent)

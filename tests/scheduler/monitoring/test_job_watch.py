@@ -56,14 +56,14 @@ def running(project: Project, member: User, **keys: object) -> Run:
 
 
 @given(st.none() | st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_one_look_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
+def test_one_check_never_adds_more_than_three_intervals(last: float | None, now: float, others: float) -> None:
     step = watch.countable_s(last, now, others, 2.0)
     assert 0 <= step <= 6
     assert last is not None or step == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 2.0, 5.0, 60.0])), max_size=60))
-def test_machines_that_look_in_turn_count_no_second_twice(looks: list[tuple[int, float]]) -> None:
+def test_machines_that_check_in_turn_count_no_second_twice(looks: list[tuple[int, float]]) -> None:
     now = total = 0.0
     last: dict[int, tuple[float, float]] = {}
     for machine, wait in looks:
@@ -115,7 +115,7 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
     assert Job.objects.get(run=run).silent_s == 0
 
 
-def test_two_machines_that_look_in_turn_find_what_is_lost_when_one_would(
+def test_two_machines_that_check_in_turn_find_a_lost_job_as_soon_as_one(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 20, 10
@@ -137,7 +137,7 @@ def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
     clock.pass_time(2, looks=1)
     Watch.objects.update(counted_s=watch.FORGET_S + 100)
     clock.pass_time(2, looks=1)
-    assert list(Watch.objects.get().looks) == ["boot-2"]
+    assert list(Watch.objects.get().checks) == ["boot-2"]
 
 
 def test_a_silent_host_loses_a_run_with_retry_once_its_runner_must_have_stopped(
@@ -166,14 +166,14 @@ def test_without_retry_a_silent_host_keeps_its_run_and_its_gpus(
     assert Job.objects.get(run=run).allocations.count() == 2
 
 
-def test_a_host_that_beats_keeps_its_silent_job_until_the_host_itself_has_looked(
+def test_a_host_with_heartbeats_keeps_its_silent_job_until_it_has_checked_it(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 100, 30
     host = make_host()
     run = running(project, member, retry=True)
-    for beat in range(1, 13):
-        Host.objects.filter(pk=host.pk).update(heartbeats=host.heartbeats + beat)
+    for heartbeat in range(1, 13):
+        Host.objects.filter(pk=host.pk).update(heartbeats=host.heartbeats + heartbeat)
         clock.pass_time(20, looks=2)
     assert Job.objects.get(run=run).silent_s == 240  # a job of a silent host is lost after 180
     assert fresh(run).status == RunStatus.RUNNING
@@ -189,7 +189,7 @@ def test_a_pending_run_enters_the_queue_when_its_time_has_come(project: Project,
     assert fresh(run).status == RunStatus.SUBMITTED
 
 
-def test_a_step_lost_between_two_processes_is_finished_by_the_next_look(
+def test_a_step_lost_between_two_processes_is_finished_by_the_next_check(
     project: Project, member: User, clock: Clock
 ) -> None:
     make_host()

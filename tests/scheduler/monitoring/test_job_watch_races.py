@@ -1,4 +1,4 @@
-"""The watcher beside runners, people and passes that move what it looks at."""
+"""The watcher racing runners, people and passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def late(job: Job) -> None:
 
 
 @pytest.mark.django_db
-def test_a_job_that_starts_while_its_deadline_is_looked_at_goes_on_without_a_word(
+def test_a_job_that_starts_while_its_deadline_is_checked_continues_without_an_event(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host()
@@ -76,7 +76,7 @@ def test_a_claimed_job_that_missed_its_start_keeps_that_reason_and_message(proje
 
 
 @pytest.mark.django_db
-def test_one_run_that_cannot_be_read_keeps_nobody_else_from_being_watched(
+def test_one_unreadable_run_keeps_no_other_from_being_watched(
     project: Project, member: User, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S = 1
@@ -95,7 +95,7 @@ def test_one_run_that_cannot_be_read_keeps_nobody_else_from_being_watched(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_watcher_waits_for_no_row_that_somebody_is_working_on(project: Project, member: User) -> None:
+def test_the_watcher_skips_locked_rows(project: Project, member: User) -> None:
     """It touches many rows in one statement: waiting for one while holding others is how deadlocks are made."""
     busy, idle = make_host("busy"), make_host("idle")
     # SQLite has one writer at a time and no rows to wait for: there nobody else is at work.

@@ -51,7 +51,7 @@ def test_another_projects_run_is_not_named(project: Project, member: User) -> No
     assert (event.data, event_text(event, 1)) == ({}, "its GPUs went to a run of another project")
 
 
-def test_the_next_run_on_a_clouds_machine_is_told_of(project: Project, member: User) -> None:
+def test_the_next_run_on_a_cloud_instance_is_recorded(project: Project, member: User) -> None:
     first, second = (make_run(project, member, name, resources={"gpu": 1}) for name in ("first", "second"))
     job = cloud_job(first)
     stop = PolicyStop.objects.create(

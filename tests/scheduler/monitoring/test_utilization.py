@@ -199,7 +199,7 @@ def _is_low(samples: list[tuple[int, int]], now: int) -> bool:
     return bool(stretch) and stretch[-1] == last[-1] and stretch[0] <= max(now - 6, 0) + 1
 
 
-def test_people_are_told_once_before_the_stop(project: Project, member: User) -> None:
+def test_one_notice_comes_before_the_stop(project: Project, member: User) -> None:
     """A quarter of eight minutes is two."""
     job = begin(project, member, utilization_policy=SLOW)
     assert watch(9 * MINUTE) == [(6 * MINUTE, PolicyAction.NOTICE), (8 * MINUTE, PolicyAction.STOP)]
@@ -213,7 +213,7 @@ def test_a_short_window_has_no_notice(project: Project, member: User) -> None:
     assert watch(4 * MINUTE) == [(3 * MINUTE, PolicyAction.STOP)]
 
 
-def test_a_new_low_stretch_is_told_anew(project: Project, member: User) -> None:
+def test_a_new_low_stretch_has_a_new_notice(project: Project, member: User) -> None:
     begin(project, member, utilization_policy=SLOW)
     assert watch(7 * MINUTE) == [(6 * MINUTE, PolicyAction.NOTICE)]
     watch(7 * MINUTE + EVERY_MS, lambda uuid, ms: 80, from_ms=7 * MINUTE + EVERY_MS)
@@ -223,7 +223,7 @@ def test_a_new_low_stretch_is_told_anew(project: Project, member: User) -> None:
     ]  # fmt: skip
 
 
-def test_several_idle_nodes_are_told_of_once(project: Project, member: User) -> None:
+def test_several_idle_nodes_have_one_notice(project: Project, member: User) -> None:
     for name in ("box-1", "box-2", "box-3"):
         make_host(name, gpus=1)
     job = begin(project, member, nodes=3, utilization_policy={**SLOW, "action": "notify"})
@@ -234,7 +234,7 @@ def test_several_idle_nodes_are_told_of_once(project: Project, member: User) -> 
 
 
 @pytest.mark.parametrize("how", ["notify", "observe"])
-def test_what_only_tells_stops_nothing_and_enters_each_low_stretch_once(
+def test_a_policy_that_only_notifies_stops_nothing_and_records_each_low_stretch_once(
     project: Project, member: User, how: str
 ) -> None:
     if how == "observe":
@@ -261,7 +261,7 @@ def test_when_observing_ends_a_run_that_is_idle_still_is_stopped(project: Projec
     assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(2 * MINUTE + EVERY_MS, PolicyAction.STOP)]
 
 
-def test_a_hold_is_told_and_never_stopped(project: Project, member: User) -> None:
+def test_a_hold_has_a_notice_and_is_never_stopped(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     Run.objects.filter(pk=job.run_id).update(
         spec={**job.run.spec, "hold": True, "utilization_policy": job.run.spec["utilization_policy"] | {
@@ -271,7 +271,7 @@ def test_a_hold_is_told_and_never_stopped(project: Project, member: User) -> Non
     assert watch(5 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
 
 
-def test_while_it_is_kept_it_goes_on_and_is_stopped_afterwards(project: Project, member: User) -> None:
+def test_an_exempt_run_is_stopped_after_its_exemption(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     PolicyExemption.objects.create(
         run=job.run, by=member, at=to_moment(START_MS), until=to_moment(START_MS + 10 * MINUTE), reason="it loads data"
@@ -280,7 +280,7 @@ def test_while_it_is_kept_it_goes_on_and_is_stopped_afterwards(project: Project,
     assert watch(11 * MINUTE, from_ms=10 * MINUTE) == [(10 * MINUTE, PolicyAction.STOP)]
 
 
-def test_a_kept_run_is_told_of_before_its_time_is_over_when_it_has_not_been(project: Project, member: User) -> None:
+def test_an_exempt_run_without_a_notice_has_one_before_its_exemption_ends(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     until = to_moment(START_MS + 20 * MINUTE)
     PolicyExemption.objects.create(run=job.run, by=member, at=to_moment(START_MS), until=until, reason="it loads data")
@@ -371,7 +371,7 @@ def test_a_worker_killed_between_any_two_steps_leaves_all_or_nothing(
     assert (PolicyStop.objects.count(), list(differences())) == (1, [])
 
 
-def test_a_look_whose_worker_died_before_acting_is_made_good_by_the_next(project: Project, member: User) -> None:
+def test_a_check_whose_worker_died_before_acting_is_made_up_by_the_next(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     host = placed_job(job.run).host

@@ -29,7 +29,7 @@ def fresh(project: Project, run: Run) -> Run:
     return find_run(project, str(run.uid))
 
 
-def test_each_host_and_each_offer_is_tried_and_says_why(
+def test_each_host_and_each_offer_is_a_candidate_with_its_reason(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R27."""
@@ -91,7 +91,7 @@ def test_a_run_that_fits_is_about_to_start_and_one_outside_the_queue_is_not_wait
     assert decide_now(fresh(project, run)).outcome == "not_waiting"
 
 
-def test_a_paused_queue_and_each_limit_are_told(project: Project, member: User) -> None:
+def test_a_paused_queue_and_each_limit_are_reported(project: Project, member: User) -> None:
     make_host()
     make_run(project, member)
     place_all()
@@ -104,7 +104,7 @@ def test_a_paused_queue_and_each_limit_are_told(project: Project, member: User) 
     assert decide_now(fresh(project, run)).outcome == "user_limit"
 
 
-def test_what_is_reserved_for_another_is_told_place_by_place(project: Project, member: User) -> None:
+def test_reserved_hosts_are_marked_one_by_one(project: Project, member: User) -> None:
     make_host(gpus=2)
     make_run(project, member, resources={"gpu": 1}, max_duration="30m")
     place_all()

@@ -57,7 +57,7 @@ def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
     assert place_all() == 1
 
 
-def test_a_claim_that_was_renewed_while_another_looked_is_not_taken_for_one_of_the_future(db: None) -> None:
+def test_a_claim_renewed_during_the_check_is_not_taken_for_one_of_the_future(db: None) -> None:
     now = timezone.now()
     begun()
     PassState.objects.update(expires_at=now + dt.timedelta(seconds=PassState.EXPIRES_S + 0.1))
@@ -83,7 +83,7 @@ def test_an_overtaken_pass_changes_no_verdict(project: Project, member: User) ->
     assert not Verdict.objects.exists()
 
 
-def test_a_host_that_drains_after_the_look_costs_the_first_run_no_place(
+def test_a_host_that_drains_after_the_read_does_not_let_later_runs_pass_the_first(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the pass read is stale: it looks again from the start, rather than going on behind the run it failed."""
@@ -125,7 +125,7 @@ def test_a_limit_set_while_a_pass_is_at_work_holds_at_once(project: Project, mem
     assert PassState.objects.get().requested
 
 
-def test_a_run_stopped_meanwhile_costs_none_ahead_its_place_and_those_behind_are_looked_at_again(
+def test_a_run_stopped_meanwhile_affects_none_ahead_and_those_behind_are_decided_again(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host(cpus=2)
@@ -162,7 +162,7 @@ def test_a_gang_in_a_batch_that_fails_leaves_nothing_behind(
     assert list(differences()) == []
 
 
-def test_a_run_whose_spec_cannot_be_read_keeps_nobody_else_from_being_placed(
+def test_a_run_with_an_unreadable_spec_keeps_no_other_from_being_placed(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_scan, "_specs", {})

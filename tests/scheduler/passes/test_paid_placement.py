@@ -45,7 +45,7 @@ def test_own_idle_capacity_goes_first_and_then_the_cheapest_offer(
     assert event.data["nodes"][0]["instance_type"] == "g5.xlarge"
 
 
-def test_a_paid_backend_is_not_even_asked_for_a_run_that_does_not_name_it(
+def test_a_paid_backend_is_not_queried_for_a_run_that_does_not_name_it(
     project: Project, member: User, market: StubMarket
 ) -> None:
     market.has("cloud", offer())
@@ -75,7 +75,7 @@ def test_a_paid_backend_is_not_even_asked_for_a_run_that_does_not_name_it(
         ({"labels": {"disk": "nvme"}}, {}, "impossible"),
     ],
 )
-def test_what_a_run_says_of_offers_decides(
+def test_a_runs_constraints_decide_between_offers(
     project: Project, member: User, market: StubMarket, keys: dict, offered: dict, outcome: str
 ) -> None:
     market.has("cloud", offer(**offered))
@@ -104,7 +104,7 @@ def test_an_offer_that_fits_so_often_is_given_no_oftener(project: Project, membe
     assert place_all() == 2
 
 
-def test_a_backend_that_fails_stops_nobody_else(project: Project, member: User, market: StubMarket) -> None:
+def test_a_failing_backend_does_not_affect_others(project: Project, member: User, market: StubMarket) -> None:
     make_host(cpus=1)
     market.has("cloud", fails=RuntimeError("throttled"))
     market.has("other", offer(backend="other"))
@@ -118,7 +118,7 @@ def test_a_backend_that_fails_stops_nobody_else(project: Project, member: User, 
 
 
 @pytest.mark.parametrize(("enabled", "code"), [(True, "not_served"), (False, "no_such_backend")])
-def test_a_backend_that_nothing_serves_or_that_is_off_is_skipped_and_said(
+def test_an_unserved_or_disabled_backend_is_skipped_with_a_reason(
     project: Project, member: User, enabled: bool, code: str
 ) -> None:
     Backend.objects.create(name="cloud", kind="dask", enabled=enabled)
@@ -127,7 +127,7 @@ def test_a_backend_that_nothing_serves_or_that_is_off_is_skipped_and_said(
     assert reason(run) == ("backend_unavailable", {"code": code, "backends": ["cloud"]})
 
 
-def test_a_backend_is_asked_once_in_a_pass_for_the_same_needs(
+def test_a_backend_is_queried_once_per_pass_for_the_same_requirements(
     project: Project, member: User, market: StubMarket
 ) -> None:
     market.has("cloud", offer(availability=Availability.BUSY))

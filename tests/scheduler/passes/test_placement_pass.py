@@ -56,7 +56,7 @@ def test_no_gpu_is_given_twice_and_strangers_gpus_are_left_alone(project: Projec
     assert sorted(held) == [0, 2]
 
 
-def test_a_waiting_run_says_why_with_numbers(project: Project, member: User) -> None:
+def test_a_waiting_run_has_a_reason_with_numbers(project: Project, member: User) -> None:
     make_host(gpus=2)
     make_run(project, member, "holder", resources={"gpu": 1})
     make_run(project, member, "wants-two", resources={"gpu": 2})
@@ -178,7 +178,7 @@ def test_a_claim_from_the_future_is_void_after_the_clock_was_put_back(project: P
     assert place_all() == 1
 
 
-def test_capacity_taken_by_another_between_look_and_claim_is_not_given_twice(project: Project, member: User) -> None:
+def test_capacity_taken_between_read_and_claim_is_not_given_twice(project: Project, member: User) -> None:
     host = make_host(cpus=1)
     first, second = make_run(project, member), make_run(project, member)
     stale = placement_pass.PlacementPass(generation=0)

@@ -166,7 +166,7 @@ def test_a_pass_that_changes_nothing_writes_nothing(project: Project, reserved: 
     assert services.ensure_queue(project).count.version == version
 
 
-def test_where_nobody_knows_the_start_it_is_held_for_a_time_and_judged_again(project: Project, member: User) -> None:
+def test_a_reservation_with_an_unknown_start_expires_and_is_planned_again(project: Project, member: User) -> None:
     make_host(gpus=2)
     small(project, member, max_duration="off")
     place_all()
@@ -185,7 +185,7 @@ def test_where_nobody_knows_the_start_it_is_held_for_a_time_and_judged_again(pro
     assert fresh(other).status == RunStatus.PROVISIONING
 
 
-def test_where_nobody_knows_the_start_a_run_placed_by_the_same_pass_is_taken_to_end_too(
+def test_with_an_unknown_start_a_run_placed_by_the_same_pass_is_assumed_to_end_too(
     project: Project, member: User
 ) -> None:
     """At the start the host has four CPUs and keeps one: a run of two finds room beside it."""

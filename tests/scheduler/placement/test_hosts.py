@@ -126,7 +126,7 @@ def check(spec: EffectiveSpec, hosts: tuple[HostView, ...], outcome: HostPlaceme
 
 @examples(300)
 @given(some_specs, some_hosts)
-def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
+def test_impossible_means_that_empty_hosts_would_not_fit_it_either(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
     """Offline, drained and busy hosts count as they could be; without any host there is nothing to judge by."""
@@ -138,7 +138,7 @@ def test_impossible_is_said_exactly_when_no_way_exists_on_hosts_at_their_best(
 
 @examples(300)
 @given(some_specs, some_hosts)
-def test_waiting_for_capacity_is_said_only_where_the_hosts_that_are_there_could_do(
+def test_waiting_for_capacity_means_that_the_present_hosts_would_fit_it_when_empty(
     spec: EffectiveSpec, hosts: tuple[HostView, ...]
 ) -> None:
     outcome = place_on_hosts(spec, hosts)

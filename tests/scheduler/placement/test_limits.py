@@ -77,7 +77,7 @@ def test_a_full_queue_waits_as_a_whole_until_a_run_of_it_has_ended(project: Proj
 
 
 @pytest.mark.django_db
-def test_a_full_queue_whose_limit_is_lifted_says_what_it_waits_for_now(project: Project, member: User) -> None:
+def test_a_queue_whose_limit_is_lifted_shows_its_new_wait_reason(project: Project, member: User) -> None:
     make_host(cpus=2)
     limited(project, max_running=0)
     run = make_run(project, member, resources={"cpu": 9})

@@ -28,7 +28,7 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-def test_what_is_due_is_enqueued_once_by_whoever_wins(enqueued: list[tuple]) -> None:
+def test_due_work_is_enqueued_once(enqueued: list[tuple]) -> None:
     now = timezone.now()
     assert tasks.enqueue_due(JOBS, now) == 1
     assert tasks.enqueue_due(JOBS, now) == 0

@@ -1,4 +1,4 @@
-"""Judging what is there once nobody moves any more."""
+"""Checks of the final state, once all actors have stopped."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def end_all() -> Iterator[str]:
     """Let the rest run for a few rounds, then stop it; says what doesn't end."""
     Host.objects.update(draining=False)
     for _ in range(3):
-        recurrence.create_due(timezone.now())
+        recurrence.create_occurrences(timezone.now())
         attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
         placement_pass.run_passes()
         for job in Job.objects.filter(status__in=JOB_ACTIVE):

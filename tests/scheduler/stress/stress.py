@@ -41,7 +41,7 @@ Act = Callable[[random.Random], object]
 Mix = list[tuple[int, Act]]
 """What one process does, each so often."""
 REFUSALS = (DomainError, Run.DoesNotExist, Job.DoesNotExist)
-"""What a caller who comes too late may be told."""
+"""Errors that a caller who comes too late may get."""
 
 
 def processes() -> list[Mix]:

@@ -1,4 +1,4 @@
-"""Everybody works on one database at once, and nothing of what the product promises breaks; see `stress`."""
+"""All actors work on one database at once, and every promise of the product holds; see `stress`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_queue_shows_runs_in_their_true_order(project: Project, ann: User, a
     assert shown == ["ab-test", "training", "second-training", "dev"]
 
 
-def test_a_waiting_run_says_why_with_numbers(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_waiting_run_has_a_reason_with_numbers(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", cpus=2, gpus=1)
     make_run(project, ann, "holder", resources={"gpu": 1})
     place_all()

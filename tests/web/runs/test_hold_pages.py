@@ -161,7 +161,7 @@ def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_use
     assert "Its next run is created when this one ends" in page(client, "runs/nightly/")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     assert "Next at" in page(client, "runs/nightly/")
-    recurrence.create_due(timezone.now())
+    recurrence.create_occurrences(timezone.now())
     following = Run.objects.select_related("queue", "project", "user").latest("id")
     assert f"/p/main/runs/{following.uid}/" in page(client, f"runs/{first.uid}/")
     shown = page(client, "runs/nightly/")
