@@ -112,7 +112,7 @@ def undrain(name: HostName) -> None:
 def label(
     name: HostName,
     labels: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE|NAME-…", help="Set, or with NAME- remove, a label.")
+        list[str], typer.Argument(metavar="NAME=VALUE|NAME-", help="Set, or with NAME- remove, a label.")
     ],
 ) -> None:
     """Set or remove labels that runs can require: dstackweb host label box disk=nvme rack-"""

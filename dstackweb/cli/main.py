@@ -64,7 +64,7 @@ app = typer.Typer(
 
 @app.command()
 def login(
-    url: Annotated[str, typer.Argument(metavar="[URL]", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
     token: Annotated[str, typer.Option(envvar="DSTACKWEB_TOKEN", help="API token; prompted for if not given.")] = "",
     project: Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")] = "",
 ) -> None:

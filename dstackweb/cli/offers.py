@@ -55,7 +55,7 @@ COLUMNS = {
 }
 """Each with the width that a terminal needs to show it. Pipes get all."""
 
-Backend = Annotated[str, typer.Argument(metavar="[BACKEND]", help="One backend; all if empty.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="One backend; all if empty.")]
 COUNTERS = {
     "hits": "HITS",
     "misses": "MISSES",

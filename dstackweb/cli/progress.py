@@ -53,7 +53,7 @@ BY_IMPORTANCE = (
 
 
 def progress(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run's tasks; the project's runs if empty.")] = "",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's tasks; the project's runs if empty.")] = "",
     groups: Annotated[str, typer.Option(metavar="PREFIX", help="List the groups of a prefix.")] = "",
     failed: Annotated[bool, typer.Option("--failed", help="List failed tasks, or groups with failed tasks.")] = False,
     find: Annotated[str, typer.Option(metavar="TEXT", help="Only names that contain this text.")] = "",

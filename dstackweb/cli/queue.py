@@ -45,7 +45,7 @@ LIMITS = {
 
 
 def queue(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The queue.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue.")] = "default",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 20,
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues.")] = False,
@@ -161,7 +161,7 @@ QUEUE_COLUMNS: ItemColumns = {
 
 
 def move(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Names or ids of runs.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Names or ids of runs.")] = None,
     before: Annotated[str, typer.Option(metavar="RUN", help="Directly before this run.")] = "",
     after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.")] = "",
     top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
@@ -270,7 +270,7 @@ NUMBERS = [
 
 
 def history(
-    queue: Annotated[str, typer.Argument(metavar="[QUEUE]", help="One queue; the whole project if empty.")] = "",
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="One queue; the whole project if empty.")] = "",
     days: Annotated[int, typer.Option(min=1, max=90, help="Number of days.")] = 7,
     as_json: Json = False,
 ) -> None:

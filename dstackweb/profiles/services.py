@@ -46,7 +46,7 @@ def profile_for(project: Project, name: str | None) -> ProfileData | None:
         if name is None:
             return None
         known = ", ".join(found.name for found in visible(project)) or "none"
-        raise Invalid.at("profile", msg=f"there is no profile {name!r}; profiles: {known}")
+        raise Invalid.at("profile", msg=f"no profile {name!r}. Available: {known}")
     try:
         return ProfileData(profile.name, parse_profile_settings(profile.settings))
     except DomainError as error:

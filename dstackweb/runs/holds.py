@@ -85,8 +85,8 @@ case "$DSTACK_HOST_ADDRESS" in
 esac
 echo "  export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
 echo
-echo "More time: dstackweb extend $DSTACK_RUN_NAME 1h"
-echo "Give back: dstackweb stop $DSTACK_RUN_NAME"
+echo "Extend:  dstackweb extend $DSTACK_RUN_NAME 1h"
+echo "Release: dstackweb stop $DSTACK_RUN_NAME"
 exec 2>/dev/null
 sleep {MAX_DURATION_S} & wait $! || :"""
 

@@ -180,7 +180,7 @@ def _name_taken(project: Project, name: str) -> Conflict:
     holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
     status = holder.status if holder else "active"
     return Conflict(
-        f"a run named {name!r} is {status}. Nothing was submitted. Choose another name, or stop that run first.",
+        f"a run named {name!r} is already {status}. Nothing was submitted. Choose another name, or stop that run.",
         name=name,
     )
 

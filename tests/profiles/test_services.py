@@ -52,7 +52,7 @@ def test_a_projects_own_profile_hides_one_of_all_with_its_name(project: Project)
 def test_an_unknown_profile_is_refused_with_those_there_are(project: Project) -> None:
     add("nightly")
     add("theirs", Project.objects.create(name="other"))
-    with pytest.raises(Invalid, match="there is no profile 'theirs'; profiles: nightly") as caught:
+    with pytest.raises(Invalid, match=r"no profile 'theirs'\. Available: nightly") as caught:
         profile_for(project, "theirs")
     assert caught.value.errors == [{"loc": ["profile"], "line": None, "msg": caught.value.detail}]
 

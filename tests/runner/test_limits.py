@@ -32,7 +32,7 @@ def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None
     where = {"host": "gpu-box", "host_address": "10.0.0.5", "gpus": ["GPU-a", "GPU-b"]}
     job = box(hold_script(3600), max_duration_s=600, **where)
     job.launch()
-    job.wait_for("Give back: dstackweb stop night")
+    job.wait_for("Release: dstackweb stop night")
     job.api.action = {"action": "go", "max_duration_s": 0.1}
     end = job.end()
     assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
@@ -45,7 +45,7 @@ def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None
 def test_a_hold_on_the_server_s_own_machine_needs_no_ssh(box: MakeBox) -> None:
     job = box(hold_script(3600), max_duration_s=600, host="box", host_address="127.0.0.1")
     job.launch()
-    job.wait_for("Give back: dstackweb stop night")
+    job.wait_for("Release: dstackweb stop night")
     assert "ssh" not in job.api.log.decode()
     assert "GPUs   none" in job.lines()
     job.api.action = {"action": "stop", "reason": "terminated_by_user", "grace_s": 20}

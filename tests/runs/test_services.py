@@ -90,7 +90,7 @@ def test_a_viewer_cannot_submit(project: Project, member: User) -> None:
 
 def test_a_name_is_taken_while_its_run_is_active_and_free_afterwards(project: Project, member: User) -> None:
     run = make_run(project, member, "one")
-    with pytest.raises(Conflict, match="a run named 'one' is submitted"):
+    with pytest.raises(Conflict, match="a run named 'one' is already submitted"):
         make_run(project, member, "one")
     services.stop(run, member, "member")
     again = make_run(project, member, "one")

@@ -76,7 +76,7 @@ def test_a_name_that_is_taken_is_told_in_the_form(project: Project, ann: User, a
     make_run(project, ann, "mine")
     answer = as_user(ann).post("/p/main/hold/", FORM)
     assert answer.status_code == 422
-    assert "a run named &#x27;mine&#x27; is submitted" in answer.content.decode()
+    assert "a run named &#x27;mine&#x27; is already submitted" in answer.content.decode()
 
 
 def test_viewers_have_no_form_and_no_button(project: Project, as_user: SignIn) -> None:

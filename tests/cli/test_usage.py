@@ -1,0 +1,42 @@
+"""The help of the command line, and the pages that describe it, have the same commands and options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from dstackweb.cli.main import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+BY_LETTER = {"--file", "--env", "--yes", "--all", "--list"}
+"""Options that the pages show by their letter."""
+DEFAULTS = {"--start"}
+"""The other side of `--no-start`."""
+
+
+def commands(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        inner = hasattr(command, "commands")
+        yield from commands(command, *before, name) if inner else [((*before, name), command)]
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_the_usage_of_a_command_has_one_pair_of_brackets_per_argument(name: tuple[str, ...]) -> None:
+    usage = CliRunner().invoke(app, [*name, "--help"]).output
+    assert f" {' '.join(name)} [OPTIONS]" in usage
+    assert "[[" not in usage
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_the_documentation_has_every_command_and_option(name: tuple[str, ...]) -> None:
+    text = (DOCS / "cli.md").read_text() + (DOCS / "hosts.md").read_text()
+    options = {option for each in COMMANDS[name].params for option in each.opts if option.startswith("--")}
+    assert {word for word in {*name, *options} - BY_LETTER - DEFAULTS if word not in text} == set()
