@@ -118,7 +118,7 @@ MUTATIONS = [
         "queue unguarded",
         "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt, queue=queue_id)",
         "mine = Run.objects.filter(pk__in=keys, status=old, attempt=attempt)",
-        "runs/test_transitions.py runs/test_reorder.py",
+        "runs/test_races.py",
     ),
     m(
         "runs",
@@ -139,14 +139,14 @@ MUTATIONS = [
         "claimed job is unclaimed",
         'guard = {"claim_nonce": ""} if unclaimed else {}',
         "guard = {}",
-        "runs/test_transitions.py scheduler/test_job_watch.py scheduler/test_job_watch_races.py runs/test_races.py",
+        "runs/test_transitions.py",
     ),
     m(
         "runs",
         "poll sees no change",
         'Run.objects.filter(pk=run_id).update(version=F("version") + 1)',
         'Run.objects.filter(pk=run_id).update(version=F("version"))',
-        "runs/test_transitions.py runs web/test_run_pages.py",
+        "runs/test_transitions.py",
     ),
     # What jobs hold.
     m(
@@ -154,28 +154,28 @@ MUTATIONS = [
         "CPUs given twice",
         'cpus__gte=F("cpus_used") + cpus,',
         "",
-        "runs/test_races.py scheduler/test_faults.py runs",
+        "runs/test_allocations.py",
     ),
     m(
         "runs",
         "memory given twice",
         'memory_mib__gte=F("memory_used_mib") + memory_mib,',
         "",
-        "runs scheduler/test_faults.py",
+        "runs/test_allocations.py",
     ),
     m(
         "runs",
         "placed on a draining host",
         "draining=False,\n        cpus__gte",
         "cpus__gte",
-        "runs scheduler/test_faults.py",
+        "runs/test_allocations.py",
     ),
     m(
         "runs",
         "an absent GPU is given",
         "uuid__in=uuids, present=True)",
         "uuid__in=uuids)",
-        "runs scheduler/test_faults.py",
+        "runs/test_allocations.py",
     ),
     m("runs", "memory never freed", '"memory_used_mib") - memory_mib', '"memory_used_mib")', "runs/test_attempts.py"),
     # Claims, ends, retries.

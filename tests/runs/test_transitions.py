@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 from django.utils import timezone
 
-from dstackweb.runs.models import Run, RunEvent
+from dstackweb.runs import attempts
+from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.recount import differences
-from dstackweb.runs.states import RUN_MOVES, RunStatus
-from dstackweb.runs.transitions import IllegalTransition, move_run
-from tests.factories import join, make_project, make_run, make_user
+from dstackweb.runs.states import RUN_MOVES, JobStatus, RunStatus
+from dstackweb.runs.transitions import IllegalTransition, lock_run, move_job, move_run, record
+from tests.factories import cloud_job, join, make_project, make_run, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +47,33 @@ def test_a_move_of_an_earlier_attempt_changes_nothing(run: Run) -> None:
 def test_an_illegal_move_raises_and_shows_the_history(run: Run) -> None:
     with pytest.raises(IllegalTransition, match=r"submitted → done is not allowed; last events: .*submitted"):
         move_run(run, RunStatus.DONE, now=timezone.now())
+
+
+def test_an_illegal_move_of_a_job_raises_and_names_the_job(run: Run) -> None:
+    job = cloud_job(run)
+    assert move_job(job, JobStatus.FAILED, now=timezone.now())
+    with pytest.raises(IllegalTransition, match=r"job 0 of attempt 1.*failed → running is not allowed"):
+        move_job(job, JobStatus.RUNNING, now=timezone.now())
+    assert Job.objects.get(pk=job.pk).status == JobStatus.FAILED
+
+
+def test_a_job_that_a_runner_has_claimed_meanwhile_does_not_end_as_unclaimed(run: Run) -> None:
+    job = cloud_job(run)
+    assert attempts.claim_job(job.pk, "nonce", "here")
+    assert not move_job(job, JobStatus.FAILED, now=timezone.now(), unclaimed=True)
+    assert Job.objects.get(pk=job.pk).status == JobStatus.PROVISIONING
+    assert move_job(job, JobStatus.FAILED, now=timezone.now())
+
+
+def test_an_event_raises_the_version_that_polls_compare(run: Run) -> None:
+    before = Run.objects.get(pk=run.pk).version
+    record(run, RunEventKind.SUBMITTED, {})
+    assert Run.objects.get(pk=run.pk).version == before + 1
+
+
+def test_locking_a_run_to_change_its_jobs_raises_the_version_that_polls_compare(run: Run) -> None:
+    before = Run.objects.get(pk=run.pk).version
+    assert lock_run(run.pk).version == before + 1
 
 
 def test_nothing_leaves_an_ended_status_and_everything_else_can_end() -> None:
