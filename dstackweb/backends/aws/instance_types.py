@@ -47,14 +47,14 @@ class InstanceType:
 
 def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
     """The instance types that the config allows, by name. Raises SourceFailed."""
+    wanted = [*(config.instance_types or ()), *(f"{family}.*" for family in config.families or ())]
+    filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MAX_VALUES else []
     zones: defaultdict[str, list[str]] = defaultdict(list)
-    params = {"LocationType": "availability-zone", "MaxResults": 1000}
+    params = {"LocationType": "availability-zone", "MaxResults": 1000, "Filters": filters}
     for page in aws.pages("ec2", region, "DescribeInstanceTypeOfferings", **params):
         for offering in page.get("InstanceTypeOfferings", ()):
             zones[offering["InstanceType"]].append(offering["Location"])
     found = {}
-    wanted = [*(config.instance_types or ()), *(f"{family}.*" for family in config.families or ())]
-    filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MAX_VALUES else []
     for page in aws.pages("ec2", region, "DescribeInstanceTypes", MaxResults=100, Filters=filters):
         for described in page.get("InstanceTypes", ()):
             name = described["InstanceType"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dstackweb.backends.aws import client, config, quotas
+from dstackweb.backends.aws import client, config, quotas, rate_limits
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
@@ -35,6 +35,12 @@ def backend(cloud: Cloud, db: None) -> Backend:
     credentials = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY}
     kept, secret = config.settle({"regions": [REGION], "endpoint_url": cloud.url, "credentials": credentials})
     return Backend.objects.create(name="cloud", kind="aws", config=kept, secret=secret)
+
+
+@pytest.fixture
+def unlimited_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches that do not wait for the rate limit of one per second."""
+    monkeypatch.setitem(rate_limits.RATES, "ec2.RunInstances", rate_limits.RateLimit(1000, 1000))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SCRIPT = "#!/bin/sh\nsleep 300\n"
 
 
 @pytest.fixture(autouse=True)
-def nothing_known_of_images() -> None:
+def nothing_known_of_images(unlimited_launches: None) -> None:
     ami.forget()
 
 

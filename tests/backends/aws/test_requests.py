@@ -24,7 +24,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.backends.aws.conftest import REGION
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("unlimited_launches")]
 
 MOST_RESULTS = {
     "DescribeInstances": (5, 1000),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from dstackweb.backends.aws import instance_types
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
@@ -54,15 +55,45 @@ def test_instance_types_have_cpus_memory_gpus_and_zones(aws: AwsBackend) -> None
     assert types["m7i.large"].gpu_count == 0
 
 
-def test_what_jobs_can_not_run_on_or_nobody_can_ask_for_is_left_out(cloud: Cloud, backend: Backend) -> None:
+UNUSABLE = ["mac2", "inf2", "trn1", "g6f", "f2", "vt1"]
+ARM = ["m7g", "g5g"]
+
+
+def test_types_that_runs_cannot_use_or_require_are_left_out(cloud: Cloud, backend: Backend) -> None:
     cloud.catalog(everything=True)
-    types = fetch(AwsBackend(backend), "instance_types")
-    assert len(types) > 600
-    for family in ("mac2", "inf2", "trn1", "g6f", "dl1", "f2", "vt1", "g4ad", "m7g", "g5g"):
-        assert not [name for name in types if name.partition(".")[0] == family], family
+    families = [*UNUSABLE, *ARM, "m7i", "g5"]
+    described = cloud.client("ec2").describe_instance_types(
+        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in families]}]
+    )["InstanceTypes"]
+    assert {one["InstanceType"].partition(".")[0] for one in described} == set(families)
+    types = fetch(change(backend, families=families), "instance_types")
+    assert {name.partition(".")[0] for name in types} == {"m7i", "g5"}
     both = fetch(change(backend, architectures=["x86_64", "arm64"]), "instance_types")
+    assert {name.partition(".")[0] for name in both} == {"m7i", "g5", *ARM}
     assert (both["g5g.xlarge"].gpu_name, both["g5g.xlarge"].architecture) == ("T4G", "arm64")
     assert both["m7i.large"].architecture == "x86_64"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "is_usable"),
+    [
+        ([], True),
+        ([{"Name": "A10G", "Manufacturer": "NVIDIA", "Count": 1}], True),
+        ([{"Name": "Radeon Pro V520", "Manufacturer": "AMD", "Count": 1}], False),
+        ([{"Name": "Gaudi HL-205", "Manufacturer": "Habana", "Count": 8}], False),
+        ([{"Name": "A10G", "Manufacturer": "NVIDIA", "Count": 1}] * 2, False),
+    ],
+)
+def test_of_gpus_only_one_model_by_nvidia_is_usable(gpus: list[dict[str, Any]], is_usable: bool) -> None:
+    described = {
+        "InstanceType": "g9.xlarge",
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "SupportedVirtualizationTypes": ["hvm"],
+        "VCpuInfo": {"DefaultVCpus": 4},
+        "MemoryInfo": {"SizeInMiB": 16384},
+        "GpuInfo": {"Gpus": gpus},
+    }
+    assert (instance_types.read(described, ("x86_64",), ["us-east-1a"]) is not None) == is_usable
 
 
 def test_only_what_the_config_allows_is_kept_of_any_source(backend: Backend) -> None:
