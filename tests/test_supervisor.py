@@ -14,7 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pytest_django import Settings
 
+from dstackweb.accounts.services import Bootstrap
+from dstackweb.scheduler.management.commands.up import banner
 from dstackweb.scheduler.processes import supervisor as supervisor_module
 from dstackweb.scheduler.processes.supervisor import ProcessLog
 from tests.support import REPO, eventually
@@ -173,6 +176,16 @@ def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(new_deploy
     assert re.fullmatch(r"dstackweb: no database in \S+ yet\. Start the server with `make run`\n", asked.stderr)
 
 
+@pytest.mark.parametrize(
+    ("home", "command"), [("var", "make login"), ("var/demo", "DSTACKWEB_HOME=/a/var/demo make login")]
+)
+def test_the_command_for_a_sign_in_link_names_a_home_of_its_own(settings: Settings, home: str, command: str) -> None:
+    settings.BASE_DIR = Path("/a")
+    settings.DSTACKWEB_HOME = settings.BASE_DIR / home
+    shown = banner(Bootstrap(created=False, username="admin"), Path("/a/var/logs"), 1.0)
+    assert f"Sign in    as admin; `{command}` prints a sign-in link" in shown
+
+
 @pytest.mark.slow
 def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
     deployment: dict[str, str], tmp_path: Path
@@ -197,7 +210,8 @@ def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quic
 
     again = up(deployment)
     again.wait_for("ready at", deadline=60)
-    assert "Sign in    as admin; `make login` prints a sign-in link" in again.text
+    home = deployment["DSTACKWEB_HOME"]
+    assert f"Sign in    as admin; `DSTACKWEB_HOME={home} make login` prints a sign-in link" in again.text
     assert again.end(signal.SIGTERM, deadline=60) == 0
 
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import http.client
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -204,13 +205,13 @@ def _cluster_is_alive(pid: int) -> bool:
 
 def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
     """What to print once everything answers: address, sign-in, next steps."""
-    address = settings.DSTACKWEB_API_URL
+    address, login = settings.DSTACKWEB_API_URL, f"`{_login_command()}` prints a sign-in link"
     if admin.password:
-        sign_in = f"{admin.username} / {admin.password}   (shown only once; `make login` prints a sign-in link)"
+        sign_in = f"{admin.username} / {admin.password}   (shown only once; {login})"
     elif settings.DSTACKWEB_ADMIN_PASSWORD:
         sign_in = f"as {admin.username}, with the password in DSTACKWEB_ADMIN_PASSWORD"
     else:
-        sign_in = f"as {admin.username}; `make login` prints a sign-in link"
+        sign_in = f"as {admin.username}; {login}"
     cli = _cli()
     lines = [
         f"dstackweb is ready at {address}/ (started in {took_s:.1f} s)",
@@ -226,6 +227,12 @@ def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
         names = ", ".join(settings.ALLOWED_HOSTS)
         lines.append(f"  Warning    requests for other names than {names} are refused. Set DSTACKWEB_PUBLIC_URL")
     return "\n".join(["", *lines, "", f"Logs: {logs}. Ctrl-C stops the server; running jobs continue.", ""])
+
+
+def _login_command() -> str:
+    """As another shell needs it, which does not know where this server's data is."""
+    home = settings.DSTACKWEB_HOME
+    return "make login" if home == settings.BASE_DIR / "var" else f"DSTACKWEB_HOME={shlex.quote(str(home))} make login"
 
 
 def _cli() -> str:
