@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.runs import services
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
@@ -82,15 +81,24 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
         minutes = form.cleaned_data.get("ageing_minutes")
         sentence = "" if "ageing_minutes" in form.errors else queue_words.ageing(minutes)
         return HttpResponse(sentence, content_type="text/plain; charset=utf-8")
-    manages = allows(request.role, "manager")
-    now = {name: getattr(found, name) for name in QueueForm.base_fields}
-    form = QueueForm(request.POST or None, initial=now, auto_id="queue-%s")
+    form = _settings_form(found, request.POST or None)
     if request.method == "POST":
         saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
         if saved is not None:
             return done(request, _("Settings of queue %s saved") % saved.name, queue_url(found))
-    context = _context(request, found) | {"form": form if manages else None}
-    return render(request, "queue/settings.html", context, status=422 if form.errors else 200)
+    return _settings_page(request, found, form, NewQueueForm())
+
+
+def _settings_form(queue: Queue, data: QueryDict | None = None) -> QueueForm:
+    now = {name: getattr(queue, name) for name in QueueForm.base_fields}
+    return QueueForm(data, initial=now, auto_id="queue-%s")
+
+
+def _settings_page(request: PageRequest, queue: Queue, form: QueueForm, new_queue: NewQueueForm) -> HttpResponse:
+    """The settings and their usage; the forms are for managers."""
+    forms_of_managers = {"form": form, "new_queue": new_queue} if request.may["manager"] else {}
+    status = 422 if form.errors or new_queue.errors else 200
+    return render(request, "queue/settings.html", _context(request, queue) | forms_of_managers, status=status)
 
 
 def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
@@ -101,12 +109,11 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "ageing": queue_words.ageing(queue.ageing_minutes),
         "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
-        "new_queue": NewQueueForm() if allows(request.role, "manager") else None,
     }
 
 
 @require_POST
-@project_page()
+@project_page("manager")
 def new_queue(request: PageRequest) -> HttpResponse:
     form = NewQueueForm(request.POST)
     made = attempt(
@@ -114,8 +121,7 @@ def new_queue(request: PageRequest) -> HttpResponse:
     )
     if made is None:
         default = services.find_queue(request.project, "default")
-        context = _context(request, default) | {"form": QueueForm(initial={}), "new_queue": form}
-        return render(request, "queue/settings.html", context, status=422)
+        return _settings_page(request, default, _settings_form(default), form)
     url = reverse("web:queue-settings", args=[request.project.name, made.name])
     return done(request, _("Queue %s created") % made.name, url)
 

@@ -93,6 +93,20 @@ def test_a_manager_makes_another_queue(project: Project, mia: User, as_user: Sig
     assert Queue.objects.filter(project=project).count() == 2
 
 
+def test_a_refused_name_of_a_new_queue_leaves_the_settings_beside_it_as_they_are(
+    project: Project, mia: User, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(mia)
+    client.post(URL, FILLED)
+    refused = client.post("/p/main/queues/", {"name": "two words"})
+    assert {name: refused.context["form"][name].value() for name in ("max_running", "draining", "paused")} == {
+        "max_running": 3,
+        "draining": True,
+        "paused": False,
+    }
+    assert as_user(ann).post("/p/main/queues/", {"name": "two words"}).status_code == 403
+
+
 def test_the_queue_shows_everybody_what_holds_it_up(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
     make_host("box", gpus=4)
     make_run(project, ann, "runs", resources={"gpu": 2})
