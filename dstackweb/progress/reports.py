@@ -6,7 +6,7 @@ An invalid entry is rejected alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypeVar
@@ -210,7 +210,7 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
     Raises Invalid for a request without the documented form, and TooLarge for more than ENTRIES_MAX entries.
     """
     try:
-        body = BODY.validate_python(given)
+        body = BODY.validate_python(_bounded(given, Body.__annotations__))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise Invalid.at(*map(_printable, map(str, fault["loc"])), msg=fault["msg"]) from None
@@ -226,8 +226,8 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
     rejected: list[Rejection] = []
     positions: dict[EntryList, list[int]] = {}
 
-    def valid(name: EntryList, adapter: TypeAdapter[list[T]]) -> list[T]:
-        entries, bad = lists[name], dict[int, ErrorDetails]()
+    def valid(name: EntryList, adapter: TypeAdapter[list[T]], fields: Collection[str]) -> list[T]:
+        entries, bad = [_bounded(entry, fields) for entry in lists[name]], dict[int, ErrorDetails]()
         try:
             return adapter.validate_python(entries)
         except ValidationError as error:
@@ -239,15 +239,32 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
             rejected.extend(_rejection(name, at, entries[at], fault) for at, fault in sorted(bad.items()))
 
     placed: dict[str, tuple[str, str]] = {}
-    events = tuple([_event(given, default, placed) for given in valid("events", EVENTS)])
-    counts = tuple([_count(given, default) for given in valid("counts", COUNTS)])
-    failures = tuple([_failure(given, default) for given in valid("failures", FAILURES)])
+    events = tuple([_event(given, default, placed) for given in valid("events", EVENTS, EventEntry.__annotations__)])
+    counts = tuple([_count(given, default) for given in valid("counts", COUNTS, CountEntry.__annotations__)])
+    failures = tuple([_failure(given, default) for given in valid("failures", FAILURES, FailureEntry.__annotations__)])
     ended_seq = None
     if body.get("ended"):
         seqs = [entry.seq for entries in (events, counts, failures) for entry in entries]
         ended_seq = max(seqs if seqs and own_seq is None else [default, *seqs])
     batch = Batch(body.get("reporter") or reporter[:REPORTER_MAX], events, counts, failures, ended_seq)
     return ParsedRequest(batch, body.get("attempt"), rejected, positions)
+
+
+def _bounded(given: object, fields: Collection[str]) -> object:
+    """A mapping with at most one unknown field, and at most one unknown state: pydantic would report them all."""
+    if type(given) is not dict:
+        return given
+    if len(given) > len(fields):
+        given = _with_one_unknown(given, fields)
+    states = given.get("states")
+    if type(states) is dict and len(states) > len(ALIASES):
+        given = {**given, "states": _with_one_unknown(states, ALIASES)}
+    return given
+
+
+def _with_one_unknown(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    unknown = next(name for name in given if name not in known)
+    return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 def _event(given: EventEntry, default: int, placed: dict[str, tuple[str, str]]) -> Event:

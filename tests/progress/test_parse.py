@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dstackweb.lib.errors import Invalid, TooLarge
+from dstackweb.progress import reports
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
 from dstackweb.progress.reports import (
     COUNT_MAX,
@@ -200,3 +202,51 @@ def test_every_entry_of_any_request_is_either_read_or_refused(body: Any) -> None
     told_of = (*found.batch.events, *found.batch.counts, *found.batch.failures)
     assert all(0 <= one.seq <= SEQ_MAX for one in told_of)
     json.dumps([one.detail + one.key for one in found.rejected]).encode()
+
+
+WIDE = {f"x{number}": 1 for number in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"events": [{**WIDE, "key": "a", "state": "done"}]}, "x0: Extra inputs are not permitted"),
+        ({"failures": [{**WIDE, "key": "a"}]}, "x0: Extra inputs are not permitted"),
+        ({"counts": [{**WIDE, "prefix": "a", "states": {}}]}, "x0: Extra inputs are not permitted"),
+        ({"counts": [{"prefix": "a", "states": {"done": 1, **WIDE}}]}, "states: Input should be "),
+    ],
+)
+def test_unknown_fields_of_an_entry_are_not_validated_one_by_one(
+    body: dict[str, Any], detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = count_errors(monkeypatch)
+    (rejected,) = parsed(**body).rejected
+    assert rejected.detail.startswith(detail)
+    assert errors == [1]
+
+
+def test_unknown_fields_of_a_request_are_not_validated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = count_errors(monkeypatch)
+    with pytest.raises(Invalid) as refused:
+        parsed(**WIDE)
+    assert (refused.value.errors[0]["loc"], errors) == (["x0"], [1])
+
+
+def count_errors(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of errors that pydantic reports from now on."""
+    counts: list[int] = []
+
+    class Adapter:
+        def __init__(self, adapter: Any) -> None:
+            self.adapter = adapter
+
+        def validate_python(self, given: object) -> Any:
+            try:
+                return self.adapter.validate_python(given)
+            except ValidationError as error:
+                counts.append(error.error_count())
+                raise
+
+    for name in ("BODY", "EVENTS", "COUNTS", "FAILURES"):
+        monkeypatch.setattr(reports, name, Adapter(getattr(reports, name)))
+    return counts
