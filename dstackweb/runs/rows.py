@@ -32,15 +32,14 @@ Q = TypeVar("Q", bound="QueueRow")
 R = TypeVar("R", bound="RunRow")
 
 
+@dataclass(slots=True)
 class Row:
     """The base of all rows."""
-
-    __slots__ = ()
 
     @classmethod
     @functools.cache
     def fields(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+        return tuple(field.name for field in dataclasses.fields(cls))
 
     @classmethod
     @functools.cache

@@ -159,21 +159,22 @@ class Supervisor:
     def _keep(self) -> None:
         for child in self.children:
             if child.start_at is not None and child.start_at <= time.monotonic():
-                self._outputs.register(child.start(), selectors.EVENT_READ, child)
+                output = child.start()
+                self._outputs.register(output, selectors.EVENT_READ, (child, output))
             elif child.process is not None and child.start_at is None and child.process.poll() is not None:
                 self._read(0)
                 self.say(f"{child.spec.name} {child.ended(child.process.returncode)}")
 
     def _read(self, timeout: float) -> None:
         for key, _ in self._outputs.select(timeout):
-            pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]
-            data = os.read(pipe.fileno(), 65536)
+            child, output = key.data
+            data = os.read(key.fd, 65536)
             if not data:
-                self._outputs.unregister(pipe)
-                pipe.close()
+                self._outputs.unregister(output)
+                output.close()
                 continue
-            for line in key.data.take(data):
-                self.say(f"[{key.data.spec.name}] {line.decode(errors='replace')}")
+            for line in child.take(data):
+                self.say(f"[{child.spec.name}] {line.decode(errors='replace')}")
 
     def _end_all(self) -> None:
         """TERM to all; KILL after STOP_S or a second request. Their own children follow."""

@@ -21,6 +21,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.passes import apply
 from tests.factories import join, make_project, make_run, place_all
 from tests.scheduler.cloud.cloud_fake import THROTTLED, FakeCloud, begin, job_of, joined, offer, running
 
@@ -121,8 +122,6 @@ def test_an_idle_machine_that_was_ended_meanwhile_is_not_given_away(
     done(running(paid(project, member), fake))
     fake.tick()
     again = paid(project, member)
-    from dstackweb.scheduler.passes import apply
-
     write = apply.write_decisions
 
     def too_late(*args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from pytest_django import DjangoAssertNumQueries
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Run
@@ -82,11 +83,11 @@ def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
 
 @pytest.mark.parametrize("size", [10, 300])
 def test_a_run_behind_many_that_fit_nowhere_costs_the_same_however_many_they_are(
-    project: Project, member: User, django_assert_num_queries: object, size: int
+    project: Project, member: User, django_assert_num_queries: DjangoAssertNumQueries, size: int
 ) -> None:
     runs = waiting(project, member, [*((index, "ab"[index % 2]) for index in range(size)), (size, "c")])
     line = QueueScan(ensure_queue(project))
-    with django_assert_num_queries(3 if size > queue_scan.BATCH else 1):  # type: ignore[operator]
+    with django_assert_num_queries(3 if size > queue_scan.BATCH else 1):
         for shape in "ab":
             assert line.head().shape == shape
             line.block(shape)

@@ -1,8 +1,8 @@
-"""Everybody at once on one database: `python -m tests.scheduler.stress.stress SECONDS SEED` prints a report as JSON.
+"""All actors at once on one database: `python -m tests.scheduler.stress SECONDS SEED` prints a report as JSON.
 
-Processes do what people, passes, watchers and runners do (`stress_acts`); the database and readers look on
-(`stress_referee`); afterwards nobody moves, and what is there is judged (`stress_judges`). Run with the environment of
-a deployment whose database is empty.
+Processes do what people, passes, watchers and runners do (`acts`, `moves`); the database and readers check on them
+(`referee`); once all have stopped, the final state is checked (`judges`). Run with the environment of a deployment
+whose database is empty.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ import contextlib
 import json
 import multiprocessing
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-import django
+from django.core.management import call_command
+from django.db import connection, connections
+from django.db.models import Sum
 
-django.setup()
-
-from django.core.management import call_command  # noqa: E402
-from django.db import connection, connections  # noqa: E402
-from django.db.models import Sum  # noqa: E402
-
-from dstackweb.lib.errors import DomainError  # noqa: E402
-from dstackweb.runs import services  # noqa: E402
-from dstackweb.runs.models import Job, QueueCount, Run, RunEvent  # noqa: E402
-from dstackweb.runs.states import ENDED  # noqa: E402
-from dstackweb.scheduler.models import PassState  # noqa: E402
-from tests.factories import join, make_host, make_project, make_user  # noqa: E402
-from tests.scheduler.stress import acts as acts  # noqa: E402
-from tests.scheduler.stress import moves as moves  # noqa: E402
-from tests.scheduler.stress.judges import end_all, judge, judge_after_a_pass  # noqa: E402
-from tests.scheduler.stress.referee import Reader, install  # noqa: E402
+from dstackweb.lib.errors import DomainError
+from dstackweb.runs import services
+from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
+from dstackweb.runs.states import ENDED
+from dstackweb.scheduler.models import PassState
+from tests.factories import join, make_host, make_project, make_user
+from tests.scheduler.stress import acts, moves
+from tests.scheduler.stress.judges import end_all, judge, judge_after_a_pass
+from tests.scheduler.stress.referee import Reader, install
 
 Act = Callable[[random.Random], object]
 Mix = list[tuple[int, Act]]
@@ -151,7 +145,3 @@ def _figures(numbers: collections.Counter[str], seconds: float) -> dict[str, flo
         "refused": int(numbers["refused"]),
         "ms": round(1000 * numbers["seconds"] / max(1, times), 1),
     }
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))

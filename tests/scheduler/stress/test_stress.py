@@ -16,7 +16,7 @@ def stress(deployment: dict[str, str], seconds: float, seed: int) -> dict:
     soon = {"DSTACKWEB_START_DEADLINE_S": "0.3", "DSTACKWEB_WATCH_EVERY_S": "0.1", "DSTACKWEB_RESERVE_AFTER_S": "0.2"}
     env = deployment | soon
     done = subprocess.run(
-        [sys.executable, "-m", "tests.scheduler.stress.stress", str(seconds), str(seed)],
+        [sys.executable, "-m", "tests.scheduler.stress", str(seconds), str(seed)],
         cwd=REPO, env=env, capture_output=True, text=True, check=False, timeout=seconds + 60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
