@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from django.conf import settings
 from django.db.models import Count, Sum
@@ -124,20 +123,19 @@ def job_usage(now: dt.datetime) -> list[JobUsage]:
 
 
 def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
-    """Placed runs of these queues and their GPUs.
+    """Placed runs of these queues and the GPUs that they request, on whichever backend.
 
     Reads placed runs of all queues, which are few: SQLite would search these queues' waiting runs otherwise.
     """
     if not queue_ids:
         return QueueUsage()
-    placed = Run.objects.filter(status__in=PLACED).values_list("queue_id", "user_id").annotate(n=Count("pk"))
-    gpus = {run_id: gpus for run_id, (gpus, _cpus) in usage_by_run().items() if gpus}
-    runs = Run.objects.filter(pk__in=gpus).values_list("pk", "queue_id", "user_id")
-    counted = chain(
-        ((queue_id, user_id, 0, number) for queue_id, user_id, number in placed),
-        ((queue_id, user_id, gpus[run_id], 0) for run_id, queue_id, user_id in runs),
+    columns = ("queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min")
+    placed = Run.objects.filter(status__in=PLACED).values_list(*columns)
+    return QueueUsage.of(
+        (queue_id, user_id, (nodes or 1) * (gpus or 0))
+        for queue_id, user_id, nodes, gpus in placed
+        if queue_id in queue_ids
     )
-    return QueueUsage.of(found for found in counted if found[0] in queue_ids)
 
 
 def usage_by_run() -> dict[int, tuple[int, int]]:

@@ -216,7 +216,7 @@ class PlacementPass:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
                 was_kept = self.before is not None and self.before.run_id == one.run.pk
-                ends = ReservationChange(self.before, None, "placed") if was_kept else None
+                ends = ReservationChange(self.before, None, ReservationEnd.PLACED) if was_kept else None
                 apply.write_decisions(self.generation, self.backends, [one], ended, ends)
                 self.written += 1
             raise

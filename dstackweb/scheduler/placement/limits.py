@@ -32,17 +32,17 @@ class QueueUsage:
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def of(cls, placed: Iterable[tuple[int, int, int, int]]) -> QueueUsage:
-        """Add up (queue, user, GPUs, runs) tuples."""
+    def of(cls, placed: Iterable[tuple[int, int, int]]) -> QueueUsage:
+        """Add up placed runs: (queue, user, GPUs) of each."""
         tally = cls()
         for counted in placed:
             tally.add(*counted)
         return tally
 
-    def add(self, queue_id: int, user_id: int, gpus: int, runs: int = 1) -> None:
-        """Count more placed runs, and their GPUs in all."""
+    def add(self, queue_id: int, user_id: int, gpus: int) -> None:
+        """Count one more placed run and its GPUs."""
         for key in ((queue_id, None), (queue_id, user_id)):
-            self.runs[key] += runs
+            self.runs[key] += 1
             self.gpus[key] += gpus
 
 

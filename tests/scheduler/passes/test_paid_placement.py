@@ -11,7 +11,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability
 from dstackweb.backends.models import Backend
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.spend import spent_this_month
 from dstackweb.runs.states import JobStatus
@@ -52,6 +52,17 @@ def test_a_paid_backend_is_not_queried_for_a_run_that_does_not_name_it(
     make_run(project, member)
     assert place_all() == 0
     assert market.asked == []
+
+
+def test_a_limit_of_gpus_counts_those_of_other_backends_too(project: Project, member: User, market: StubMarket) -> None:
+    """R26."""
+    market.has("cloud", offer())
+    keys = {"resources": {"gpu": 1}, "backends": ["cloud"]}
+    first, second = (make_run(project, member, **keys) for _ in range(2))
+    Queue.objects.filter(pk=first.queue_id).update(max_gpus=1)
+    assert place_all() == 1
+    assert place_all() == 0
+    assert (reason(second)[0], reason(second)[1]["used"]) == ("queue_limit", 1)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
 ) -> None:
     placed: list[tuple[int, int, int]] = []
     for queue, user, gpus in arrivals:
-        tally = QueueUsage.of((*run, 1) for run in placed)
+        tally = QueueUsage.of(placed)
         fits = not exceeded_limits(limits, tally, queue, user, gpus)
         then = [*placed, (queue, user, gpus)]
         mine = [run for run in then if run[0] == queue]
