@@ -50,13 +50,12 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     """
     now = timezone.now()
     with transaction.atomic():
-        job = Job.objects.get(pk=job_id)
-        run = lock_run(job.run_id)
+        job = _lock_job(job_id)
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
             claim_nonce=nonce, claimed_at=now, heartbeat_at=now, silent_s=0
         )
         if won:
-            record(run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
+            record(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
     job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict("another runner has this job, or it has ended")
@@ -66,12 +65,10 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
 def start_job(job_id: UUID) -> None:
     """Record that the runner has started the job's commands."""
     with transaction.atomic():
-        job = Job.objects.get(pk=job_id)
-        run = lock_run(job.run_id)
-        job = _fresh(job, run)
+        job = _lock_job(job_id)
         if job.status == JobStatus.PROVISIONING:
             move_job(job, JobStatus.RUNNING, now=timezone.now())
-            settle_run(run)
+            settle_run(job.run)
 
 
 def end_job(
@@ -85,19 +82,17 @@ def end_job(
 ) -> bool:
     """End a job whose processes are gone: free what it held, and settle the run.
 
-    `message` is what a program or a cloud said, `detail` what this server says (`MessageCode`).
+    `message` is text from a program or a cloud, `detail` a code of this server with its data (`MessageCode`).
     Returns False when it had ended before. A job that was stopped ends for that reason.
     """
     now = timezone.now()
     with transaction.atomic():
-        job = Job.objects.get(pk=job_id)
-        run = lock_run(job.run_id)
-        job = _fresh(job, run)
+        job = _lock_job(job_id)
         if job.status not in JOB_ACTIVE:
             return False
         if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
             reason = job.stop_reason
-        if run.is_hold and job.started_at is not None:
+        if job.run.is_hold and job.started_at is not None:
             reason = HOLD_END.get(reason, reason)
         move_job(
             job,
@@ -105,17 +100,19 @@ def end_job(
             now=now,
             termination_reason=reason,
             exit_code=exit_code,
-            **_said(job, reason, exit_code, message, detail),
+            **_end_message(job, reason, exit_code, message, detail),
             log_size=log_size,
         )
         if job.host_id is None:
             wakeups.request_job_checks([job])
-        settle_run(run)
+        settle_run(job.run)
     return True
 
 
-def _said(job: Job, reason: str, exit_code: int | None, message: str, detail: dict[str, Any] | None) -> dict[str, Any]:
-    """Message and detail of the end: those of the request to stop, if it had any."""
+def _end_message(
+    job: Job, reason: str, exit_code: int | None, message: str, detail: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Message and detail of the end: those of the stop request, if it had any."""
     if job.stop_reason and (job.message or job.detail):
         return {"message": job.message, "detail": job.detail}
     if reason == Reason.CONTAINER_EXITED_WITH_ERROR and exit_code and not message:
@@ -123,11 +120,12 @@ def _said(job: Job, reason: str, exit_code: int | None, message: str, detail: di
     return {"message": message, "detail": detail or {}}
 
 
-def _fresh(job: Job, run: Run) -> Job:
-    """The job as read under the run's lock, with the same run object."""
-    fresh = Job.objects.select_related("host").get(pk=job.pk)
-    fresh.run = run
-    return fresh
+def _lock_job(job_id: UUID) -> Job:
+    """The job, with its host and run, as read under the run's lock. Raises Job.DoesNotExist."""
+    run = lock_run(Job.objects.values_list("run_id", flat=True).get(pk=job_id))
+    job = Job.objects.select_related("host").get(pk=job_id)
+    job.run = run
+    return job
 
 
 def settle_run(run: Run) -> None:
@@ -172,12 +170,12 @@ def _follow(run: Run) -> None:
                 status_detail=end.detail,
                 exit_code=end.exit_code,
             )
-            if moved and (again := _comes_again(run, now)):
+            if moved and (again := _next_occurrence(run, now)):
                 # `recurrence` creates the next occurrence from this, under its queue's lock.
                 Run.objects.filter(pk=run.pk).update(retry_at=again)
 
 
-def _comes_again(run: Run, now: dt.datetime) -> dt.datetime | None:
+def _next_occurrence(run: Run, now: dt.datetime) -> dt.datetime | None:
     """When the next occurrence of a run that has just ended is due; None without a schedule."""
     crons = (run.spec.get("schedule") or {}).get("cron", ())
     # Never at the run's own time again, even if this machine's clock is behind.
@@ -188,7 +186,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
     """Return the run to waiting, with its seniority, for the next attempt after a jittered delay."""
     delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
-    # What the last offer was refused with says little by itself: there were others before it.
+    # The last offer's refusal alone says little: others were refused before it.
     nowhere = because.reason == Reason.OUT_OF_CAPACITY
     move_run(
         run,

@@ -34,7 +34,7 @@ def matches(if_match: str | None, run: Run) -> bool:
 def stale_error(run: Run) -> Stale:
     return Stale(
         f"run {run.name} was changed by {_last_editor(run)} since you looked: its priority is {run.priority} in queue "
-        f"{run.queue.name} now. Nothing of yours was applied; look and try again.",
+        f"{run.queue.name} now. Your change was not applied. Check the run and try again.",
         run=run.name,
         priority=run.priority,
         queue=run.queue.name,

@@ -22,10 +22,10 @@ from dstackweb.runs.models import Archive
 
 
 class LogGap(Exception):
-    """Bytes are missing before the offered offset; `expected` is where the stream goes on."""
+    """Bytes are missing before the offered offset; `expected` is the offset to continue at."""
 
     def __init__(self, expected: int) -> None:
-        super().__init__(f"the log goes on at offset {expected}")
+        super().__init__(f"the log continues at offset {expected}")
         self.expected = expected
 
 

@@ -140,7 +140,7 @@ def is_local_address(address: str) -> bool:
 
 
 def extend(run: Run, user: User, role: str, duration: str) -> Run:
-    """Extend the time of a placed run by `duration`; its runner learns it with its next heartbeat.
+    """Extend the time of a placed run by `duration`; its runner gets the new limit with its next heartbeat.
 
     Raises Forbidden for another member's run, Invalid for an invalid or too long time, and Conflict for a run without
     limit, not placed, or ending.
@@ -150,7 +150,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     more = parse_hold_time(duration)
     with transaction.atomic():
         fresh = lock_run(run.pk)
-        total = _lengthened(fresh, more)
+        total = _new_limit_s(fresh, more)
         if total > MEMBER_MAX_S and not allows(role, "manager"):
             raise _too_long(total)
         if total > MAX_DURATION_S:
@@ -161,7 +161,7 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
-def _lengthened(run: Run, more: int) -> int:
+def _new_limit_s(run: Run, more: int) -> int:
     """A run's new limit in seconds, with `more` added. Raises Conflict if it cannot be extended."""
     if run.limit_s is None:
         raise Conflict(f"run {run.name} has no max_duration to extend")

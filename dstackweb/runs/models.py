@@ -52,11 +52,11 @@ class Queue(models.Model):
         blank=True,
         default=ordering.DEFAULT_AGEING_MINUTES,
         validators=[MinValueValidator(1), MaxValueValidator(60 * 24 * 365)],
-        help_text="Minutes of waiting that make up for one point of priority. Empty: strict priority.",
+        help_text="Minutes of waiting for +1 priority. Empty: strict priority.",
     )
-    paused = models.BooleanField(default=False, help_text="Nothing leaves a paused queue; running runs go on.")
+    paused = models.BooleanField(default=False, help_text="No run starts from a paused queue; running runs continue.")
     draining = models.BooleanField(
-        default=False, help_text="A draining queue takes no new runs; those that wait in it still start."
+        default=False, help_text="A draining queue accepts no new runs; waiting runs still start."
     )
     max_running = _limit("Runs of this queue that may be placed at once.")
     max_gpus = _limit("GPUs that the queue's runs may hold at once.")
@@ -121,7 +121,7 @@ class Run(models.Model):
     status = _status(RunStatus, RunStatus.SUBMITTED)
     status_message = models.TextField(blank=True)
     status_detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Code and data of what the server itself says (`runs.codes.MessageCode`)"
+        default=dict, blank=True, help_text="Code and data of the server's own message (`runs.codes.MessageCode`)"
     )
     termination_reason = models.CharField(max_length=60, blank=True)
     exit_code = models.IntegerField(null=True)
@@ -242,7 +242,7 @@ class Job(models.Model):
     termination_reason = models.CharField(max_length=60, blank=True)
     message = models.TextField(blank=True)
     detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Code and data of what the server itself says (`runs.codes.MessageCode`)"
+        default=dict, blank=True, help_text="Code and data of the server's own message (`runs.codes.MessageCode`)"
     )
     stop_reason = models.CharField(max_length=60, blank=True)
     stop_grace_s = models.PositiveIntegerField(null=True)

@@ -120,7 +120,7 @@ class RunRow(Row):
     ]
     pk: Hidden[int]
     status_detail: Hidden[dict[str, Any]]
-    """What the server says of it, which its readers put into words before `status_message` (`wording.statuses`)."""
+    """Code and data of the server's own message; worded in front of `status_message` (`wording.statuses`)."""
 
 
 @dataclass(slots=True)

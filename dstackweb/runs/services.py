@@ -88,7 +88,7 @@ def find_queue(project: Project, name: str) -> Queue:
 def prepare(project: Project, user: User, role: str, submission: Submission) -> PreparedSubmission:
     """Parse and resolve a submission without storing it. Raises Invalid with the line, or Forbidden."""
     if not allows(role, "member"):
-        raise Forbidden("Viewers can look but not submit. Ask a manager of the project for the role of member.")
+        raise Forbidden("Viewers cannot submit runs. Ask a manager of the project for the role of member.")
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
     profile = _profile(project, run_file)
     effective = resolve(run_file, profile)
@@ -224,7 +224,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
             raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs can change their queue")
         if fresh.queue_id != target.pk:
             refuse_draining(held[target.pk])
-            if not _waits_for_its_hour(fresh):
+            if not _is_scheduled(fresh):
                 Queue.objects.filter(pk=target.pk).update(  # later submissions queue behind it
                     last_seniority_us=Greatest(
                         F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
@@ -242,7 +242,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 
 
-def _waits_for_its_hour(run: Run) -> bool:
+def _is_scheduled(run: Run) -> bool:
     """Whether a scheduled run has not entered its queue yet: its seniority is in the future."""
     return run.status == RunStatus.PENDING and run.attempt == 1
 

@@ -271,7 +271,7 @@ def _among_own(
     slots = to_slots(runs_between(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
         # Stopped or placed meanwhile: neither waits for the queue's lock.
-        raise Conflict(f"run {runs[min(left)].name} has just left its place. Nothing was moved; look and try again.")
+        raise Conflict(f"run {runs[min(left)].name} has just left the queue. Nothing was moved. Try again.")
     staying = [place for place in slots if place.id not in runs]
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]

@@ -102,7 +102,7 @@ def plan_move(
     standing = [run.key for run in (left, *moved, right) if run is not None]
     if all(one < other for one, other in itertools.pairwise(standing)):
         return []
-    planned = _between(moved, left, right, terms) or _squeezed(moved, front, back, terms)
+    planned = _between(moved, left, right, terms) or _squeeze(moved, front, back, terms)
     return _changes(planned, (*moved, *front.fetched, *back.fetched))
 
 
@@ -278,13 +278,13 @@ def _fit(
     return ranks
 
 
-def _squeezed(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: MoveBounds) -> list[Slot]:
+def _squeeze(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: MoveBounds) -> list[Slot]:
     """Place the runs one by one; for each without room, as few neighbours as possible shift."""
     planned: dict[int, Slot] = {}
     for run in moved:
         places = _between([run], front.at(0), back.at(0), terms)
         if places is None:
-            ways = (_pushed(run, front.at(0), back, terms, 1), _pushed(run, back.at(0), front, terms, -1))
+            ways = (_push(run, front.at(0), back, terms, 1), _push(run, back.at(0), front, terms, -1))
             places = min((way for way in ways if way), key=len, default=None)
         if places is None:
             raise _no_room()
@@ -296,7 +296,7 @@ def _squeezed(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms:
     return list(planned.values())
 
 
-def _pushed(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, sign: int) -> list[Slot] | None:
+def _push(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, sign: int) -> list[Slot] | None:
     """`run` as close to `fixed` as possible, then the runs of `line` that must shift for it, as little as possible.
 
     `sign` 1 shifts later runs back, -1 earlier ones forward. None if a seniority would leave its allowed range.

@@ -73,7 +73,7 @@ def move(
         along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
         for run in along.values():
             if run.status != RunStatus.SUBMITTED:
-                raise Conflict(f"run {run.name} has just left its place. Nothing was moved; look and try again.")
+                raise Conflict(f"run {run.name} has just left the queue. Nothing was moved. Try again.")
         before = found | along
         moved = {change.run.pk for change in effect.changes}
         written = {change.id: change for change in plan.written}

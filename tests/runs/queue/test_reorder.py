@@ -403,7 +403,7 @@ def test_a_members_run_stopped_while_its_move_is_planned_is_a_conflict(
         return cut(*args)
 
     monkeypatch.setattr(line, "_cut", stop_first)
-    with pytest.raises(Conflict, match="run e has just left its place"):
+    with pytest.raises(Conflict, match="run e has just left the queue"):
         reorder.move([runs["e"]], member, "member", MoveTarget("top"))
 
 
@@ -418,7 +418,7 @@ def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_
         return planned
 
     monkeypatch.setattr(reorder, "plan_reordering", stop_then)
-    with pytest.raises(Conflict, match="run c has just left its place"):
+    with pytest.raises(Conflict, match="run c has just left the queue"):
         reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     assert order(project)[:2] == ["a", "b"]
 
