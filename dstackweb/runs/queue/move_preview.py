@@ -44,8 +44,6 @@ MAX_NAMED = 3
 """Most other runs that a preview names."""
 MAX_COUNTED = 1000
 """Most runs ahead that are counted for the result of a move, so that its cost does not grow with the queue."""
-CountAhead = Callable[[Iterable[RankKey]], dict[RankKey, int | None]]
-"""How many runs are ahead of each key, where they were counted."""
 PlanFunction = Callable[[Sequence[Slot], Iterable[Slot], Iterable[Slot]], list[RankChange]]
 """The changes when runs are put between those ahead and those behind, each nearest first."""
 
@@ -56,6 +54,26 @@ class MoveTarget:
 
     where: Literal["before", "after", "top", "bottom"]
     anchor: Run | None = None
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A move to plan: `moved` are the slots of `runs`, in order, and go to `cut` (see `_cut`).
+
+    Positions are counted up to `most` runs ahead, without it all.
+    """
+
+    queue: Queue
+    runs: Mapping[int, Run]
+    moved: list[Slot]
+    cut: RankKey
+    bounds: MoveBounds
+    user: User
+    most: int | None
+
+    def count_ahead(self, keys: Iterable[RankKey]) -> dict[RankKey, int | None]:
+        """How many runs are ahead of each key, where they were counted."""
+        return runs_ahead(self.queue, keys, self.most)
 
 
 @dataclass(frozen=True)
@@ -109,17 +127,13 @@ def plan_reordering(
     """
     _check_movable(queue, runs, user, role)
     moved = sorted((to_slot(run) for run in runs.values()), key=lambda place: place.key)
-    cut = _cut(queue, target, runs)
-    count = partial(runs_ahead, queue, most=most)
     newest = max(now_us, queue.last_seniority_us)
     oldest = oldest_us(queue)
-    terms = MoveBounds(queue.step_us, newest if oldest is None else oldest, newest)
+    bounds = MoveBounds(queue.step_us, newest if oldest is None else oldest, newest)
+    move = _Move(queue, runs, moved, _cut(queue, target, runs), bounds, user, most)
     if allows(role, "manager"):
-        return _anywhere(queue, moved, cut, runs, partial(plan_move, terms=terms), count)
-    alone = partial(plan_alone, terms=terms, most=queue.project.member_max_priority)
-    if found := _past_own_alone(queue, moved, cut, runs, user, alone, count):
-        return found
-    return _among_own(queue, moved, cut, terms, runs, user, count)
+        return _anywhere(move, partial(plan_move, bounds=bounds))
+    return _past_own_alone(move) or _among_own(move)
 
 
 def read_to_move(
@@ -176,20 +190,14 @@ def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
     return (rank, pk) if target.where == "before" else (rank, pk + 1)
 
 
-def _anywhere(
-    queue: Queue,
-    moved: list[Slot],
-    cut: RankKey,
-    runs: Mapping[int, Run],
-    plan: PlanFunction,
-    count: CountAhead,
-) -> PlannedMove:
-    front, nearest_ahead = itertools.tee(walk_from(queue, cut, True, runs))
-    back, nearest_behind = itertools.tee(walk_from(queue, cut, False, runs))
+def _anywhere(move: _Move, plan: PlanFunction) -> PlannedMove:
+    moved, cut, runs = move.moved, move.cut, move.runs
+    front, nearest_ahead = itertools.tee(walk_from(move.queue, cut, True, runs))
+    back, nearest_behind = itertools.tee(walk_from(move.queue, cut, False, runs))
     written = plan(moved, front, back)
     if not written:
         return NOTHING
-    ahead = count([cut, *(place.key for place in moved)])
+    ahead = move.count_ahead([cut, *(place.key for place in moved)])
     now = {change.id: change.priority for change in written}
     gap = None if (before := ahead[cut]) is None else before - sum(place.key < cut for place in moved)
     changes = [
@@ -209,7 +217,7 @@ def _anywhere(
     slipping = zip(nearest_behind, range(gap, gap + min(back_by, MAX_NAMED)), strict=False)
     rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, MAX_NAMED), -1), strict=False)
     places = {place.id: (place.priority, index) for place, index in (*slipping, *rising)}
-    along = read_runs(queue, list(places)[:MAX_NAMED])
+    along = read_runs(move.queue, list(places)[:MAX_NAMED])
     slips = [
         RunChange(
             along[pk],
@@ -228,44 +236,31 @@ def _position(ahead: int | None, further: int = 0) -> int | None:
     return None if ahead is None else ahead + further + 1
 
 
-def _past_own_alone(
-    queue: Queue,
-    moved: list[Slot],
-    cut: RankKey,
-    runs: Mapping[int, Run],
-    user: User,
-    plan: PlanFunction,
-    count: CountAhead,
-) -> PlannedMove | None:
+def _past_own_alone(move: _Move) -> PlannedMove | None:
     """Plan a member's move past only their own runs: only the moved ones change. None if others are in between."""
+    moved, cut = move.moved, move.cut
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
-    waiting = selectors.in_order(queue)
-    own = runs_between(waiting.filter(user=user), first, last)
+    waiting = selectors.in_order(move.queue)
+    own = runs_between(waiting.filter(user=move.user), first, last)
     # The nearest position to the target behind or ahead of others' runs.
     nearest = cut
     if cut == first and (head := own.values_list("rank", "pk").first()):
         nearest = head
     elif cut == last and (tail := own.order_by("-rank", "-id").values_list("rank", "pk").first()):
         nearest = tail[0], tail[1] + 1
-    if runs_between(waiting.exclude(user=user), moved[0].key, moved[-1].key, nearest).exists():
+    if runs_between(waiting.exclude(user=move.user), moved[0].key, moved[-1].key, nearest).exists():
         return None
-    found = _anywhere(queue, moved, nearest, runs, plan, count)
+    plan = partial(plan_alone, bounds=move.bounds, most=move.queue.project.member_max_priority)
+    found = _anywhere(replace(move, cut=nearest), plan)
     if not found.written:
         return None
-    exact = not runs_between(waiting.exclude(pk__in=runs), nearest, cut).exists()
+    exact = not runs_between(waiting.exclude(pk__in=move.runs), nearest, cut).exists()
     return replace(found, preview=replace(found.preview, exact=exact))
 
 
-def _among_own(
-    queue: Queue,
-    moved: list[Slot],
-    cut: RankKey,
-    terms: MoveBounds,
-    runs: Mapping[int, Run],
-    user: User,
-    count: CountAhead,
-) -> PlannedMove:
+def _among_own(move: _Move) -> PlannedMove:
     """Plan a member's move: their runs swap positions, all others stay."""
+    queue, runs, moved, cut, user = move.queue, move.runs, move.moved, move.cut, move.user
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
     waiting = selectors.in_order(queue)
     slots = to_slots(runs_between(waiting.filter(user=user), first, (last[0], last[1] + 1)))
@@ -285,7 +280,7 @@ def _among_own(
         )
     try:
         written = plan_permutation(
-            slots, order, nearby_ranks(queue, slots, user), terms, queue.project.member_max_priority
+            slots, order, nearby_ranks(queue, slots, user), move.bounds, queue.project.member_max_priority
         )
     except PriorityTooHigh as above:
         name = read_runs(queue, [above.run_id])[above.run_id].name
@@ -295,18 +290,13 @@ def _among_own(
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
     exact = not runs_between(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
-    return PlannedMove(_permutation_preview(queue, slots, order, written, runs, exact, count), written)
+    return PlannedMove(_permutation_effect(move, slots, order, written, exact), written)
 
 
-def _permutation_preview(
-    queue: Queue,
-    slots: list[Slot],
-    order: list[Slot],
-    written: list[RankChange],
-    moved: Mapping[int, Run],
-    exact: bool,
-    count: CountAhead,
+def _permutation_effect(
+    move: _Move, slots: list[Slot], order: list[Slot], written: list[RankChange], exact: bool
 ) -> MoveEffect:
+    moved = move.runs
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
     now = {change.id: change.priority for change in written}
     at = {place.id: number for number, place in enumerate(order)}
@@ -316,8 +306,8 @@ def _permutation_preview(
     gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
     named = (losing + gaining)[:MAX_NAMED]
     shown = [place for place in order if place.id in moved] + named
-    ahead = count({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
-    found = {**moved, **read_runs(queue, (place.id for place in named))}
+    ahead = move.count_ahead({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
+    found = {**moved, **read_runs(move.queue, (place.id for place in named))}
     previewed = [
         RunChange(
             found[place.id],

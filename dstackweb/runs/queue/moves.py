@@ -90,7 +90,7 @@ class PriorityTooHigh(Exception):
 
 
 def plan_move(
-    moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], terms: MoveBounds
+    moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], bounds: MoveBounds
 ) -> list[RankChange]:
     """Put `moved`, in this order, between two neighbours; returns the changes, none for runs already there.
 
@@ -102,7 +102,7 @@ def plan_move(
     standing = [run.key for run in (left, *moved, right) if run is not None]
     if all(one < other for one, other in itertools.pairwise(standing)):
         return []
-    planned = _between(moved, left, right, terms) or _squeeze(moved, front, back, terms)
+    planned = _between(moved, left, right, bounds) or _squeeze(moved, front, back, bounds)
     return _changes(planned, (*moved, *front.fetched, *back.fetched))
 
 
@@ -110,11 +110,11 @@ def plan_alone(
     moved: Sequence[Slot],
     before: Iterable[Slot],
     after: Iterable[Slot],
-    terms: MoveBounds,
+    bounds: MoveBounds,
     most: int,
 ) -> list[RankChange]:
     """As `plan_move`, changing only `moved`, with priorities up to `most` or their own. Empty if that is impossible."""
-    planned = _between(moved, next(iter(before), None), next(iter(after), None), terms) or []
+    planned = _between(moved, next(iter(before), None), next(iter(after), None), bounds) or []
     if any(place.priority > max(most, run.priority) for run, place in zip(moved, planned, strict=False)):
         return []
     return _changes(planned, moved)
@@ -124,7 +124,7 @@ def plan_permutation(
     own: Sequence[Slot],
     order: Sequence[Slot],
     others: Iterable[Slot],
-    terms: MoveBounds,
+    bounds: MoveBounds,
     most: int,
 ) -> list[RankChange]:
     """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; nobody else moves.
@@ -136,24 +136,24 @@ def plan_permutation(
     planned: list[Slot] = []
     for slots, left, right in _blocks(own, others):
         runs = order[len(planned) : len(planned) + len(slots)]
-        windows = [_slot(run, slot.rank, terms, most) for run, slot in zip(runs, slots, strict=True)]
+        windows = [_slot(run, slot.rank, bounds, most) for run, slot in zip(runs, slots, strict=True)]
         ranks = _fit(runs, windows, [slot.rank for slot in slots], left, right, gap=0)
         if ranks is None:
             raise _no_room()
         for run, rank in zip(runs, ranks, strict=True):
-            priority = terms.priority_for(rank, run.priority, max(most, run.priority))
+            priority = bounds.priority_for(rank, run.priority, max(most, run.priority))
             assert priority is not None, "a rank in the window has a priority"
-            planned.append(terms.put(run, rank, priority))
+            planned.append(bounds.put(run, rank, priority))
     return _changes(planned, own)
 
 
-def _slot(run: Slot, rank: int, terms: MoveBounds, most: int) -> tuple[int, int]:
+def _slot(run: Slot, rank: int, bounds: MoveBounds, most: int) -> tuple[int, int]:
     """The ranks near `rank` that `run` may have with the priority needed there."""
-    priority = terms.priority_for(rank, run.priority, max(most, run.priority))
+    priority = bounds.priority_for(rank, run.priority, max(most, run.priority))
     if priority is None:
-        least, highest = terms.priorities(rank, rank)
+        least, highest = bounds.priorities(rank, rank)
         raise PriorityTooHigh(run.id, least) if least <= highest else _no_room()
-    low, high = terms.window(priority)
+    low, high = bounds.window(priority)
     return max(low, rank - NUDGE_US), min(high, rank + NUDGE_US)
 
 
@@ -194,30 +194,32 @@ def _ahead(edge: Slot | None, run: Slot, gap: int = 0) -> int:
     return FAR if edge is None else edge.rank - (gap or int(run.id > edge.id))
 
 
-def _between(moved: Sequence[Slot], left: Slot | None, right: Slot | None, terms: MoveBounds) -> list[Slot] | None:
+def _between(moved: Sequence[Slot], left: Slot | None, right: Slot | None, bounds: MoveBounds) -> list[Slot] | None:
     """Slots between two neighbours that stay; None if there is no room."""
     first, last = max(_behind(left, run) for run in moved), min(_ahead(right, run) for run in moved)
-    priorities = _fewest_points([run.priority for run in moved], first, last, terms)
+    priorities = _fewest_points([run.priority for run in moved], first, last, bounds)
     if priorities is None:
         return None
-    windows = [terms.window(priority) for priority in priorities]
-    wanted = [run.seniority_us - priority * terms.step_us for run, priority in zip(moved, priorities, strict=True)]
+    windows = [bounds.window(priority) for priority in priorities]
+    wanted = [run.seniority_us - priority * bounds.step_us for run, priority in zip(moved, priorities, strict=True)]
     for gap in GAPS_US:
         if ranks := _fit(moved, windows, wanted, left, right, gap):
-            return [terms.put(*each) for each in zip(moved, ranks, priorities, strict=True)]
+            return [bounds.put(*each) for each in zip(moved, ranks, priorities, strict=True)]
     return None
 
 
-def _fewest_points(wanted: Sequence[int], first: int, last: int, terms: MoveBounds) -> list[int] | None:
+def _fewest_points(wanted: Sequence[int], first: int, last: int, bounds: MoveBounds) -> list[int] | None:
     """Priorities for runs in this order from rank `first` to `last`, with the fewest points changed.
 
     More priority only brings a run further ahead. So of the runs placed so far only the lowest priority matters: the
     next run must still fit behind it. None when `first` to `last` cannot be reached.
     """
-    low, high = terms.priorities(first, last)
+    low, high = bounds.priorities(first, last)
     if low > high or first > last:
         return None
-    tops = {p: min(high, (terms.newest_us - max(first, terms.window(p)[0])) // terms.step_us) for p in _down(high, low)}
+    tops = {
+        p: min(high, (bounds.newest_us - max(first, bounds.window(p)[0])) // bounds.step_us) for p in _down(high, low)
+    }
     points = {least: abs(least - wanted[0]) for least in tops}
     steps: list[dict[int, tuple[int, int]]] = []
     for want in wanted[1:]:
@@ -278,13 +280,13 @@ def _fit(
     return ranks
 
 
-def _squeeze(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: MoveBounds) -> list[Slot]:
+def _squeeze(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, bounds: MoveBounds) -> list[Slot]:
     """Place the runs one by one; for each without room, as few neighbours as possible shift."""
     planned: dict[int, Slot] = {}
     for run in moved:
-        places = _between([run], front.at(0), back.at(0), terms)
+        places = _between([run], front.at(0), back.at(0), bounds)
         if places is None:
-            ways = (_push(run, front.at(0), back, terms, 1), _push(run, back.at(0), front, terms, -1))
+            ways = (_push(run, front.at(0), back, bounds, 1), _push(run, back.at(0), front, bounds, -1))
             places = min((way for way in ways if way), key=len, default=None)
         if places is None:
             raise _no_room()
@@ -296,7 +298,7 @@ def _squeeze(moved: Sequence[Slot], front: _Neighbors, back: _Neighbors, terms: 
     return list(planned.values())
 
 
-def _push(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, sign: int) -> list[Slot] | None:
+def _push(run: Slot, fixed: Slot | None, line: _Neighbors, bounds: MoveBounds, sign: int) -> list[Slot] | None:
     """`run` as close to `fixed` as possible, then the runs of `line` that must shift for it, as little as possible.
 
     `sign` 1 shifts later runs back, -1 earlier ones forward. None if a seniority would leave its allowed range.
@@ -305,23 +307,23 @@ def _push(run: Slot, fixed: Slot | None, line: _Neighbors, terms: MoveBounds, si
     edge = edge_of(fixed, run)
     reached = [
         rank
-        for low, high in map(terms.window, range(PRIORITY_MIN, PRIORITY_MAX + 1))
+        for low, high in map(bounds.window, range(PRIORITY_MIN, PRIORITY_MAX + 1))
         if low <= (rank := max(low, edge) if sign > 0 else min(high, edge)) <= high
     ]
     if not reached:
         return None
     rank = min(reached) if sign > 0 else max(reached)
-    priority = terms.priority_for(rank, run.priority)
+    priority = bounds.priority_for(rank, run.priority)
     assert priority is not None, "a rank that was reached has a priority"
-    places = [terms.put(run, rank, priority)]
+    places = [bounds.put(run, rank, priority)]
     while (next_one := line.at(len(places) - 1)) is not None:
         rank = edge_of(places[-1], next_one)
         if (next_one.rank - rank) * sign >= 0:
             break
-        low, high = terms.window(next_one.priority)
+        low, high = bounds.window(next_one.priority)
         if not low <= rank <= high:
             return None
-        places.append(terms.put(next_one, rank, next_one.priority))
+        places.append(bounds.put(next_one, rank, next_one.priority))
     return places
 
 

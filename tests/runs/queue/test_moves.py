@@ -32,17 +32,17 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Line:
-    """A queue, small enough for brute force: its runs in order, and its terms."""
+    """A queue, small enough for brute force: its runs in order, and its bounds."""
 
     runs: list[Slot]
-    terms: MoveBounds
+    bounds: MoveBounds
 
     def after(self, changes: Sequence[RankChange]) -> list[Slot]:
         """The queue once the changes are made, sorted as the database sorts it."""
         changed = {change.id: change for change in changes}
         assert len(changed) == len(changes), "each run changes once"
         runs = [
-            place(run.id, changed[run.id].seniority_us, changed[run.id].priority, self.terms)
+            place(run.id, changed[run.id].seniority_us, changed[run.id].priority, self.bounds)
             if run.id in changed
             else run
             for run in self.runs
@@ -50,19 +50,19 @@ class Line:
         return sorted(runs, key=lambda run: run.key)
 
 
-def place(id: int, seniority: int, priority: int, terms: MoveBounds) -> Slot:
-    return Slot(id, ordering.rank(seniority, priority, terms.step_us), seniority, priority)
+def place(id: int, seniority: int, priority: int, bounds: MoveBounds) -> Slot:
+    return Slot(id, ordering.rank(seniority, priority, bounds.step_us), seniority, priority)
 
 
 @st.composite
 def lines(draw: st.DrawFn, least: int = 1, most: int = 7) -> Line:
     """Crowded queues: few seniorities, few priorities, equal ranks."""
     width = draw(st.integers(0, CRAMPED_US) | st.just(200))
-    terms = MoveBounds(draw(st.sampled_from([1, 2, 3, 5, 20, 1000])), 100, 100 + width)
+    bounds = MoveBounds(draw(st.sampled_from([1, 2, 3, 5, 20, 1000])), 100, 100 + width)
     seniorities = st.integers(100, 100 + width)
     level = st.integers(0, 3) | st.integers(97, 100) | st.integers(0, 100)
-    runs = [place(id, draw(seniorities), draw(level), terms) for id in range(draw(st.integers(least, most)))]
-    return Line(sorted(runs, key=lambda run: run.key), terms)
+    runs = [place(id, draw(seniorities), draw(level), bounds) for id in range(draw(st.integers(least, most)))]
+    return Line(sorted(runs, key=lambda run: run.key), bounds)
 
 
 def moved_to(line: Line, moved: Sequence[Slot], gap: int) -> tuple[list[Slot], list[Slot], list[int]]:
@@ -74,7 +74,7 @@ def moved_to(line: Line, moved: Sequence[Slot], gap: int) -> tuple[list[Slot], l
 
 def plan(line: Line, moved: Sequence[Slot], gap: int) -> list[RankChange]:
     front, back, _ids = moved_to(line, moved, gap)
-    return plan_move(moved, reversed(front), back, line.terms)
+    return plan_move(moved, reversed(front), back, line.bounds)
 
 
 @given(lines(), st.data())
@@ -88,20 +88,20 @@ def test_a_moved_run_stands_exactly_where_it_was_put_and_nobody_else_changes_pla
     try:
         changes = plan(line, moved, gap)
     except Conflict:
-        assert line.terms.newest_us - line.terms.oldest_us <= CRAMPED_US
+        assert line.bounds.newest_us - line.bounds.oldest_us <= CRAMPED_US
         return
     assert [run.id for run in line.after(changes)] == moved_to(line, moved, gap)[2]
     levels = {run.id: run.priority for run in line.runs}
     for change in changes:
         assert change.id in {run.id for run in moved} or change.priority == levels[change.id]
         assert 0 <= change.priority <= 100
-        assert line.terms.oldest_us <= change.seniority_us <= line.terms.newest_us
+        assert line.bounds.oldest_us <= change.seniority_us <= line.bounds.newest_us
 
 
-def ranks_for(terms: MoveBounds, priority: int) -> range:
+def ranks_for(bounds: MoveBounds, priority: int) -> range:
     """Every rank within reach of a priority: one for each microsecond of seniority."""
     first, last = (
-        ordering.rank(seniority, priority, terms.step_us) for seniority in (terms.oldest_us, terms.newest_us)
+        ordering.rank(seniority, priority, bounds.step_us) for seniority in (bounds.oldest_us, bounds.newest_us)
     )
     return range(first, last + 1)
 
@@ -118,7 +118,7 @@ def test_the_priority_changes_by_the_fewest_points_that_put_the_run_there(line: 
     front, back, _ids = moved_to(line, [run], gap)
     after = first_rank(run, front[-1].key) if front else -FAR
     before = back[0].rank + int(run.id < back[0].id) if back else FAR
-    reach = ((priority, ranks_for(line.terms, priority)) for priority in PRIORITIES)
+    reach = ((priority, ranks_for(line.bounds, priority)) for priority in PRIORITIES)
     fitting = [priority for priority, ranks in reach if max(ranks.start, after) < min(ranks.stop, before)]
     if not fitting:
         return
@@ -139,7 +139,7 @@ def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: 
         held = [*front[len(front) - ahead :], run, *back[:behind]]
         edge: Key = front[len(front) - ahead - 1].key if ahead < len(front) else (-FAR, -1)
         for one in held:
-            reach = [ranks_for(line.terms, priority) for priority in (PRIORITIES if one is run else [one.priority])]
+            reach = [ranks_for(line.bounds, priority) for priority in (PRIORITIES if one is run else [one.priority])]
             least = first_rank(one, edge)
             possible = [max(ranks.start, least) for ranks in reach if max(ranks.start, least) in ranks]
             if not possible:
@@ -163,11 +163,11 @@ def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: 
 @given(lines(least=2, most=5), st.data())
 def test_several_at_once_change_the_fewest_points_between_them(line: Line, data: st.DataObject) -> None:
     """Where there is room: a wide range of seniorities, so that only the levels bind."""
-    terms = MoveBounds(line.terms.step_us * 1000, 0, data.draw(st.sampled_from([500, 5000, 250_000])))
+    bounds = MoveBounds(line.bounds.step_us * 1000, 0, data.draw(st.sampled_from([500, 5000, 250_000])))
     runs = sorted(
-        (place(run.id, 17 * (run.id + 1), run.priority % 5, terms) for run in line.runs), key=lambda run: run.key
+        (place(run.id, 17 * (run.id + 1), run.priority % 5, bounds) for run in line.runs), key=lambda run: run.key
     )
-    line = Line(runs, terms)
+    line = Line(runs, bounds)
     moved = sorted(data.draw(st.permutations(runs))[:2], key=lambda run: run.key)
     gap = data.draw(st.integers(0, len(runs) - 2))
     front, back, ids = moved_to(line, moved, gap)
@@ -177,9 +177,9 @@ def test_several_at_once_change_the_fewest_points_between_them(line: Line, data:
     last = back[0].rank - 1 if back else 10**12
     best = 10**9
     for one, two in itertools.product(range(7), repeat=2):
-        low, high = terms.window(one)
+        low, high = bounds.window(one)
         first_rank = max(low, first)
-        other_low, other_high = terms.window(two)
+        other_low, other_high = bounds.window(two)
         second_rank = max(other_low, first_rank + 1)
         if first_rank <= min(high, last) and second_rank <= min(other_high, last):
             best = min(best, abs(one - moved[0].priority) + abs(two - moved[1].priority))
@@ -195,7 +195,7 @@ def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataO
     order = data.draw(st.permutations(own))
     most = data.draw(st.sampled_from([0, 50, 80, 100]))
     try:
-        changes = plan_permutation(own, order, others, line.terms, most)
+        changes = plan_permutation(own, order, others, line.bounds, most)
     except Conflict:
         return
     except PriorityTooHigh as above:
@@ -210,11 +210,11 @@ def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataO
     following = iter(order)
     assert [run.id for run in now] == [next(following).id if run in mine else run.id for run in line.runs]
     for change in changes:
-        rank = ordering.rank(change.seniority_us, change.priority, line.terms.step_us)
+        rank = ordering.rank(change.seniority_us, change.priority, line.bounds.step_us)
         fitting = [
             priority
             for priority in range(max(most, levels[change.id]) + 1)
-            if line.terms.oldest_us <= rank + priority * line.terms.step_us <= line.terms.newest_us
+            if line.bounds.oldest_us <= rank + priority * line.bounds.step_us <= line.bounds.newest_us
         ]
         assert change.priority in fitting
         wanted = levels[change.id]
@@ -228,7 +228,7 @@ def test_runs_that_alone_may_change_stand_where_they_were_put_or_not_at_all(
     run = data.draw(st.sampled_from(line.runs))
     gap = data.draw(st.integers(0, len(line.runs) - 1))
     front, back, ids = moved_to(line, [run], gap)
-    changes = plan_alone([run], reversed(front), back, line.terms, most)
+    changes = plan_alone([run], reversed(front), back, line.bounds, most)
     if changes:
         assert [one.id for one in line.after(changes)] == ids
         assert [change.id for change in changes] == [run.id]
@@ -236,7 +236,7 @@ def test_runs_that_alone_may_change_stand_where_they_were_put_or_not_at_all(
     elif [one.id for one in line.runs] != ids:
         alike = [
             rank
-            for rank in ranks_for(line.terms, run.priority)
+            for rank in ranks_for(line.bounds, run.priority)
             if (not front or front[-1].key < (rank, run.id)) and (not back or (rank, run.id) < back[0].key)
         ]
         assert not alike, "there was room without a change of priority"
@@ -247,13 +247,13 @@ def test_a_members_ranks_are_permuted_and_no_new_one_is_made(
     levels: list[int], ageing: int | None, data: st.DataObject
 ) -> None:
     start = 1_760_000_000_000_000
-    terms = MoveBounds(ordering.step_us(ageing), start, start + 1000 * len(levels))
+    bounds = MoveBounds(ordering.step_us(ageing), start, start + 1000 * len(levels))
     runs = sorted(
-        (place(id, start + 1000 * id, level, terms) for id, level in enumerate(levels)), key=lambda run: run.key
+        (place(id, start + 1000 * id, level, bounds) for id, level in enumerate(levels)), key=lambda run: run.key
     )
-    line = Line(runs, terms)
+    line = Line(runs, bounds)
     order = data.draw(st.permutations(runs))
-    now = line.after(plan_permutation(runs, order, [], terms, 100))
+    now = line.after(plan_permutation(runs, order, [], bounds, 100))
     assert [run.rank for run in now] == [run.rank for run in runs] or len({run.rank for run in runs}) < len(runs)
     assert [run.id for run in now] == [run.id for run in order]
 
@@ -262,8 +262,8 @@ def test_a_members_ranks_are_permuted_and_no_new_one_is_made(
 def test_ten_thousand_runs_of_one_millisecond_are_moved_among_each_other(ageing: int | None) -> None:
     """Each move is small however crowded the queue; ranks of a strict queue are far beyond 2^53."""
     start, count = 1_760_000_000_000_000, 10_000
-    terms = MoveBounds(ordering.step_us(ageing), start, start + count * ordering.MIN_GAP_US)
-    line = Line([place(id, start + id * 1000, 100, terms) for id in range(count)], terms)
+    bounds = MoveBounds(ordering.step_us(ageing), start, start + count * ordering.MIN_GAP_US)
+    line = Line([place(id, start + id * 1000, 100, bounds) for id in range(count)], bounds)
     assert ageing is not None or abs(line.runs[0].rank) > 2**53
     ids = [run.id for run in line.runs]
     for number in range(30):
@@ -272,20 +272,20 @@ def test_ten_thousand_runs_of_one_millisecond_are_moved_among_each_other(ageing:
         ids.insert(new, ids.pop(old))
         changes = plan(line, [run], new)
         assert len(changes) < 20
-        line = Line(line.after(changes), terms)
+        line = Line(line.after(changes), bounds)
         assert [run.id for run in line.runs] == ids
     assert {run.priority for run in line.runs} == {100}
 
 
 def test_the_top_of_a_queue_whose_head_is_its_oldest_costs_one_point() -> None:
-    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
-    line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
+    bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
     assert plan(line, [line.runs[3]], 0) == [RankChange(3, 10**15 + 3 * 10**6, 51)]
 
 
 def test_the_top_of_a_queue_at_priority_100_lets_the_head_give_way_by_a_microsecond() -> None:
-    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
-    line = Line([place(id, 10**15 + id * 10**6, 100, terms) for id in range(4)], terms)
+    bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    line = Line([place(id, 10**15 + id * 10**6, 100, bounds) for id in range(4)], bounds)
     assert sorted(plan(line, [line.runs[3]], 0), key=lambda change: change.id) == [
         RankChange(0, 10**15 + 1, 100),
         RankChange(3, 10**15, 100),
@@ -300,21 +300,21 @@ def test_neighbors_shift_on_the_side_where_fewer_must(
     front: list[tuple[int, int]], back: list[tuple[int, int]], shifted: int
 ) -> None:
     """Ids order equal ranks: none is left for run 3 between runs 1 and 2."""
-    terms = MoveBounds(1000, 100, 110)
-    ahead, behind = ([place(id, seniority, 50, terms) for id, seniority in side] for side in (front, back))
-    changes = plan_move([place(3, 108, 50, terms)], ahead, behind, terms)
+    bounds = MoveBounds(1000, 100, 110)
+    ahead, behind = ([place(id, seniority, 50, bounds) for id, seniority in side] for side in (front, back))
+    changes = plan_move([place(3, 108, 50, bounds)], ahead, behind, bounds)
     assert {change.id for change in changes} == {3, shifted}
 
 
 def test_a_run_between_two_of_its_own_level_keeps_its_priority() -> None:
-    terms = MoveBounds(ordering.step_us(None), 10**15, 10**15 + 10**9)
-    line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
+    bounds = MoveBounds(ordering.step_us(None), 10**15, 10**15 + 10**9)
+    line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
     assert [change.priority for change in plan(line, [line.runs[3]], 1)] == [50]
 
 
 def test_a_run_that_stands_there_already_changes_nothing() -> None:
-    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
-    line = Line([place(id, 10**15 + id * 10**6, 50, terms) for id in range(4)], terms)
+    bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
     assert plan(line, [line.runs[1], line.runs[2]], 1) == []
 
 
@@ -345,8 +345,8 @@ def test_in_a_strict_queue_no_wait_makes_up_for_a_point_and_equals_are_first_com
 
 
 def test_a_run_that_stands_there_already_is_not_spread_from_its_neighbors() -> None:
-    terms = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
+    bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     left, run, right = (
-        Slot(n, 10**15 + us - 50 * terms.step_us, 10**15 + us, 50) for n, us in enumerate((1, 11, 3001))
+        Slot(n, 10**15 + us - 50 * bounds.step_us, 10**15 + us, 50) for n, us in enumerate((1, 11, 3001))
     )
-    assert plan_move([run], [left], [right], terms) == []
+    assert plan_move([run], [left], [right], bounds) == []
