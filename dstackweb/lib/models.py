@@ -6,7 +6,6 @@ import datetime as dt
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
@@ -136,7 +135,6 @@ class Circuit(models.Model):
     failures = models.PositiveIntegerField(default=0)
     open_until = models.DateTimeField(null=True)
     probe_until = models.DateTimeField(null=True, help_text="A caller probes the API until then")
-    told: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="Its last error")
 
     def __str__(self) -> str:
         return f"{self.name}: {self.failures} failures"
@@ -166,10 +164,8 @@ class Circuit(models.Model):
         cls.objects.filter(pk=name).update(probe_until=None)
 
     @classmethod
-    def throttled(
-        cls, name: str, now: dt.datetime, error: dict[str, Any], rnd: Callable[[], float] = random.random
-    ) -> dt.datetime:
-        """Open the circuit for longer than the last time; returns until when. `error` is the API's.
+    def throttled(cls, name: str, now: dt.datetime, rnd: Callable[[], float] = random.random) -> dt.datetime:
+        """Open the circuit for longer than the last time; returns until when.
 
         If several callers are throttled at once, only the first one counts.
         """
@@ -179,6 +175,6 @@ class Circuit(models.Model):
         wait_s = max(LEAST_S, full_jitter(circuit.failures, BASE_S, CAP_S, rnd))
         until = now + dt.timedelta(seconds=wait_s)
         cls.objects.filter(pk=name, failures=circuit.failures).update(
-            failures=circuit.failures + 1, open_until=until, probe_until=None, told=error
+            failures=circuit.failures + 1, open_until=until, probe_until=None
         )
         return until

@@ -24,7 +24,6 @@ class SourceRow(models.Model):
     stamp = models.CharField(max_length=32, blank=True, help_text="Of the value in the cache; empty if there is none")
     empty = models.BooleanField(default=False, help_text="The value was empty, and is fresh for a few seconds only")
     fetched_at = models.DateTimeField(null=True, help_text="When the value was read")
-    asked_at = models.DateTimeField(null=True, help_text="When it was last read, successfully or not")
     error: models.JSONField[Any, Any] = models.JSONField(
         null=True, encoder=DjangoJSONEncoder, help_text="Code and data of the latest failure since the last success"
     )

@@ -314,7 +314,7 @@ def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> No
     stamp, now = store.new_stamp(), timezone.now()
     fields: dict[str, Any] = {
         "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
-        "fetched_at": now, "asked_at": now, "error": None, "failed_at": None, "failures": 0,
+        "fetched_at": now, "error": None, "failed_at": None, "failures": 0,
     }  # fmt: skip
     if lead.holder is None or not store.put(_object(backend.pk, stamp), (stamp, value), KEEP_S):
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
@@ -336,13 +336,13 @@ def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> No
 def _store_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, Any]) -> None:
     counts.add(backend.pk, failures=1, throttles=int(error["code"] == SourceFailure.THROTTLED))
     now = timezone.now()
-    fields = {"error": error, "failed_at": now, "asked_at": now}
+    fields = {"error": error, "failed_at": now}
     if lead.holder is None:
         local = _local.get((backend.pk, key))
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
         if local is not None and local.row.version == backend.version:
             row = copy.copy(local.row)
-        row.error, row.failed_at, row.asked_at, row.failures = error, now, now, row.failures + 1
+        row.error, row.failed_at, row.failures = error, now, row.failures + 1
         _local.put((backend.pk, key), _LocalValue(row, local.value if local else None))
         return
     if _write_row(backend, key, lead, fields) is not None:

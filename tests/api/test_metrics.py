@@ -74,7 +74,7 @@ def test_how_near_each_api_is_to_its_limit_is_told_of_the_account_that_is_worst_
         for _ in range(calls):
             Bucket.reserve(f"aws:{account}:eu:ec2.RunInstances", 1, 3, 30, now_us)
     Bucket.reserve("refresh:7", 1, 1, 0, now_us)
-    Circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, {}, rnd=lambda: 1.0)
+    Circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, rnd=lambda: 1.0)
     told = {name.split("{")[0]: value for name, value in scrape().items() if name.startswith("dstackweb_api_")}
     assert told == {
         "dstackweb_api_calls_left": -2, "dstackweb_api_calls_at_once": 3, "dstackweb_api_left_alone_seconds": 2,

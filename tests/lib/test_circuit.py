@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db
 
 
 def throttle(now: dt.datetime, rnd: float = 0.999) -> dt.datetime:
-    return Circuit.throttled("quotas", now, {"code": "TooManyRequestsException"}, lambda: rnd)
+    return Circuit.throttled("quotas", now, lambda: rnd)
 
 
 def test_what_was_never_throttled_is_asked_freely_and_leaves_no_row() -> None:

@@ -87,8 +87,8 @@ class Aws:
             client = self._client(service, region, PROBE if probing else patience or self._patience)
             answer: dict[str, Any] = getattr(client, xform_name(operation))(**params)
         except (BotoCoreError, ClientError) as error:
-            if (code := errors.throttle(error)) is not None:
-                until = Circuit.throttled(name, self._clock(), {"code": code, "region": region, "api": api})
+            if errors.is_throttle(error):
+                until = Circuit.throttled(name, self._clock())
                 raise _throttled(until, api, region) from error
             if probing:
                 Circuit.failed(name)

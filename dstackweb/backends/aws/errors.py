@@ -83,10 +83,9 @@ class AwsError(NamedTuple):
     status: int
 
 
-def throttle(error: Exception) -> str | None:
-    """AWS's code if the call was throttled."""
-    code = _read(error).code
-    return code if code in THROTTLED else None
+def is_throttle(error: Exception) -> bool:
+    """Whether AWS throttled the call."""
+    return _read(error).code in THROTTLED
 
 
 def explained(error: Any, service: str, operation: str, region: str) -> SourceFailed:

@@ -26,7 +26,6 @@ class Migration(migrations.Migration):
                 ('failures', models.PositiveIntegerField(default=0)),
                 ('open_until', models.DateTimeField(null=True)),
                 ('probe_until', models.DateTimeField(help_text='A caller probes the API until then', null=True)),
-                ('told', models.JSONField(default=dict, help_text='Its last error')),
             ],
         ),
         migrations.CreateModel(

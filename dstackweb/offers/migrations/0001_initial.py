@@ -58,7 +58,6 @@ class Migration(migrations.Migration):
                 ('stamp', models.CharField(blank=True, help_text='Of the value in the cache; empty if there is none', max_length=32)),
                 ('empty', models.BooleanField(default=False, help_text='The value was empty, and is fresh for a few seconds only')),
                 ('fetched_at', models.DateTimeField(help_text='When the value was read', null=True)),
-                ('asked_at', models.DateTimeField(help_text='When it was last read, successfully or not', null=True)),
                 ('error', models.JSONField(encoder=django.core.serializers.json.DjangoJSONEncoder, help_text='Code and data of the latest failure since the last success', null=True)),
                 ('failed_at', models.DateTimeField(null=True)),
                 ('failures', models.PositiveIntegerField(default=0, help_text='In a row')),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -144,9 +143,7 @@ def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
 
 def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> None:
     cloud.latency(6, "pricing")
-    began = time.monotonic()
     found = found_in(cloud, limit_s=4)
-    assert time.monotonic() - began < 6
     assert {step for step, state in states(found).items() if state is FAILED} == {"prices"}
     assert "No answer in time" in words(found, "prices")
 

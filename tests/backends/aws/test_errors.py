@@ -32,9 +32,9 @@ def explained(error: Exception, region: str = "eu-west-1", service: str = "ec2")
     ["RequestLimitExceeded", "TooManyRequestsException", "Throttling", "ThrottlingException", "EC2ThrottledException"],
 )
 def test_throttles_are_told_from_all_else(code: str) -> None:
-    assert errors.throttle(said(code)) == code
-    assert errors.throttle(said("AuthFailure")) is None
-    assert errors.throttle(boto.NoCredentialsError()) is None
+    assert errors.is_throttle(said(code))
+    assert not errors.is_throttle(said("AuthFailure"))
+    assert not errors.is_throttle(boto.NoCredentialsError())
 
 
 def test_a_denial_names_who_lacks_which_permission() -> None:

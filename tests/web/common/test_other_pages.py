@@ -101,7 +101,7 @@ def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle
     for _call in range(40):
         Bucket.reserve("aws:1:eu-west-1:ec2.RunInstances", 1, 3, 60)
     assert "Calls wait: ec2.RunInstances (eu-west-1)." in page()
-    Circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), {}, rnd=lambda: 1.0)
+    Circuit.throttled("aws:1:eu-west-1:ec2.RunInstances", timezone.now(), rnd=lambda: 1.0)
     assert "Not called until then: ec2.RunInstances" in page()
 
 
