@@ -45,6 +45,12 @@ def test_a_run_is_done_only_when_every_node_is() -> None:
     assert decide(RUNNING, [done(0), done(1)], NOW) == EndRun(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)
 
 
+def test_a_run_with_a_failed_node_fails_though_another_is_done() -> None:
+    outcome = decide(RUNNING, [done(0), failed(1)], NOW)
+    assert isinstance(outcome, EndRun)
+    assert (outcome.status, outcome.exit_code) == (RunStatus.FAILED, 1)
+
+
 def test_a_failed_node_stops_the_others() -> None:
     assert decide(RUNNING, [failed(0), JobView(1, JobStatus.RUNNING)], NOW) == StopOthers(failed(0))
 

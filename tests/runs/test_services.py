@@ -5,13 +5,12 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import set_secret
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, Stale
-from dstackweb.runs import selectors, services
-from dstackweb.runs.attempts import requeue_due
+from dstackweb.runs import attempts, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import queues
 from dstackweb.runs.recount import differences
 from dstackweb.runs.rows import queue_rows
-from dstackweb.runs.states import RunStatus
+from dstackweb.runs.states import Reason, RunStatus
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -71,7 +70,7 @@ def test_a_run_with_a_schedule_waits_for_its_time_and_then_enters_the_queue(proj
     assert (run.status, names(project)) == (RunStatus.PENDING, [])
     assert run.retry_at is not None
     assert (run.retry_at.hour, run.retry_at.minute) == (3, 0)
-    assert requeue_due(run.retry_at) == 1
+    assert attempts.requeue_due(run.retry_at) == 1
     assert names(project) == ["nightly"]
 
 
@@ -182,6 +181,11 @@ def test_stopping_a_running_run_waits_for_its_runner(project: Project, member: U
     assert host.cpus_used == 1
     job.refresh_from_db()
     assert (job.status, job.stop_reason) == ("terminating", "terminated_by_user")
+    attempts.end_job(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=143)
+    job.refresh_from_db()
+    run.refresh_from_db()
+    assert (job.status, job.termination_reason) == ("terminated", "terminated_by_user")
+    assert (run.status, run.termination_reason) == ("terminated", "stopped_by_user")
 
 
 def test_abort_after_stop_leaves_no_grace(project: Project, member: User) -> None:

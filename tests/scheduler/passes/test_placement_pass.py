@@ -15,7 +15,7 @@ from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.selectors import why
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.models import ClaimLost, PassState
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.placement import capacity
 from tests.factories import make_host, make_project, make_run, place_all
@@ -154,6 +154,20 @@ def test_a_pass_that_was_overtaken_writes_nothing_more(project: Project, member:
     PassState.objects.update_or_create(pk=1, defaults={"generation": 8})
     assert overtaken.run() == 0
     assert not Job.objects.exists()
+
+
+def test_a_pass_that_outlived_its_claim_can_neither_renew_nor_release_the_next_one() -> None:
+    now = timezone.now()
+    first = PassState.claim(now)
+    second = PassState.claim(now + dt.timedelta(seconds=PassState.EXPIRES_S + 1))
+    assert first is not None and second is not None
+    with pytest.raises(ClaimLost):
+        PassState.renew(first)
+    PassState.release(first, 1.0, 0)
+    assert PassState.objects.get().expires_at is not None
+    PassState.renew(second)
+    PassState.release(second, 1.0, 0)
+    assert PassState.objects.get().expires_at is None
 
 
 def test_a_second_pass_leaves_and_its_request_is_seen_by_the_first(project: Project, member: User) -> None:
