@@ -417,21 +417,21 @@ MUTATIONS = [
         "over the maximum price",
         "if spec.max_price is not None and offer.price > Decimal",
         "if False and offer.price > Decimal",
-        "scheduler/test_offers.py",
+        "scheduler/test_paid_placement.py",
     ),
     m(
         "scheduler",
         "without quota, and yet",
         "if offer.availability in NOT_NOW:\n        return 0",
         "",
-        "scheduler/test_offers.py",
+        "scheduler/test_paid_placement.py",
     ),
     m(
         "scheduler",
         "spot where none is wanted",
         'if spec.spot_policy == "on-demand" and offer.spot:',
         "if False:",
-        "scheduler/test_offers.py",
+        "scheduler/test_paid_placement.py",
     ),
     # What several processes share.
     m(
