@@ -410,7 +410,7 @@ MUTATIONS = [
         "paid without being named",
         "if offer.price > 0 and not named:",
         "if False:",
-        "scheduler/test_offers.py scheduler/test_paid_placement.py",
+        "scheduler/test_offers.py",
     ),
     m(
         "scheduler",
@@ -662,7 +662,7 @@ def caught(mutation: Mutation, root: Path) -> bool:
         return True
     finally:
         path.write_text(text)
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1) or "during collection" in done.stdout:
         raise DoesNotApply(f"pytest ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
     return done.returncode == 1
 

@@ -160,7 +160,8 @@ def test_a_pass_that_outlived_its_claim_can_neither_renew_nor_release_the_next_o
     now = timezone.now()
     first = PassState.claim(now)
     second = PassState.claim(now + dt.timedelta(seconds=PassState.EXPIRES_S + 1))
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     with pytest.raises(ClaimLost):
         PassState.renew(first)
     PassState.release(first, 1.0, 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement, choose_offers
+from dstackweb.backends.contract import PlaceCode
+from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement, choose_offers, refusal
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.passes.backend_offers_stub import offer
 
@@ -18,3 +19,19 @@ def test_a_machine_that_is_kept_goes_before_a_new_one_unless_that_costs_less_tha
     found = choose_offers(EffectiveSpec(commands=("true",), backends=("cloud",)), asked, {})
     assert isinstance(found, OfferPlacement)
     assert [one.detail.get("instance", "") for one in found.offers] == [taken]
+
+
+@pytest.mark.parametrize(
+    ("backends", "price", "why"),
+    [
+        (None, "0.01", PlaceCode.NOT_NAMED),
+        (("other",), "0.01", PlaceCode.NOT_NAMED),
+        (("cloud",), "0.01", None),
+        (None, "0", None),
+    ],
+)
+def test_what_costs_money_is_refused_unless_the_run_names_its_backend(
+    backends: tuple[str, ...] | None, price: str, why: PlaceCode | None
+) -> None:
+    """Whatever its kind of backend says about costs."""
+    assert refusal(EffectiveSpec(commands=("true",), backends=backends), offer(price)) == why
