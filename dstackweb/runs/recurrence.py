@@ -13,6 +13,7 @@ from croniter import croniter
 from django.db import IntegrityError, transaction
 
 from dstackweb.accounts.access import allows, role_in
+from dstackweb.lib.sql import for_each
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
@@ -29,16 +30,19 @@ def create_occurrences(now: dt.datetime) -> int:
     """
     # A range, and not `IS NOT NULL`: SQLite walks an index for the former only.
     ended = Run.objects.filter(status__in=ENDED, retry_at__gt=EPOCH).select_related("queue", "project", "user")
-    made = 0
-    for run in ended.order_by("retry_at"):
+    made: list[Run] = []
+
+    def follow(run: Run) -> None:
         reason = blocked_by(run)
         if reason == ScheduleWait.NO_MEMBER:
             _end_schedule(run)
         elif reason or not _create(run, now):
             _record_wait(run, reason or ScheduleWait.NAME_TAKEN)
         else:
-            made += 1
-    return made
+            made.append(run)
+
+    for_each(ended.order_by("retry_at"), follow)
+    return len(made)
 
 
 def blocked_by(run: Run) -> ScheduleWait | None:

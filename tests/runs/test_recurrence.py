@@ -75,7 +75,7 @@ def test_its_seniority_is_its_time_so_that_waiting_for_the_hour_ages_nothing(pro
         (Reason.MAX_DURATION_EXCEEDED, "terminated"),
     ],
 )
-def test_it_comes_round_again_however_it_ended_by_itself(
+def test_it_recurs_however_it_ended_by_itself(
     project: Project, member: User, box: None, reason: Reason, status: str
 ) -> None:
     first = end(place(nightly(project, member)), reason)
@@ -93,7 +93,7 @@ def test_it_comes_round_again_however_it_ended_by_itself(
 
 
 def test_a_clock_that_is_behind_makes_no_second_one_of_the_same_hour(project: Project, member: User, box: None) -> None:
-    """Its end is heard by another machine than the one that let its time come."""
+    """Its end is reported to another machine than the one that queued it."""
     first = nightly(project, member)
     due = first.retry_at
     assert due is not None
@@ -101,7 +101,7 @@ def test_a_clock_that_is_behind_makes_no_second_one_of_the_same_hour(project: Pr
     assert end(place(first)).retry_at == due + DAY
 
 
-def test_looking_again_makes_no_second_one(project: Project, member: User, box: None) -> None:
+def test_checking_again_makes_no_second_one(project: Project, member: User, box: None) -> None:
     end(place(nightly(project, member)))
     assert [recurrence.create_occurrences(timezone.now()) for _ in range(3)] == [1, 0, 0]
     assert Run.objects.count() == 2
@@ -116,6 +116,16 @@ def test_of_two_that_make_it_at_once_one_does(project: Project, member: User, bo
     services.stop(second, member, "member")
     recurrence._create(read, timezone.now())
     assert Run.objects.count() == 2
+
+
+def test_one_unreadable_run_keeps_no_other_schedule_from_continuing(project: Project, member: User, box: None) -> None:
+    for name in ("broken", "other"):
+        end(place(make_run(project, member, name, schedule={"cron": CRON})))
+    Run.objects.filter(name="broken").update(spec={"type": "no longer known"})
+    with pytest.raises(KeyError):
+        recurrence.create_occurrences(timezone.now())
+    assert newest().name == "other"
+    assert newest().status == RunStatus.PENDING
 
 
 def test_each_occurrence_keeps_the_code_and_the_masked_values(project: Project, member: User, box: None) -> None:
