@@ -87,13 +87,15 @@ def test_an_active_runs_priority_is_changed_in_the_admin_and_recorded_on_its_tim
     assert (event.data, event.actor and event.actor.username) == ({"from": 50, "to": 70}, "admin")
 
 
-@pytest.mark.parametrize(("priority", "told"), [(101, "less than or equal to 100"), (-1, "greater than or equal to 0")])
+@pytest.mark.parametrize(
+    ("priority", "error"), [(101, "less than or equal to 100"), (-1, "greater than or equal to 0")]
+)
 def test_a_priority_that_is_none_is_refused_in_words_in_the_admin(
-    admin_client: Client, project: Project, member: User, priority: int, told: str
+    admin_client: Client, project: Project, member: User, priority: int, error: str
 ) -> None:
     run = make_run(project, member)
     answer = post_priority(admin_client, run, priority, services.etag(run))
-    assert (answer.status_code, told in answer.content.decode()) == (200, True)
+    assert (answer.status_code, error in answer.content.decode()) == (200, True)
     run.refresh_from_db()
     assert run.priority == 50
 

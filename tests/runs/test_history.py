@@ -63,17 +63,17 @@ def test_an_estimated_percentile_lies_in_the_bucket_of_the_exact_one(seconds: li
     exact = nearest_rank(seconds, share)
     low, high = bucket_span(bucket_of(exact), tally.longest_s)
     assert low <= exact <= high
-    told = percentile(tally.counts, tally.longest_s, share)
-    assert told is not None
-    assert low <= told <= high
+    result = percentile(tally.counts, tally.longest_s, share)
+    assert result is not None
+    assert low <= result <= high
 
 
 @given(st.lists(waits, min_size=1, max_size=60))
 def test_percentiles_rise_and_end_at_the_longest_wait(seconds: list[int]) -> None:
     tally = tally_of(seconds)
-    told = [percentile(tally.counts, tally.longest_s, share / 20) for share in range(1, 21)]
-    assert told == sorted(told, key=lambda wait: wait or 0)
-    assert told[-1] == max(seconds)
+    result = [percentile(tally.counts, tally.longest_s, share / 20) for share in range(1, 21)]
+    assert result == sorted(result, key=lambda wait: wait or 0)
+    assert result[-1] == max(seconds)
 
 
 def test_no_placement_has_no_wait_rather_than_a_wait_of_nothing() -> None:
@@ -178,10 +178,10 @@ def test_a_recount_names_the_hour_that_was_counted_wrong(project: Project, membe
     make_run(project, member)
     place_all()
     QueueHour.objects.update(placed=3, waited_1m=2)
-    told = [str(difference) for difference in differences()]
+    result = [str(difference) for difference in differences()]
     hour = QueueHour.objects.get().hour
-    assert told[0] == f"placed in main in the hour of {hour:%Y-%m-%d %H:%M} UTC: kept 3, counted 1"
-    assert "kept 2, counted 3" in told[1]
+    assert result[0] == f"placed in main in the hour of {hour:%Y-%m-%d %H:%M} UTC: kept 3, counted 1"
+    assert "kept 2, counted 3" in result[1]
 
 
 def test_the_length_of_every_queue_is_sampled_even_when_it_is_empty(project: Project, member: User) -> None:
@@ -219,15 +219,15 @@ def test_hours_are_removed_after_ninety_days(project: Project, member: User) -> 
 def test_a_week_is_shown_by_the_hour_with_gaps(project: Project, member: User) -> None:
     history.count_placed([waiting(project, member, since=NOW - 2 * HOUR)], NOW - HOUR)
     queue = Queue.objects.get()
-    told = history.series(queue, WEEK)
-    band = told.columns()["bands"][2]
-    assert (len(told.times), told.columns()["step"], told.empty) == (6 * 24 + 15, "hour", False)
+    result = history.series(queue, WEEK)
+    band = result.columns()["bands"][2]
+    assert (len(result.times), result.columns()["step"], result.empty) == (6 * 24 + 15, "hour", False)
     assert (band["low"], band["high"]) == (50, 74)
     assert band["placed"][-3:] == [0, 1, 0]
     assert band["wait_median_s"][-3:] == [None, 3600, None]
     assert band["length"][-3:] == [None, None, None]
-    assert told.since(told.today).placed == 1
-    assert told.since(told.today, band=0).placed == 0
+    assert result.since(result.today).placed == 1
+    assert result.since(result.today, band=0).placed == 0
 
 
 def test_a_month_is_shown_by_days_of_the_readers_zone(project: Project, member: User) -> None:
@@ -256,7 +256,7 @@ def test_a_projects_history_is_the_sum_of_its_queues(project: Project, member: U
     history.sample_lengths(NOW)
     whole, each = history.overview(project, WEEK)
     assert (whole.all[-1].placed, whole.all[-1].length, whole.all[-1].length_max) == (2, 2, 2)
-    assert [(queue.name, told.all[-1].placed) for queue, told in each] == [("default", 1), ("night", 1)]
+    assert [(queue.name, result.all[-1].placed) for queue, result in each] == [("default", 1), ("night", 1)]
 
 
 @pytest.mark.django_db(transaction=True)

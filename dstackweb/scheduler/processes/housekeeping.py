@@ -1,8 +1,10 @@
-"""Removes data that is no longer needed, in small steps."""
+"""Removes data that is no longer needed, in small steps: old rows, lost work, unused secrets."""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
+from functools import partial
 
 from django.contrib.sessions.backends.db import SessionStore
 from django.db.models import Exists, OuterRef
@@ -13,6 +15,7 @@ from dstackweb.backends import services
 from dstackweb.backends.models import HostEvent, HostInvite
 from dstackweb.gpus.samples import averages
 from dstackweb.lib.models import Lease
+from dstackweb.lib.sql import for_each
 from dstackweb.offers import counts
 from dstackweb.progress import finalize
 from dstackweb.runs import history
@@ -29,21 +32,28 @@ MOVES_AGE = dt.timedelta(hours=1)
 
 
 def keep_house() -> None:
-    """Prune wait reasons of shapes no run waits with, old moves, history, GPU averages and tasks, expired rows, lost
-    work, and unused secrets."""
+    """Prune all of it, even when one part fails."""
+    now = timezone.now()
+    parts: tuple[Callable[[], object], ...] = (
+        _prune_verdicts,
+        partial(finalize.prune, to_ms(now)),
+        partial(history.prune, now),
+        partial(averages.forget, now),
+        Move.objects.filter(at__lt=now - MOVES_AGE).delete,
+        HostEvent.objects.filter(at__lt=now - HOST_EVENTS_AGE).delete,
+        HostInvite.objects.filter(expires_at__lt=now - INVITES_AGE).delete,
+        # Kept while their clouds are searched for left instances.
+        partial(services.forget_secrets, now - instances.SEARCHED_FOR),
+        SessionStore.clear_expired,
+        partial(counts.prune, now),
+        Lease.objects.filter(expires_at__lt=now - LOST_TASK_AGE).delete,
+        OrmQ.objects.filter(lock__lt=now - LOST_TASK_AGE).delete,
+    )
+    for_each(parts, lambda part: part())
+
+
+def _prune_verdicts() -> None:
+    """Delete wait reasons of shapes with which no run waits. The shape "" is the whole queue."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
-    # The shape "" is the whole queue.
     Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
     Verdict.objects.filter(~Exists(waiting), shape="").delete()
-    finalize.prune(to_ms(timezone.now()))
-    history.prune(timezone.now())
-    averages.forget(timezone.now())
-    Move.objects.filter(at__lt=timezone.now() - MOVES_AGE).delete()
-    HostEvent.objects.filter(at__lt=timezone.now() - HOST_EVENTS_AGE).delete()
-    HostInvite.objects.filter(expires_at__lt=timezone.now() - INVITES_AGE).delete()
-    # Kept while their clouds are searched for left instances.
-    services.forget_secrets(timezone.now() - instances.SEARCHED_FOR)
-    SessionStore.clear_expired()
-    counts.prune(timezone.now())
-    Lease.objects.filter(expires_at__lt=timezone.now() - LOST_TASK_AGE).delete()
-    OrmQ.objects.filter(lock__lt=timezone.now() - LOST_TASK_AGE).delete()

@@ -72,11 +72,11 @@ def test_a_managers_move_puts_runs_exactly_there(
 ) -> None:
     where, anchor = target
     target_ = MoveTarget(where, runs[anchor] if anchor else None)
-    told = reorder.preview([runs[name] for name in moved], manager, "manager", target_)
+    effect = reorder.preview([runs[name] for name in moved], manager, "manager", target_)
     assert order(project) == list("abcde")
     done = reorder.move([runs[name] for name in moved], manager, "manager", target_)
     assert order(project) == list(after)
-    assert [vars(change) for change in told.changes] == [vars(change) for change in done.changes]
+    assert [vars(change) for change in effect.changes] == [vars(change) for change in done.changes]
     for change in done.changes:
         assert change.position_before == "abcde".index(change.run.name) + 1
         assert change.position_after == after.index(change.run.name) + 1
@@ -144,13 +144,13 @@ def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_has_no_event(pro
 
 
 def test_a_members_move_changes_nobody_elses_position(project: Project, member: User, runs: dict[str, Run]) -> None:
-    told = reorder.preview([runs["e"]], member, "member", MoveTarget("top"))
+    effect = reorder.preview([runs["e"]], member, "member", MoveTarget("top"))
     done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     assert order(project) == ["e", "b", "a", "d", "c"]
     assert done.exact
     assert [(c.run.name, c.position_before, c.position_after) for c in done.changes] == [("e", 5, 1)]
     assert [(c.run.name, c.position_before, c.position_after) for c in done.slips] == [("a", 1, 3), ("c", 3, 5)]
-    assert [vars(change) for change in told.slips] == [vars(change) for change in done.slips]
+    assert [vars(change) for change in effect.slips] == [vars(change) for change in done.slips]
 
 
 def crowd(project: Project, rnd: random.Random, people: list[User]) -> None:
@@ -201,17 +201,17 @@ def test_a_members_move_does_what_their_runs_in_each_others_places_would(
         gap = gap if anchor is None else line.index(anchor) + (where == "after")
         expected, exact = among_own(line, member, {run.pk for run in moved}, gap)
         try:
-            told = reorder.move(moved, member, "member", MoveTarget(where, anchor))
+            effect = reorder.move(moved, member, "member", MoveTarget(where, anchor))
         except (Forbidden, Conflict):
             continue
         now = list(selectors.in_order(queue))
         assert [run.pk for run in now] == expected
         others = {run.pk: (run.rank, run.seniority_us) for run in line if run.user == bob}
         assert {run.pk: (run.rank, run.seniority_us) for run in now if run.user == bob} == others
-        if told.changes:
-            assert told.exact == exact
+        if effect.changes:
+            assert effect.exact == exact
             slipped = [run for run in line if expected.index(run.pk) != line.index(run)]
-            assert told.slips_total == len([run for run in slipped if run not in moved])
+            assert effect.slips_total == len([run for run in slipped if run not in moved])
 
 
 def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(

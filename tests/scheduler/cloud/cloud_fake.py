@@ -46,7 +46,7 @@ def offer(instance_type: str = "m5.large", price: str = "1.0", **fields: Any) ->
 
 class FakeCloud:
     """`fails` has for an instance type what its launch raises; `during` is called after a launch has succeeded, before
-    it is told of; `throttled` is raised by all calls. Zones that are `full` are passed over."""
+    its answer; `throttled` is raised by all calls. Zones that are `full` are passed over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offers: list[Offer] = [offer()]

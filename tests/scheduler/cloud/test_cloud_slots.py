@@ -59,13 +59,13 @@ def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch:
 
 
 def test_a_worker_that_is_killed_or_fails_leaves_its_turn() -> None:
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         with cloud_slot() as mine:
-            os.write(tell, b"1" if mine else b"0")
+            os.write(writer, b"1" if mine else b"0")
             signal.pause()
-    assert os.read(told, 1) == b"1"
+    assert os.read(reader, 1) == b"1"
     with cloud_slot() as mine:
         assert not mine
     os.kill(pid, signal.SIGKILL)

@@ -59,8 +59,8 @@ def test_a_refused_offer_is_recorded_and_the_next_cheapest_is_tried(
     job = job_of(run)
     assert fake.launches == ["a", "b", "c"]
     assert (job.instance_type, job.region, job.price) == ("c", "us", Decimal(3))
-    told = [(e.data["instance_type"], e.data["code"]) for e in run.events.filter(kind="offer_failed")]
-    assert told == [("a", "no_capacity"), ("b", "quota")]
+    failed = [(e.data["instance_type"], e.data["code"]) for e in run.events.filter(kind="offer_failed")]
+    assert failed == [("a", "no_capacity"), ("b", "quota")]
     assert sorted(Instance.objects.values_list("instance_type", "status", "why")) == [
         ("a", "gone", "no_capacity"), ("b", "gone", "quota"), ("c", "starting", ""),
     ]  # fmt: skip

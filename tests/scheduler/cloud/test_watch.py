@@ -322,9 +322,9 @@ def test_an_instance_start_is_recorded_once(project: Project, member: User, fake
     run = paid(project, member, spot_policy="spot")
     begin(fake)
     fake.tick(40)
-    told = run.events.get(kind="machine_started")
-    assert told.node == 0
-    assert told.data == {
+    started = run.events.get(kind="machine_started")
+    assert started.node == 0
+    assert started.data == {
         "backend": "aws", "region": "eu", "instance_type": "a", "cloud_id": "i-0", "spot": True, "price": "1.5000",
     }  # fmt: skip
 

@@ -77,8 +77,8 @@ def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> N
     place_all()
     decided = decide_now(fresh(project, run))
     assert (decided.outcome, decided.data) == why(fresh(project, run))
-    told = waiting.reason(decided.outcome, decided.data).text
-    assert "needs 2 GPUs, 1 of 2 free on box-1; 1 busy until" in told
+    text = waiting.reason(decided.outcome, decided.data).text
+    assert "needs 2 GPUs, 1 of 2 free on box-1; 1 busy until" in text
 
 
 def test_a_run_that_fits_is_about_to_start_and_one_outside_the_queue_is_not_waiting(

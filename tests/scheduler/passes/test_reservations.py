@@ -83,9 +83,9 @@ def test_a_later_run_is_let_in_only_if_it_ends_before_the_start(project: Project
     code, data = why(fresh(long))
     assert (code, data["run"], data["project"]) == ("reserved_for_other", "big", project.name)
     assert data["starts_at"] == Reservation.objects.get().starts_at.isoformat()
-    told = waiting.reason(code, data).text
-    assert "reserved for big" in told
-    assert re.search(r"with max_duration: 2[89]m this run could start first", told)
+    text = waiting.reason(code, data).text
+    assert "reserved for big" in text
+    assert re.search(r"with max_duration: 2[89]m this run could start first", text)
     short = small(project, member, max_duration="25m")
     assert place_all() == 1
     assert fresh(short).status == RunStatus.PROVISIONING

@@ -50,7 +50,7 @@ def test_every_node_needs_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "labels", "told"),
+    ("names", "labels", "text"),
     [
         ("abc", {"disk": ("nvme",)}, "none of 3 hosts has the label disk=nvme"),
         ("abc", {"disk": ("nvme", "ssd")}, "none of 3 hosts has the label disk=nvme|ssd"),
@@ -58,8 +58,8 @@ def test_every_node_needs_them() -> None:
         ("a", {"disk": ("nvme",)}, "the only host lacks the label disk=nvme"),
     ],
 )
-def test_a_label_that_no_host_has_is_named(names: str, labels: dict[str, tuple[str, ...]], told: str) -> None:
-    assert why([host(name, region="eu") for name in names], **labels) == told
+def test_a_label_that_no_host_has_is_named(names: str, labels: dict[str, tuple[str, ...]], text: str) -> None:
+    assert why([host(name, region="eu") for name in names], **labels) == text
 
 
 def test_labels_that_no_host_has_at_once_are_named() -> None:

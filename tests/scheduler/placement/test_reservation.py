@@ -271,7 +271,7 @@ class World:
         return ends
 
     def _promise(self, reserved: HostReservation) -> None:
-        """The first start that was told is what counts."""
+        """The start that was announced first counts."""
         if reserved.starts_at is not None:
             self.promises.setdefault(reserved.run.id, reserved.starts_at)
 

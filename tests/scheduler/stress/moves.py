@@ -34,13 +34,13 @@ def move(rnd: random.Random) -> None:
         for run in runs:
             run.queue = queue  # its step may have become another since the run was read
         before = _line(queue)
-        told = reorder.preview(runs, who.user, who.role, target)
+        effect = reorder.preview(runs, who.user, who.role, target)
         moved = reorder.move(runs, who.user, who.role, target)
         after = _line(queue)
         if before.keys() == after.keys():
-            as_told = [(one.run.pk, one.priority_after, one.position_after) for one in told.changes]
+            expected = [(one.run.pk, one.priority_after, one.position_after) for one in effect.changes]
             done = [(one.run.pk, one.priority_after, one.position_after) for one in moved.changes]
-            assert as_told == done, f"told {as_told}, done {done}"
+            assert expected == done, f"expected {expected}, done {done}"
         _judge(who, runs, target, moved, before, after)
 
 
@@ -126,21 +126,21 @@ def _both(before: Line, after: Line) -> tuple[list[int], list[int]]:
 def _judge(who: Actor, runs: Sequence[Run], target: MoveTarget, moved: MoveEffect, before: Line, after: Line) -> None:
     """A member's move leaves everybody else where they were; a manager's puts the runs exactly where it says."""
     was, now = _both(before, after)
-    told = (
+    what = (
         f"{who.role} {who.user} moved {[run.pk for run in runs]} {target.where} {target.anchor and target.anchor.pk}: "
     )
-    told += f"{was} became {now}"
+    what += f"{was} became {now}"
     picked = {run.pk for run in runs}
     if who.role == "member":
         others = [index for index, pk in enumerate(was) if before[pk][0] != who.user.pk]
         if before.keys() == after.keys():  # one of theirs that came back meanwhile takes part, and is in one line only
-            assert all(was[index] == now[index] for index in others), told
-        assert all(before[was[index]] == after[was[index]] for index in others), told
-        assert all(one.run.user_id == who.user.pk for one in moved.slips), told
+            assert all(was[index] == now[index] for index in others), what
+        assert all(before[was[index]] == after[was[index]] for index in others), what
+        assert all(one.run.user_id == who.user.pk for one in moved.slips), what
         return
     others_before, others_after = [pk for pk in was if pk not in picked], [pk for pk in now if pk not in picked]
-    assert others_before == others_after, told
-    assert all(before[pk][2] == after[pk][2] for pk in others_before), f"{told}; others' priorities changed"
+    assert others_before == others_after, what
+    assert all(before[pk][2] == after[pk][2] for pk in others_before), f"{what}; others' priorities changed"
     block = [pk for pk in was if pk in picked]
     match target.where:
         case "top":
@@ -152,4 +152,4 @@ def _judge(who: Actor, runs: Sequence[Run], target: MoveTarget, moved: MoveEffec
         case where:
             cut = others_before.index(target.anchor.pk) + (where == "after")
             expected = others_before[:cut] + block + others_before[cut:]
-    assert now == expected, f"{told}, not {expected}"
+    assert now == expected, f"{what}, not {expected}"

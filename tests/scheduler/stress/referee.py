@@ -133,8 +133,8 @@ def _queue_page(pk: int) -> Any:
 
 def _run_page(run: int) -> Any:
     jobs = Job.objects.filter(run=run).order_by("attempt", "node")
-    told = list(jobs.values_list("node", "status", "host", "gpus", "exit_code", "termination_reason", "message"))
-    return told, Run.objects.filter(pk=run).values_list("status", "priority", "queue", "attempt").get()
+    state = list(jobs.values_list("node", "status", "host", "gpus", "exit_code", "termination_reason", "message"))
+    return state, Run.objects.filter(pk=run).values_list("status", "priority", "queue", "attempt").get()
 
 
 def one_of(rnd: random.Random, rows: Any) -> Any:
