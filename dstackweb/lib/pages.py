@@ -22,7 +22,7 @@ class ReadOnly(admin.ModelAdmin[Any]):
         return False
 
 
-class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
+class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # whitenoise has no types
     """Static files with a hash of their content in the name, so that browsers cache them forever.
 
     Also rewrites imports between JavaScript modules; otherwise pages would mix old and new files.
