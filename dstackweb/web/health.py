@@ -64,7 +64,7 @@ def checks() -> list[HealthCheck]:
         _isolation,
         _backends,
         _apis,
-        _machines,
+        _instances,
         _database,
         _broker,
         _offers,
@@ -198,13 +198,13 @@ def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthCheck:
     return HealthCheck(name, "go", _("below the limit"))
 
 
-def _machines() -> Iterable[HealthCheck]:
+def _instances() -> Iterable[HealthCheck]:
     """Cloud instances that are billed now, and those that do not terminate."""
     living = Instance.objects.exclude(status=InstanceStatus.GONE)
-    counts = dict(living.order_by().values_list("status").annotate(Count("pk")))
-    if not counts:
+    by_status = dict(living.order_by().values_list("status").annotate(Count("pk")))
+    if not by_status:
         return
-    total = sum(counts.values())
+    total = sum(by_status.values())
     value = ngettext("%d running", "%d running", total) % total
     stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
     if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:

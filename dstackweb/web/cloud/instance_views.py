@@ -83,12 +83,12 @@ class InstanceLine:
         return of.error or (offers.failure(of.backend.kind, of.error_detail) if of.error_detail else "")
 
 
-def cost(machine: Instance, now: dt.datetime) -> Decimal:
+def cost(instance: Instance, now: dt.datetime) -> Decimal:
     """USD from its launch to its end, or to now; by the second, at the price it was launched at."""
-    if machine.launched_at is None:
+    if instance.launched_at is None:
         return Decimal(0)
-    seconds = ((machine.ended_at or now) - machine.launched_at).total_seconds()
-    return machine.price * Decimal(str(max(0.0, seconds))) / HOUR_S
+    seconds = ((instance.ended_at or now) - instance.launched_at).total_seconds()
+    return instance.price * Decimal(str(max(0.0, seconds))) / HOUR_S
 
 
 @project_page()
@@ -127,20 +127,20 @@ def instances_page(request: PageRequest) -> HttpResponse:
     return polled(request, "cloud/instances.html", "cloud/instances_body.html", version, context)
 
 
-def _runs(machines: Iterable[Instance]) -> dict[UUID, Run]:
+def _runs(instances: Iterable[Instance]) -> dict[UUID, Run]:
     """The run that each instance serves, or served last."""
-    jobs = Job.objects.filter(instance__in=[one.pk for one in machines]).select_related("run").order_by("placed_at")
+    jobs = Job.objects.filter(instance__in=[one.pk for one in instances]).select_related("run").order_by("placed_at")
     return {job.instance_id: job.run for job in jobs if job.instance_id}
 
 
 @require_POST
 @project_page("admin")
-def stop(request: PageRequest, machine: UUID) -> HttpResponse:
-    found = Instance.objects.filter(project=request.project, pk=machine).first()
+def stop(request: PageRequest, instance: UUID) -> HttpResponse:
+    found = Instance.objects.filter(project=request.project, pk=instance).first()
     if found is None:
         raise NotFound(_("no such instance in this project"))
     if not end_idle(found.pk):
         raise Conflict(_("the instance is in use or already terminating; to end it, stop its run"))
     return done(
-        request, _("Terminating %s") % found.instance_type, reverse("web:machines", args=[request.project.name])
+        request, _("Terminating %s") % found.instance_type, reverse("web:instances", args=[request.project.name])
     )

@@ -186,8 +186,8 @@ def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
 
 
 @project_page()
-def inside(request: PageRequest) -> HttpResponse:
+def running_runs(request: PageRequest) -> HttpResponse:
     """The running runs on the project's page, for its polls."""
     version, rows = running_run_rows(request.project)
     template = "progress/running_runs.html"
-    return polled(request, template, template, version, lambda: {"inside": rows})
+    return polled(request, template, template, version, lambda: {"running_runs": rows})

@@ -97,7 +97,7 @@ def _context(scope: PageScope, filters: PrefixFilters, totals: ScopeProgress | N
         "orders": [(order, label, scope.url(**filters.ordered(order))) for order, label in labels],
     }
     if not scope.run and not scope.request.htmx:
-        context["inside_version"], context["inside"] = running_run_rows(scope.request.project)
+        context["running_version"], context["running_runs"] = running_run_rows(scope.request.project)
     return context
 
 

@@ -50,7 +50,7 @@ PAGES = (
     Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
     Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
     Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
-    Page("machines", "web:machines", gettext_lazy("Cloud instances"), "machines"),
+    Page("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
     Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
     Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
     Page("members", "members", gettext_lazy("Members"), "members"),

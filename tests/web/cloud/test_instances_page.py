@@ -197,7 +197,7 @@ def test_a_run_tells_on_which_machine_it_is_and_why_that_is_not_there_yet(
     text = first.content.decode()
     assert " · on aws us-east-1 g6.xlarge" in text
     assert '<div class="why">on aws us-east-1 g6.xlarge</div>' in page(client, "/p/main/runs/")
-    assert f'/p/main/machines/#machine-{job.instance_id}">i-0abc</a>' in text
+    assert f'/p/main/machines/#instance-{job.instance_id}">i-0abc</a>' in text
     poll = {**HTMX, "HX-PTag": first["HX-PTag"]}
     assert client.get("/p/main/runs/train/", headers=poll).status_code == 204
     Job.objects.filter(pk=job.pk).update(message="AWS said that it is asked too often.")
