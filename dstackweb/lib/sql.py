@@ -6,9 +6,8 @@ Raw SQL is for queries that programs make many times a second, where the ORM tak
 from __future__ import annotations
 
 import datetime as dt
-import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
@@ -47,22 +46,6 @@ def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequenc
     if connection.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
-
-
-def write(statement: str, given: Sequence[Mapping[str, Any]]) -> None:
-    """Execute a statement with rows from `rows_of`, which are one JSON parameter."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, [json.dumps(given)])
-
-
-def rows_of(columns: Mapping[str, str]) -> str:
-    """SQL for a FROM clause: rows given as JSON, named `given`; `columns` maps names to PostgreSQL types."""
-    quoted = {name: connection.ops.quote_name(name) for name in columns}
-    if connection.vendor == "sqlite":
-        values = ", ".join(f"json_extract(value, '$.{name}') AS {quoted[name]}" for name in columns)
-        return f"(SELECT {values} FROM json_each(%s)) AS given"
-    typed = ", ".join(f"{quoted[name]} {kind}" for name, kind in columns.items())
-    return f"jsonb_to_recordset(CAST(%s AS jsonb)) AS given({typed})"
 
 
 def places(values: Collection[object]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from dstackweb.progress import bulk
+from dstackweb.lib import bulk
 from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection

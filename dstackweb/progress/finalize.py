@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
-from dstackweb.progress import bulk
+from dstackweb.lib import bulk
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.states import CODES, LIVE, TaskState
 

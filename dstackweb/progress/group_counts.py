@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
-from dstackweb.progress import bulk
+from dstackweb.lib import bulk
 from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, Delta, GroupName
 from dstackweb.progress.reports import Count
 from dstackweb.progress.states import LIVE, TaskState

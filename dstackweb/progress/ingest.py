@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 
 from django.db import transaction
 
+from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import bulk, group_counts, task_events
+from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counters import BatchUpdate, CounterRows, lock_scope
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from django.db import connection
 
-from dstackweb.progress import bulk
+from dstackweb.lib import bulk
 from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta, GroupName
 from dstackweb.progress.models import Reporter, TaskGroup
 from dstackweb.progress.reports import Event, Failure

@@ -7,10 +7,10 @@ Locking the series' rows in the order of their IDs serializes everyone who folds
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms, to_moment, to_ms
 from dstackweb.gpus.policy import binding, window
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
-from dstackweb.lib import sql
+from dstackweb.lib import bulk, sql
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus
@@ -39,6 +39,7 @@ SAMPLE = {
     "series_id": "bigint", "at_ms": "bigint", "utilization": "smallint", "memory_used_mib": "integer",
     "power_w": "smallint", "temperature_c": "smallint", "throttle": "bigint",
 }  # fmt: skip
+_MEASURED = attrgetter(*list(SAMPLE)[2:])
 SERIES = {
     "index": "smallint", "name": "text", "memory_mib": "bigint", "power_limit_w": "smallint", "first_ms": "bigint",
     "last_ms": "bigint", "utilization": "smallint", "memory_used_mib": "bigint", "power_w": "smallint",
@@ -170,19 +171,7 @@ def _store(samples: Sequence[TimedSample], jobs: Mapping[JobId, HoldingJob], now
         policy = policies.get(one.key[0]) if one.key[0] else None
         _reset_future_state(series[one.key], now_ms)
         _fold(series[one.key], one, policy.minimum if policy else None, step_ms)
-    rows = [
-        {
-            "series_id": series[one.key].id,
-            "at_ms": one.at_ms,
-            "utilization": one.sample.utilization,
-            "memory_used_mib": one.sample.memory_used_mib,
-            "power_w": one.sample.power_w,
-            "temperature_c": one.sample.temperature_c,
-            "throttle": one.sample.throttle,
-        }
-        for one in samples
-    ]
-    _write(rows, {one.key: series[one.key] for one in samples}.values())
+    _write(samples, series)
     return [
         UUID(sql.uid(job_id))
         for job_id, policy in policies.items()
@@ -326,26 +315,10 @@ def _locked(jobs: Sequence[JobId], gpus: Sequence[int]) -> dict[tuple[JobId | No
     return {(row.job_id, row.uuid): row for row in series}
 
 
-def _write(samples: Sequence[Mapping[str, Any]], series: Collection[SeriesRow]) -> None:
-    """Insert samples, by SAMPLE's names, and update their series. A second sample of the same moment is ignored."""
-    sql.write(_insert(connection.vendor), samples)
-    sql.write(_update(connection.vendor), [{name: getattr(row, name) for name in ("id", *SERIES)} for row in series])
-
-
-@functools.cache
-def _insert(_vendor: str) -> str:
-    names = ", ".join(map(connection.ops.quote_name, SAMPLE))
-    return (
-        f"INSERT INTO gpus_gpusample ({names}) SELECT {names} FROM {sql.rows_of(SAMPLE)}"
-        " WHERE true ON CONFLICT DO NOTHING"
-    )
-
-
-@functools.cache
-def _update(_vendor: str) -> str:
-    names = map(connection.ops.quote_name, SERIES)
-    values = ", ".join(f"{name} = given.{name}" for name in names)
-    return (
-        f"UPDATE gpus_gpuseries SET {values} FROM {sql.rows_of({'id': 'bigint', **SERIES})}"
-        " WHERE gpus_gpuseries.id = given.id"
-    )
+def _write(samples: Sequence[TimedSample], series: Mapping[Key, SeriesRow]) -> None:
+    """Insert samples, and update their series. A second sample of the same moment is ignored."""
+    rows = [(series[one.key].id, one.at_ms, *_MEASURED(one.sample)) for one in samples]
+    bulk.insert("gpus_gpusample", SAMPLE, rows, ignore_conflicts=True)
+    changed = {one.key: series[one.key] for one in samples}.values()
+    texts = [replace(row, processes=json.dumps(row.processes)) for row in changed]
+    bulk.update("gpus_gpuseries", SERIES, list(map(attrgetter(*SERIES, "id"), texts)))

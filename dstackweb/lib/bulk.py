@@ -1,6 +1,6 @@
 """Read and write many rows by one statement, in the fastest way of each database.
 
-Rows are tuples; the caller names their columns and PostgreSQL types.
+Rows are tuples; the caller names their columns and PostgreSQL types. Values of jsonb columns are JSON texts.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ def find(
     return found
 
 
-def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows with values in the order of `types`."""
+def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]], *, ignore_conflicts: bool = False) -> None:
+    """Insert rows with values in the order of `types`. With `ignore_conflicts`, rows that exist already stay."""
     if not rows:
         return
     names = ", ".join(_quoted(types))
+    end = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
-            cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)})", rows)
+            cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)}){end}", rows)
         else:
-            cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}", _arrays(types, rows))
+            cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}{end}", _arrays(types, rows))
 
 
 def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -105,7 +106,7 @@ def _arrays(types: Types, rows: Collection[tuple[Any, ...]]) -> list[str]:
 
 
 def _array(kind: str, values: Collection[Any]) -> str:
-    if kind == "text":
+    if kind in ("text", "jsonb"):
         quoted = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
         return '{"' + '","'.join(quoted) + '"}'
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress import bulk
+from dstackweb.lib import bulk
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Task, TaskPrefix
 
