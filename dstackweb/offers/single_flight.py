@@ -50,7 +50,7 @@ class Lead:
 def run(name: str, wait_s: float, find: Callable[[], T | None], call: Callable[[Lead], T | None]) -> T | None:
     """The result of `call`, made by one caller for all; None if there is none, or not within `wait_s`.
 
-    `find` returns a usable result stored since then, or None. Only the leader waits longer than `wait_s`. Call it
+    `find` returns a usable stored result, or None. Only the leader waits longer than `wait_s`. Call it
     outside any transaction.
     """
     deadline = time.monotonic() + wait_s

@@ -70,8 +70,8 @@ def _detached(orders: dict[str, Any], answer: int) -> int:
     return 0
 
 
-def _answer(pipe: int, **said: Any) -> None:
-    os.write(pipe, json.dumps(said).encode() + b"\n")
+def _answer(pipe: int, **answer: Any) -> None:
+    os.write(pipe, json.dumps(answer).encode() + b"\n")
     os.close(pipe)
 
 

@@ -80,10 +80,10 @@ class Metadata:
             if not self._token:
                 lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(METADATA_TOKEN_S)}
                 self._token = self._ask("PUT", "api/token", lifetime)
-            said = json.loads(
+            action = json.loads(
                 self._ask("GET", "meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
             )
-            at = said["time"]
+            at = action["time"]
         except urllib.error.HTTPError as error:
             if error.code == 401:
                 self._token = ""

@@ -191,7 +191,7 @@ def test_own_hosts_are_switched_and_neither_tested_nor_deleted(admin: Client) ->
 def test_a_deleted_backend_is_gone_from_the_list_and_its_machines_keep_their_rows(admin: Client, aws: Backend) -> None:
     project = factories.make_project()
     machine = Instance.objects.create(backend=aws, project=project, region="eu-west-1", instance_type="g5.xlarge")
-    assert "aws, with 1 machine" in admin.get(reverse("admin:backends_backend_delete", args=[aws.pk])).content.decode()
+    assert "aws, with 1 instance" in admin.get(reverse("admin:backends_backend_delete", args=[aws.pk])).content.decode()
     admin.post(reverse("admin:backends_backend_delete", args=[aws.pk]), {"post": "yes"})
     assert not Backend.objects.exists()
     assert Backend.with_deleted.get().instances.get() == machine
@@ -223,7 +223,7 @@ def test_machines_are_there_to_look_at(admin: Client, aws: Backend) -> None:
     assert admin.get(reverse("admin:backends_instance_add")).status_code == 403
 
 
-# -- the test of the connection
+# -- the connection test
 
 
 @pytest.fixture

@@ -155,12 +155,12 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         return super().has_delete_permission(request, obj) and (obj is None or not registry.is_hosts(obj))
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """The backends with the number of their machines; own hosts are protected."""
+        """The backends with the number of their instances; own hosts are protected."""
         deleted: list[str] = []
         protected: list[str] = []
         for backend in objs:
             living = Instance.objects.filter(backend=backend).exclude(status=InstanceStatus.GONE).count()
-            line = ngettext("%(name)s, with %(n)d machine", "%(name)s, with %(n)d machines", living)
+            line = ngettext("%(name)s, with %(n)d instance", "%(name)s, with %(n)d instances", living)
             where = protected if registry.is_hosts(backend) else deleted
             where.append(line % {"name": backend.name, "n": living})
         return deleted, {}, set(), protected

@@ -35,7 +35,7 @@ HOME = "us-east-1"
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
 NOT_SIGNED_IN = {SourceFailure.BAD_CREDENTIALS, SourceFailure.NO_CREDENTIALS, SourceFailure.UNREACHABLE}
 """Failures after which no other call would succeed."""
-NO_MACHINE = "i-00000000000000000"
+NO_INSTANCE = "i-00000000000000000"
 MAY_BE_DONE = {"DryRunOperation", "InvalidInstanceID.NotFound"}
 """EC2's answers to a dry run that passed the permissions."""
 SHOWN_QUOTAS = {"standard": ("m",), "g": ("g",), "p": ("p4", "p5")}
@@ -194,7 +194,7 @@ class _Check:
             return Finding("launch", FindingState.SKIPPED, region, {"code": "no_image"})
         errors = []
         for spot in (False, True):
-            instance, run = str(uuid.uuid4()), "test of the connection"
+            instance, run = str(uuid.uuid4()), "connection test"
             order = InstanceOrder(instance, "test", region, self._instance_type(), spot, "#!/bin/sh\n", run=run)
             subnet = next(iter(self.config.subnets_in(region)), None)
             errors += self._tried(region, "RunInstances", instances.parameters(self.config, order, image, subnet))
@@ -205,7 +205,7 @@ class _Check:
         return next(iter(self.config.instance_types or ()), small)
 
     def _end(self, region: str) -> Mapping[str, Any] | Finding:
-        errors = self._tried(region, "TerminateInstances", {"InstanceIds": [NO_MACHINE]})
+        errors = self._tried(region, "TerminateInstances", {"InstanceIds": [NO_INSTANCE]})
         if not errors:
             return {}
         found = _failed("end", region, errors)

@@ -34,7 +34,7 @@ STARTING = (
     "iam:CreateServiceLinkedRole",
     "ssm:GetParameter",
 )
-"""An account's first spot instance has AWS make a role of its own for that."""
+"""`iam:CreateServiceLinkedRole`: AWS creates a role for the account's first spot instance."""
 PASSING = ("iam:PassRole",)
 """Where an instance profile is configured."""
 

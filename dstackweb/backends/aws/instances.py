@@ -186,7 +186,7 @@ def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudI
         if (launched := _find_by_order(aws, order)) is not None:
             return launched
         if code == "IdempotentInstanceTerminated":
-            raise LaunchFailed(LaunchFailure.REFUSED, "its machine was started before, and has ended") from failed
+            raise LaunchFailed(LaunchFailure.REFUSED, "its instance was launched before and has ended") from failed
         # It exists, but is not listed yet: the next try finds it.
         raise SourceFailed(
             SourceFailure.SERVICE_ERROR, api="ec2:RunInstances", region=order.region, text=code

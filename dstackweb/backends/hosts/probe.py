@@ -108,9 +108,11 @@ def _words(file: Path) -> list[str]:
 def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
     """The GPUs that answer, in NVML's order, MIG devices in the place of the GPU they are parts of; and what went wrong
     with the others. No NVML library is no error."""
-    look = nvml.read()
-    gpus = (GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in look.samples)
-    return tuple(gpus), look.error
+    snapshot = nvml.read()
+    gpus = (
+        GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in snapshot.samples
+    )
+    return tuple(gpus), snapshot.error
 
 
 def _stranger(gpu: nvml.Sample, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
