@@ -1,4 +1,4 @@
-"""GPUs for a person to work on."""
+"""Holds: GPUs for interactive work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py recount --check` beside those who go on counting."""
+"""`manage.py recount --check` while others keep counting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with a schedule comes round again."""
+"""A run with a schedule recurs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving runs by hand, taking it back, and what refuses it (R24–R26)."""
+"""Moving runs by hand, undoing it, and refusals (R24–R26)."""
 
 from __future__ import annotations
 

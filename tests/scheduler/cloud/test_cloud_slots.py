@@ -1,4 +1,4 @@
-"""Clouds that are slow take not all of a machine's workers: one is left for passes."""
+"""Slow clouds never occupy all workers of a machine: one is left for passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows for machines and their jobs, as a table and for whatever rows and answers there are."""
+"""What follows for instances and their jobs: as a table, and for generated rows and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same on a small AWS, through real boto3: from the queue to a machine, past a refusal, and to its end."""
+"""The same on a small AWS, through real boto3: from the queue to an instance, past a refusal, and to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job gets a machine of a cloud: at the next offer where one is refused, and never by failing."""
+"""A job gets a cloud instance: from the next offer where one is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Machines of clouds are watched, kept for the next run, given back and ended; spot machines are taken back.
+"""Cloud instances are watched, kept for the next run, released and ended; spot instances are reclaimed.
 
-Nothing is concluded from what a cloud doesn't tell.
+What a cloud does not report changes nothing.
 """
 
 from __future__ import annotations

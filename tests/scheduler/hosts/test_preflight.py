@@ -1,4 +1,4 @@
-"""What keeps a machine from being a host is one clear line before it starts."""
+"""A machine that cannot be a host gets one clear line before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a stop frees GPUs: who is first in line, and who got them."""
+"""GPUs freed by a stop: which run is first in the queue, and which got them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two at once about the same idle run, on real connections."""
+"""Two workers apply a policy to the same idle run at once, on real connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why not me: every place that a decision tries, and what it says of it."""
+"""Why a run waits: every candidate place, with its code."""
 
 from __future__ import annotations
 

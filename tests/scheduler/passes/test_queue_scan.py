@@ -1,4 +1,4 @@
-"""A line gives the runs of a queue in their order, whatever is blocked on the way."""
+"""A scan yields the runs of a queue in order, whichever shapes are blocked on the way."""
 
 from __future__ import annotations
 
