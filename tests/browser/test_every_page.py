@@ -101,11 +101,9 @@ def test_dialogs_and_menus_are_accessible_and_fit(
     complaints.remove_failed_loads()  # the hold that cannot start
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("theme", "width"),
-    [pytest.param("light", 1360, marks=pytest.mark.slow), ("dark", 390)],
-)
+@pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_moves_of_rows_are_accessible_and_fit(
     live_server, new_page: Callable[..., Page], tmp_path: Path, theme: str, width: int
 ) -> None:
@@ -133,6 +131,7 @@ def test_moves_of_rows_are_accessible_and_fit(
     check_now(page, "queue-chosen", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked(
     live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path

@@ -99,6 +99,7 @@ def below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 def test_a_machine_of_its_own_runs_its_cluster_and_ticker_and_nothing_survives_a_kill(start: Start) -> None:
     process = start()
     eventually(lambda: set(children_of(process)) == {"qcluster", "ticker"} and Host.objects.exists())
@@ -109,6 +110,7 @@ def test_a_machine_of_its_own_runs_its_cluster_and_ticker_and_nothing_survives_a
     eventually(lambda: not [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
 
 
+@pytest.mark.slow
 def test_a_child_that_died_is_started_again(start: Start) -> None:
     process = start()
     before = eventually(lambda: children_of(process).get("ticker"))
