@@ -37,7 +37,10 @@ PATIENCE_S = 60
 
 
 class Api:
-    """One server, as one user. Every method raises CliError for errors of the server and of the connection."""
+    """One server, as one user. Every method raises CliError for errors of the server and of the connection.
+
+    `sleep` is how all commands that use this client wait; tests replace it.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Api:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.settings = settings
-        self._sleep = sleep
+        self.sleep = sleep
         try:
             self._http = httpx.Client(
                 base_url=settings.url,
@@ -115,7 +118,7 @@ class Api:
                     pause = full_jitter(attempt, 0.3, 5.0)
                 else:
                     raise self._refused(response)
-            self._sleep(pause)
+            self.sleep(pause)
         raise AssertionError("the loop returns or raises")
 
     @contextmanager
@@ -135,7 +138,7 @@ class Api:
                         return
             except httpx.TransportError as error:
                 raise self._unreachable(error, changes=False) from None
-            self._sleep(pause)
+            self.sleep(pause)
             waited += pause
 
     def _pause(self, response: httpx.Response, waited: float) -> float | None:
@@ -145,6 +148,21 @@ class Api:
             return None
         note(f"Too many requests; trying again in {pause:.0f} s …")
         return pause
+
+    def until_answered(self, request: Callable[[], T], safe: str, show: Callable[[str], None] = note) -> T:
+        """The result of `request`, tried again until the server answers; `safe` is a sentence about the run."""
+        for failures in itertools.count():
+            try:
+                answer = request()
+            except OUTAGE as error:
+                if not failures:
+                    show(f"{error.message} {safe} Trying again …")
+                self.sleep(0.1 + full_jitter(failures, 1.0, 4.5))
+            else:
+                if failures:
+                    show("Connected again.")
+                return answer
+        raise AssertionError("the loop returns")
 
     def json(self, response: httpx.Response) -> Any:
         """The JSON of an answer. Raises CliError if it is not JSON: the server is not dstackweb."""
@@ -204,27 +222,6 @@ class Api:
         if not detail:
             return self._not_dstackweb()
         return ApiError(detail, status=status, body=body)
-
-
-def until_answered(
-    request: Callable[[], T],
-    safe: str,
-    show: Callable[[str], None] = note,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """The result of `request`, tried again until the server answers; `safe` is a sentence about the run."""
-    for failures in itertools.count():
-        try:
-            answer = request()
-        except OUTAGE as error:
-            if not failures:
-                show(f"{error.message} {safe} Trying again …")
-            sleep(0.1 + full_jitter(failures, 1.0, 4.5))
-        else:
-            if failures:
-                show("Connected again.")
-            return answer
-    raise AssertionError("the loop returns")
 
 
 def retry_after(response: httpx.Response) -> float:

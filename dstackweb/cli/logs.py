@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -103,31 +102,24 @@ class Follower:
     """
 
     def __init__(
-        self,
-        api: Api,
-        cursor: Cursor,
-        only: bool = False,
-        write: Callable[[bytes], object] = to_stdout,
-        sleep: Callable[[float], None] = time.sleep,
+        self, api: Api, cursor: Cursor, only: bool = False, write: Callable[[bytes], object] = to_stdout
     ) -> None:
-        self._api, self._cursor, self._only, self._out, self._sleep = api, cursor, only, write, sleep
+        self._api, self._cursor, self._only, self._out = api, cursor, only, write
         self._status = StatusLine()
 
     def follow(self, run: dict[str, Any]) -> dict[str, Any]:
         """Write the log of `run` (an answer of the API) from the cursor on; returns the run as it ended."""
-        from dstackweb.cli.client import until_answered
-
         self._next_attempt(run)
         idle = 0.5
         while True:
             step = partial(self._step, run)
-            count, run, is_over = until_answered(step, "The run continues.", show=self._note, sleep=self._sleep)
+            count, run, is_over = self._api.until_answered(step, "The run continues.", self._note)
             if is_over:
                 self._status.clear()
                 return run
             if count < PAGE_FULL and not self._is_over(run):
                 idle = 0.5 if count else min(2.0, idle * 1.25)
-                self._sleep(idle)
+                self._api.sleep(idle)
 
     def _step(self, run: dict[str, Any]) -> tuple[int, dict[str, Any], bool]:
         """How many bytes were read, the run (looked up again where there were none), and whether all was read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -212,17 +212,10 @@ def _refresh(api: Api, path: str) -> None:
         if time.monotonic() > until:
             note("Still refreshing; showing what is known so far.")
             return
-        time.sleep(1.0)
+        api.sleep(1.0)
 
 
-def _watch(
-    api: Api,
-    path: str,
-    query: dict[str, Any],
-    page: dict[str, Any],
-    console: Console,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def _watch(api: Api, path: str, query: dict[str, Any], page: dict[str, Any], console: Console) -> None:
     def draw(page: dict[str, Any]) -> Iterator[RenderableType]:
         from rich.text import Text
 
@@ -232,7 +225,7 @@ def _watch(
         yield from (Text(line, style="dim") for line in remarks(page))
         yield from (Text(f"warning: {line}", style="yellow") for line in problems(page["sources"]))
 
-    watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, WATCH_S, sleep)
+    watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, api.sleep, WATCH_S)
 
 
 def quotas(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -256,8 +255,8 @@ def watch(
     draw: Callable[[T], Iterable[RenderableType]],
     is_over: Callable[[T], bool],
     console: Console,
+    sleep: Callable[[float], None],
     every_s: int = 1,
-    sleep: Callable[[float], None] = time.sleep,
     stopped: str = "",
 ) -> None:
     """Draw `value` again each second, and fetch it every `every_s` seconds, until it is over or Ctrl-C is pressed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,14 +149,7 @@ def show_once(overview: dict[str, Any]) -> None:
         show_table(*table(overview["prefixes"], None))
 
 
-def show_live(
-    api: Api,
-    path: str,
-    query: dict[str, Any],
-    overview: dict[str, Any],
-    console: Console,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def show_live(api: Api, path: str, query: dict[str, Any], overview: dict[str, Any], console: Console) -> None:
     """Draw the totals and the prefixes that fit each second until the run has ended, or Ctrl-C."""
 
     def draw(overview: dict[str, Any]) -> Iterator[RenderableType]:
@@ -176,7 +168,7 @@ def show_live(
         return overview["status"] in ENDED and overview["total"]["total"] == overview["total"]["finished"]
 
     stopped = f"Stopped watching; {clean(overview['run'])} continues." if overview["run"] else "Stopped watching."
-    watch(overview, lambda: api.get(path, **query), draw, is_over, console, sleep=sleep, stopped=stopped)
+    watch(overview, lambda: api.get(path, **query), draw, is_over, console, api.sleep, stopped=stopped)
 
 
 def _has_no_tasks(overview: dict[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from operator import itemgetter
@@ -227,21 +226,14 @@ def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
     return 0
 
 
-def wait_for_start(
-    api: Api,
-    run: dict[str, Any],
-    show: Callable[[dict[str, Any]], object],
-    sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, Any]:
+def wait_for_start(api: Api, run: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Poll the run, through outages of the server, until it runs or has ended; `show` gets each answer."""
-    from dstackweb.cli.client import until_answered
-
     idle, path = 0.3, api.in_project("runs", run["id"])
     while run["status"] in ("pending", "submitted", "provisioning", "terminating"):
         show(run)
-        sleep(idle)
+        api.sleep(idle)
         idle = min(2.0, idle * 1.25)
-        run = until_answered(lambda: api.get(path), "The hold keeps its position.", sleep=sleep)
+        run = api.until_answered(lambda: api.get(path), "The hold keeps its position.")
     return run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,9 +82,7 @@ def fetch(api: Api, path: str) -> Snapshot:
     return found, skew_s if abs(skew_s) > 2 else 0.0  # the header has whole seconds
 
 
-def show_live(
-    api: Api, path: str, found: Snapshot, console: Console, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def show_live(api: Api, path: str, found: Snapshot, console: Console) -> None:
     """Draw the metrics each second until the run has ended, or Ctrl-C."""
 
     def draw(snapshot: Snapshot) -> Iterator[RenderableType]:
@@ -100,7 +98,7 @@ def show_live(
         return snapshot[0]["status"] in ENDED
 
     stopped = f"Stopped watching; {clean(found[0]['run'])} continues."
-    watch(found, lambda: fetch(api, path), draw, is_over, console, FETCH_S, sleep, stopped)
+    watch(found, lambda: fetch(api, path), draw, is_over, console, api.sleep, FETCH_S, stopped)
 
 
 def summary(run: dict[str, Any], now: float) -> Iterator[str]:

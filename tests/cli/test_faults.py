@@ -150,7 +150,7 @@ def test_following_outlasts_any_number_of_faults() -> None:
         httpx.Response(200, json={**run, "status": "done"}),
         httpx.Response(200, headers=log, content=b""),
     )
-    follower = Follower(wire.api(), Cursor(attempt=1), write=written.append, sleep=wire.pauses.append)
+    follower = Follower(wire.api(), Cursor(attempt=1), write=written.append)
     assert follower.follow(run)["status"] == "done"
     assert b"".join(written) == b"hello"
     assert max(wire.pauses) <= 5

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 from django.db import connection
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.cli.output import Unreachable, clock_text
+from dstackweb.cli.client import Api
+from dstackweb.cli.config import Settings
+from dstackweb.cli.output import clock_text
 from dstackweb.cli.runs import wait_for_start
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Run
@@ -120,24 +123,19 @@ def test_nothing_to_hold_is_a_mistake_of_the_command_line(cli: Cli, project: Pro
     assert not Run.objects.exists()
 
 
-def test_the_place_is_waited_for_through_a_silence_of_the_server() -> None:
-    answers = [Unreachable("no answer."), Unreachable("no answer."), {"id": "1", "status": "running"}]
+def test_a_hold_is_waited_for_through_an_outage_of_the_server() -> None:
+    running = httpx.Response(200, json={"id": "1", "status": "running"})
+    answers: list[httpx.Response | Exception] = [*[httpx.ConnectError("refused")] * 2, running]
 
-    class Api:
-        def in_project(self, *parts: str) -> str:
-            return "/".join(parts)
-
-        def get(self, path: str) -> Any:
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    def answer(_request: httpx.Request) -> httpx.Response:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
 
     shown: list[str] = []
-    api: Any = Api()
-    run = wait_for_start(
-        api, {"id": "1", "status": "submitted"}, lambda run: shown.append(run["status"]), lambda s: None
-    )
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
+    run = wait_for_start(api, {"id": "1", "status": "submitted"}, lambda run: shown.append(run["status"]))
     assert (run["status"], shown) == ("running", ["submitted"])
 
 

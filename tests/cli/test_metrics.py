@@ -149,9 +149,9 @@ def test_it_goes_on_through_silence_until_the_run_has_ended() -> None:
             raise given
         return given
 
-    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=slept.append)
     out = io.StringIO()
-    show_live(api, "/m", (running, 0.0), Console(file=out, force_terminal=True, width=100), slept.append)
+    show_live(api, "/m", (running, 0.0), Console(file=out, force_terminal=True, width=100))
     assert len(slept) == 10
     assert "train: done" in out.getvalue()
     assert "Trying again" in out.getvalue()

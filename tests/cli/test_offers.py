@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-import time
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from django.utils import timezone
 from rich.console import Console
@@ -22,8 +22,9 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
+from dstackweb.cli import client
 from dstackweb.cli import offers as command
-from dstackweb.cli.output import Unreachable
+from dstackweb.cli.config import Settings
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.backends.kinds import use_driver
@@ -110,7 +111,7 @@ def test_a_refresh_waits_for_what_is_asked_anew(cli: Cli, cloud: Cloud, monkeypa
         slept.append(seconds)
         sources.refresh_due(timezone.now())
 
-    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=ticks, monotonic=time.monotonic))
+    monkeypatch.setattr(client, "Api", partial(client.Api, sleep=ticks))
     told = cli("offers", "--refresh")
     assert "Refreshing aws …" in told.stderr
     assert ("g6" in told.stdout, "g5" in told.stdout, len(slept)) == (True, False, 1)
@@ -167,23 +168,23 @@ def test_without_clouds_there_is_nothing_to_tell(cli: Cli, connect: Callable[...
 
 def test_watching_goes_on_through_silence_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     page: dict[str, Any] = {"items": [], "next": None, "total": 0, "sources": []}
-    answers: list[Any] = [Unreachable("can't reach the server."), page]
+    answers: list[httpx.Response | Exception] = [httpx.ConnectError("refused"), httpx.Response(200, json=page)]
 
-    class Server:
-        def get(self, path: str, **query: Any) -> Any:
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    def answer(_request: httpx.Request) -> httpx.Response:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
 
     def pause(seconds: float) -> None:
         if not answers:
             raise KeyboardInterrupt
 
     out = StringIO()
-    command._watch(Server(), "offers", {}, page, Console(file=out, force_terminal=True, width=100), pause)  # type: ignore[arg-type]
+    api = client.Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=pause)
+    command._watch(api, "/offers", {}, page, Console(file=out, force_terminal=True, width=100))
     assert out.getvalue().count("No matching offers.") >= 2
-    assert "can't reach the server. Trying again …" in out.getvalue()
+    assert "can't reach http://x: refused. Trying again …" in out.getvalue()
 
 
 def test_what_throttles_is_one_warning_for_a_backend_and_other_reasons_are_their_own() -> None:

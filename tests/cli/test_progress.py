@@ -207,9 +207,9 @@ def test_it_goes_on_through_silence_until_what_the_run_left_is_settled() -> None
             raise given
         return given
 
-    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=lambda _s: None)
+    api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=slept.append)
     out = io.StringIO()
-    show_live(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100), slept.append)
+    show_live(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100))
     assert len(slept) == 3
     assert "Trying again" in out.getvalue()
     assert "attempt 1 ended: 40 of 40" in out.getvalue()
