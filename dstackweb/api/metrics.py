@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import ready, refusals, run_of
 from dstackweb.api.utilization import PolicyOut
-from dstackweb.gpus.models import GpuSeries, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.rows import job_place
 
@@ -102,6 +104,10 @@ def metrics(
     gpus = sum(len(job.gpus) for job in jobs)
     room = max(2, MOST_NUMBERS // max(1, gpus))
     columns = samples_of(jobs, to_ms(since), to_ms(until), min(points, room))
+    times = [to_moment(at_ms) for at_ms in columns[0].at_ms] if columns else []
+    of_jobs = defaultdict[Any, list[Columns]](list)
+    for one in columns:
+        of_jobs[one.series.job_id].append(one)
     policy = PolicyOut.of(policy_status(run, now))
     return ready(
         request,
@@ -111,9 +117,9 @@ def metrics(
             "status": run.status,
             "attempt": attempt,
             "step_s": columns[0].step_ms / 1000 if columns else None,
-            "times": [to_moment(at_ms) for at_ms in columns[0].at_ms] if columns else [],
+            "times": times,
             "policy": policy.dict() if policy else None,
-            "jobs": [_node(job, [one for one in columns if one.series.job_id == job.pk]) for job in jobs],
+            "jobs": [_node(job, of_jobs[job.pk], len(times)) for job in jobs],
         },
     )
 
@@ -128,7 +134,7 @@ def _range(
         span = until - since
         to_ms(since), to_ms(until)
     except (OverflowError, ValueError, OSError):
-        raise Invalid.at("from", msg="there are no such moments") from None
+        raise Invalid.at("from", msg="the time range is out of bounds") from None
     if not dt.timedelta(0) < span <= LONGEST:
         raise Invalid.at("from", msg=f"`from` is before `to`, by {LONGEST.days} days at most")
     return since, until
@@ -138,9 +144,9 @@ def _aware(moment: dt.datetime) -> dt.datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
-def _node(job: Job, columns: Sequence[Columns]) -> dict[str, Any]:
+def _node(job: Job, columns: Sequence[Columns], points: int) -> dict[str, Any]:
     unseen = set(job.gpus) - {one.series.uuid for one in columns}
-    gpus = [_gpu(one) for one in columns] + [_unseen(uuid, columns) for uuid in job.gpus if uuid in unseen]
+    gpus = [_gpu(one) for one in columns] + [_unseen(uuid, points) for uuid in job.gpus if uuid in unseen]
     return {"node": job.node, "status": job.status, "where": job_place(job), "gpus": gpus}
 
 
@@ -162,7 +168,6 @@ def _last(series: GpuSeries) -> dict[str, Any] | None:
     return {"at": to_moment(series.last_ms), **{name: getattr(series, name) for name in seen}}
 
 
-def _unseen(uuid: str, columns: Sequence[Columns]) -> dict[str, Any]:
-    nothing = [None] * (len(columns[0].at_ms) if columns else 0)
+def _unseen(uuid: str, points: int) -> dict[str, Any]:
     empty = dict.fromkeys(("index", "memory_mib", "power_limit_w", "last", "low_since"))
-    return {"uuid": uuid, "name": "", **empty, **dict.fromkeys(MEASURED, nothing)}
+    return {"uuid": uuid, "name": "", **empty, **dict.fromkeys(MEASURED, [None] * points)}

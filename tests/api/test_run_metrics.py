@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from uuid import uuid4
 
 import pytest
 from django.utils import timezone
@@ -88,3 +89,13 @@ def test_strangers_see_nothing(api: Api, stranger: Api, project: Project, member
     make_run(project, member, "train")
     assert stranger("GET", PATH).status_code == 404
     assert api("GET", "projects/main/runs/none/metrics").status_code == 404
+
+
+def test_a_node_without_samples_has_a_value_for_each_time(api: Api, project: Project, member: User) -> None:
+    job = past_run(project, member, "train", [[50] * 30])
+    job.pk, job.node, job.gpus, job._state.adding = uuid4(), 1, ["GPU-unread"], True
+    job.save(force_insert=True)
+    found = api("GET", f"{PATH}?points=600").json()
+    (gpu,) = found["jobs"][1]["gpus"]
+    assert gpu["utilization"] == [None] * len(found["times"])
+    assert found["times"]
