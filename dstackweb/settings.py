@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import re
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -19,6 +17,7 @@ import django_stubs_ext
 from csp.constants import NONE, SELF
 
 from dstackweb import env
+from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
 
 # Makes ModelAdmin[Run] and QuerySet[Run] work at run time too.
 django_stubs_ext.monkeypatch()
@@ -43,9 +42,9 @@ DSTACKWEB_CLUSTERS = {
 DSTACKWEB_STATIC_ROOT = env.text("DSTACKWEB_STATIC_ROOT")
 DSTACKWEB_HOST_NAME = env.text(
     "DSTACKWEB_HOST_NAME",
-    re.sub(r"[^\w.-]", "-", socket.gethostname()) or "localhost",
-    pattern=r"[\w.-]{1,100}",
-    expected="letters, digits, dots, dashes and underscores, at most 100",
+    machine_name(),
+    pattern=HOST_NAME,
+    expected=HOST_NAME_TEXT,
 )
 DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", "nobody")
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")

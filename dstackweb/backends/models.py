@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT
 from dstackweb.spec.labels import check_labels
 
 
@@ -26,18 +26,19 @@ class Isolation(models.TextChoices):
     NONE = "none", "none: jobs are refused"
 
 
-HOST_NAME = RegexValidator(r"^[\w.-]+\Z", "Letters, digits, dots, dashes and underscores.")
-HOST_NAME_LENGTH = 100
-
-
 def check_host_name(name: str) -> None:
     """Raises ValueError unless it can be a host's name, and so part of its address in the API."""
-    if len(name) > HOST_NAME_LENGTH or not re.fullmatch(r"[\w.-]*[^\W_][\w.-]*", name):
-        shown = name if len(name) <= HOST_NAME_LENGTH else f"{name[:20]}…"
-        raise ValueError(
-            f"{shown!r} is not a valid host name: use up to {HOST_NAME_LENGTH} letters, digits, dots, dashes and "
-            "underscores, with at least one letter or digit"
-        )
+    if not re.fullmatch(HOST_NAME, name):
+        shown = name if len(name) <= 100 else f"{name[:20]}…"
+        raise ValueError(f"{shown!r} is not a valid host name: use {HOST_NAME_TEXT}")
+
+
+def validate_host_name(name: str) -> None:
+    """Raises ValidationError unless it can be a host's name."""
+    try:
+        check_host_name(name)
+    except ValueError as error:
+        raise ValidationError(str(error)) from None
 
 
 class PresentBackends(models.Manager["Backend"]):
@@ -106,7 +107,7 @@ class Host(models.Model):
     """
 
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
-    name = models.CharField(max_length=HOST_NAME_LENGTH, unique=True, validators=[HOST_NAME])
+    name = models.CharField(max_length=100, unique=True, validators=[validate_host_name])
     address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
     cluster = models.CharField(max_length=120, help_text="The django-q2 cluster that works on this machine")
     labels: models.JSONField[Any, Any] = models.JSONField(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import socket
 import sys
@@ -30,7 +29,8 @@ from dstackweb.cli.output import (
     show_table,
     warn,
 )
-from dstackweb.lib.network import is_exposed
+from dstackweb.lib.network import is_exposed, machine_name
+from dstackweb.spec.labels import read_pair
 
 ENV_FILE = "host.env"
 OWN_SETTINGS = ("DSTACKWEB_JOB_USER", "DSTACKWEB_SHARED_UID")
@@ -128,10 +128,10 @@ def _change(text: str) -> tuple[str, str | None]:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (equals and name.strip() and value.strip()):
-        raise UsageError(f"invalid label {text!r}. Example: region=eu")
-    return name.strip(), value.strip()
+    try:
+        return read_pair(text)
+    except ValueError as error:
+        raise UsageError(f"invalid label: {error}.") from None
 
 
 @app.command()
@@ -224,11 +224,6 @@ class JoinRequest:
     labels: dict[str, str]
     insecure: bool
     home: Path
-
-
-def machine_name() -> str:
-    """This machine's name, with the characters that a host's name can't have replaced."""
-    return re.sub(r"[^\w.-]", "-", socket.gethostname()) or "localhost"
 
 
 def default_home() -> Path:

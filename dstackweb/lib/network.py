@@ -1,11 +1,22 @@
-"""Addresses that only this machine can reach, URLs that are not encrypted, and the time to wait before a retry."""
+"""Names and addresses of machines, URLs that are not encrypted, and the time to wait before a retry."""
 
 from __future__ import annotations
 
 import ipaddress
 import random
+import re
+import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
+
+HOST_NAME = r"(?!.{101})[\w.-]*[^\W_][\w.-]*"
+"""A host's name, which is part of its address in the API."""
+HOST_NAME_TEXT = "up to 100 letters, digits, dots, dashes and underscores, with at least one letter or digit"
+
+
+def machine_name() -> str:
+    """This machine's name as a host's name: other characters become dashes."""
+    return re.sub(r"[^\w.-]", "-", socket.gethostname()) or "localhost"
 
 
 def is_loopback(host: str) -> bool:

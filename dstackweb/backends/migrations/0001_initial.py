@@ -2,7 +2,6 @@
 
 import uuid
 
-import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
 from django.conf import settings
@@ -44,7 +43,7 @@ class Migration(migrations.Migration):
             name='Host',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=100, unique=True, validators=[django.core.validators.RegexValidator('^[\\w.-]+\\Z', 'Letters, digits, dots, dashes and underscores.')])),
+                ('name', models.CharField(max_length=100, unique=True, validators=[dstackweb.backends.models.validate_host_name])),
                 ('address', models.CharField(blank=True, help_text="Where the host's other nodes reach it", max_length=255)),
                 ('cluster', models.CharField(help_text='The django-q2 cluster that works on this machine', max_length=120)),
                 ('labels', models.JSONField(blank=True, default=dict, help_text='Names with texts that runs can require, such as {"region": "eu", "disk": "nvme"}', validators=[dstackweb.backends.models.validate_labels])),
