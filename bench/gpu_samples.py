@@ -37,10 +37,11 @@ def measure(sizes: list[int]) -> None:
 
     django.setup()
     from bench.watched import Watched
-    from dstackweb.gpus.models import GpuSeries, to_moment
+    from dstackweb.gpus.models import GpuSeries
     from dstackweb.gpus.policy.policy_status import policy_statuses
     from dstackweb.gpus.samples import averages
     from dstackweb.gpus.samples.selectors import columns
+    from dstackweb.lib.times import to_moment
     from dstackweb.runs.models import Run
 
     verdicts()

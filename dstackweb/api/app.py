@@ -173,6 +173,11 @@ def admin(request: HttpRequest, what: str) -> User:
 
 
 def caller(request: HttpRequest) -> User:
-    user: Any = getattr(request, "auth", None)
+    user = auth_of(request)
     assert isinstance(user, User)
     return user
+
+
+def auth_of(request: HttpRequest) -> Any:
+    """What the operation's `authenticate` returned; ninja sets it on the request, whose type does not have it."""
+    return getattr(request, "auth", None)

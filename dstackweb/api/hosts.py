@@ -14,12 +14,13 @@ from pydantic import BeforeValidator
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
-from dstackweb.api.app import Username, admin, caller, refusals
+from dstackweb.api.app import Username, admin, auth_of, caller, refusals
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
-from dstackweb.gpus.models import HostSampling, to_moment
+from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.samples.selectors import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
+from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts
 
@@ -212,7 +213,7 @@ def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
 @router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Join as a host")
 def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
     """Called by the new host with a join token. After an error or a check the token stays valid."""
-    row = request.auth  # type: ignore[attr-defined]
+    row = auth_of(request)
     machine = joining.JoinRequest(**body.model_dump(exclude={"check"}))
     environment = None if body.check else joining.join(row, machine)
     return {
@@ -228,7 +229,7 @@ def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
 @router.get("/hello", auth=HostToken(), response={200: dict[str, str], **refusals(403)}, include_in_schema=False)
 def hello(request: HttpRequest) -> dict[str, str]:
     """Confirms to a host that it has the right server and key."""
-    return {"host": request.auth}  # type: ignore[attr-defined]
+    return {"host": auth_of(request)}
 
 
 @router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")

@@ -18,8 +18,9 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
-from dstackweb.gpus.models import HostSampling, PolicyStop, to_ms
+from dstackweb.gpus.models import HostSampling, PolicyStop
 from dstackweb.gpus.samples.selectors import is_fresh, newest
+from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import TaskState

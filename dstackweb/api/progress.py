@@ -12,6 +12,7 @@ from ninja import Field, P, Path, Query, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, ready, refusals, run_of
 from dstackweb.lib.errors import NotFound
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
 from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress
@@ -133,19 +134,14 @@ def group_of(bar: ProgressBar) -> dict[str, Any]:
         "finished": bar.finished,
         "mean_s": bar.mean_s,
         "recent_s": bar.recent_s,
-        "changed_at": moment(bar.changed_ms) if bar.changed_ms else None,
+        "changed_at": to_moment(bar.changed_ms) if bar.changed_ms else None,
     }
 
 
 def failure_of(failed: FailedTask) -> dict[str, Any]:
     shown = failed._asdict()
     del shown["id"]
-    return shown | {"at": moment(shown.pop("at_ms"))}
-
-
-def moment(at_ms: int) -> dt.datetime:
-    """A time in milliseconds since 1970."""
-    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
+    return shown | {"at": to_moment(shown.pop("at_ms"))}
 
 
 router = Router(tags=["progress"])
@@ -204,7 +200,7 @@ def of_run(
 ) -> HttpResponse:
     """By prefix; empty if the run reported no tasks."""
     run, _role = run_of(request, project, name)
-    return _prefixes(request, run, selectors.of_run(run.pk, _now_ms(), attempt), wanted)
+    return _prefixes(request, run, selectors.of_run(run.pk, to_ms(timezone.now()), attempt), wanted)
 
 
 @of_runs.get("/{name}/progress/groups", response={200: GroupsOut, **REFUSALS}, summary="The groups of a prefix")
@@ -238,7 +234,7 @@ def tasks_of_run(
     if bar is None:
         raise NotFound(f"there is no group {wanted.group!r} in {wanted.prefix}")
     found, following = selectors.tasks(bar.id, wanted.cursor or None, wanted.limit)
-    tasks = [{"key": task.key, "state": task.state, "since": moment(task.since_ms)} for task in found]
+    tasks = [{"key": task.key, "state": task.state, "since": to_moment(task.since_ms)} for task in found]
     return ready(request, {"items": tasks, "next": following})
 
 
@@ -253,7 +249,7 @@ def _prefixes(
         overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
     else:
         bars, following = selectors.prefixes(
-            overview.scope_id, _now_ms(), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
+            overview.scope_id, to_ms(timezone.now()), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
             limit=wanted.limit,
         )  # fmt: skip
     answer = {
@@ -281,19 +277,15 @@ def _groups(request: HttpRequest, overview: ScopeProgress | None, wanted: GroupF
 
 def _of_project(request: HttpRequest, project: str) -> ScopeProgress | None:
     found, _role = project_of(request, project)
-    return selectors.of_project(found.pk, _now_ms())
+    return selectors.of_project(found.pk, to_ms(timezone.now()))
 
 
 def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) -> ScopeProgress | None:
-    return selectors.of_run(run_of(request, project, name)[0].pk, _now_ms(), attempt)
+    return selectors.of_run(run_of(request, project, name)[0].pk, to_ms(timezone.now()), attempt)
 
 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
-    found = selectors.prefix(overview.scope_id, name, _now_ms()) if overview is not None else None
+    found = selectors.prefix(overview.scope_id, name, to_ms(timezone.now())) if overview is not None else None
     if found is None:
         raise NotFound(f"there is no prefix {name!r} here")
     return found
-
-
-def _now_ms() -> int:
-    return int(timezone.now().timestamp() * 1000)

@@ -15,10 +15,11 @@ from ninja.security import HttpBearer
 from pydantic import AwareDatetime, BeforeValidator
 
 from dstackweb.api import tasks
+from dstackweb.api.app import auth_of
 from dstackweb.api.tasks import TasksOut
-from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
+from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs import attempts, files
@@ -210,7 +211,7 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
 
 
 def _own(request: HttpRequest, job_id: UUID) -> Job:
-    if getattr(request, "auth", None) != job_id:
+    if auth_of(request) != job_id:
         raise Forbidden("this token is for another job")
     job = Job.objects.select_related("run__project", "run__archive", "host", "instance").filter(pk=job_id).first()
     if job is None:
@@ -280,7 +281,7 @@ def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str
 @agent_router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)
 def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
     """An agent's heartbeat, answered with its next step."""
-    if getattr(request, "auth", None) != instance_id:
+    if auth_of(request) != instance_id:
         raise Forbidden("this token is for another instance")
     at = body.interruption.at if body.interruption else None
     return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error))

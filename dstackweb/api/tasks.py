@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import authenticate_token
-from dstackweb.api.app import refusals, run_of
+from dstackweb.api.app import auth_of, refusals, run_of
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge, TooMany
 from dstackweb.lib.models import room
 from dstackweb.progress import ingest, reports
@@ -182,7 +182,7 @@ def report(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
     With the API token of a member, or the token in `DSTACKWEB_TASKS_TOKEN` of the run's commands. Invalid entries are
     rejected individually. After a 429, try again after `Retry-After`.
     """
-    who: Any = getattr(request, "auth", None)
+    who = auth_of(request)
     if isinstance(who, UUID):
         job = _job(who, name)
         return take(request, job.run, job.attempt, f"job-{job.node}")

@@ -6,7 +6,6 @@ them in the same way.
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 from django.conf import settings
@@ -14,16 +13,6 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
-
-
-def to_ms(moment: dt.datetime) -> int:
-    """Whole milliseconds since 1970."""
-    return round(moment.timestamp() * 1000)
-
-
-def to_moment(at_ms: int) -> dt.datetime:
-    """A moment of whole milliseconds, in UTC."""
-    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
 
 
 def interval_ms() -> int:

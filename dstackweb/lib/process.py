@@ -51,7 +51,7 @@ def try_lock(path: Path) -> IO[str] | None:
     The kernel releases the lock of a process that dies.
     """
     path.parent.mkdir(exist_ok=True)
-    file = open(path, "a+")  # noqa: SIM115
+    file = open(path, "a+")  # noqa: SIM115  the caller closes it, which unlocks
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

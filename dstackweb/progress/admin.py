@@ -7,11 +7,8 @@ import datetime as dt
 from django.contrib import admin
 
 from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.times import to_moment
 from dstackweb.progress.models import Reporter, Scope
-
-
-def _moment(ms: int | None) -> dt.datetime | None:
-    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC) if ms else None
 
 
 @admin.register(Scope)
@@ -28,7 +25,7 @@ class ScopeAdmin(ReadOnly):
 
     @admin.display(ordering="ended_ms")
     def ended(self, scope: Scope) -> dt.datetime | None:
-        return _moment(scope.ended_ms)
+        return to_moment(scope.ended_ms) if scope.ended_ms else None
 
 
 @admin.register(Reporter)
@@ -41,7 +38,7 @@ class ReporterAdmin(ReadOnly):
 
     @admin.display(ordering="last_ms")
     def latest_report(self, reporter: Reporter) -> dt.datetime | None:
-        return _moment(reporter.last_ms)
+        return to_moment(reporter.last_ms) if reporter.last_ms else None
 
     @admin.display(boolean=True)
     def has_ended(self, reporter: Reporter) -> bool:

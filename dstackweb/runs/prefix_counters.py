@@ -9,6 +9,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from dstackweb.lib.times import to_ms
 from dstackweb.progress import counters
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.reports import split
@@ -30,11 +31,6 @@ STATE: dict[RunStatus, TaskState] = {
 
 TIMED = (RunStatus.DONE, RunStatus.FAILED)
 """How long a run took counts where it came to its own end."""
-
-
-def to_ms(at: dt.datetime) -> int:
-    """A moment as counters keep it."""
-    return int(at.timestamp() * 1000)
 
 
 def prefix_and_group(name: str) -> tuple[str, str]:

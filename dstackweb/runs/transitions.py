@@ -16,6 +16,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
+from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import prefix_counters, wakeups
 from dstackweb.runs.codes import RunEventKind
@@ -146,7 +147,7 @@ def move_runs(
             raise RunChanged("a run was changed meanwhile")
         written |= dict.fromkeys(keys, values)
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
-    if over and finalize.end(over, prefix_counters.to_ms(now)):
+    if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()
     _count_moves(runs, new, touched)
     prefix_counters.count_moved(runs, new, now)

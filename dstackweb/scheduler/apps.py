@@ -3,7 +3,6 @@ from django.apps import AppConfig
 
 class SchedulerConfig(AppConfig):
     name = "dstackweb.scheduler"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Turn the hints of the apps below into queued tasks."""

@@ -16,9 +16,9 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host
-from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.process import try_lock
+from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
 from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
 from dstackweb.runs.codes import MessageCode

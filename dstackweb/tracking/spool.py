@@ -20,7 +20,7 @@ from dstackweb.tracking.client import Entry
 try:
     import fcntl
 except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module's type has no None
 
 SIZE_MAX = 16 * 1024 * 1024
 """Bytes of each of the two files. Beyond it nothing is added: the server is unreachable."""

@@ -12,7 +12,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyStop, to_ms
+from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyStop
+from dstackweb.lib.times import to_ms
 from tests.factories import make_host
 from tests.gpus.past import past_run
 

@@ -18,8 +18,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.hosts import joining
 from dstackweb.backends.models import Host, HostEvent, HostInvite
-from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 from tests.gpus.snapshots import sample

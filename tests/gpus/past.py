@@ -10,7 +10,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms, to_ms
+from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms
+from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_run, place_all, placed_job, start
 

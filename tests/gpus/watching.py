@@ -7,9 +7,9 @@ from typing import Any
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.models import to_moment
 from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
+from dstackweb.lib.times import to_moment
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run

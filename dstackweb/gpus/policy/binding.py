@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms, to_ms
+from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms
 from dstackweb.gpus.policy.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
+from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from django.db.models import F
 
-from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
 from dstackweb.gpus.policy.binding import verdict_of
 from dstackweb.gpus.policy.exemptions import policies_by_project
 from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, StopWarning, VerdictKind, stop_warning
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus
 from dstackweb.spec.effective import UtilizationPolicy

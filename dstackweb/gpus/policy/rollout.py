@@ -18,9 +18,9 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import to_moment, to_ms
 from dstackweb.gpus.policy import binding
 from dstackweb.lib.errors import Conflict
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run

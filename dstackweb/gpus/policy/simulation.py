@@ -17,9 +17,10 @@ from typing import Any
 from django.db.models import Q
 
 from dstackweb.accounts.models import Project
-from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms
 from dstackweb.gpus.policy.window import MAX_GAP, Stretch, VerdictKind, Window, judge
 from dstackweb.lib.errors import FieldError, Invalid
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator
 from django.db import transaction
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 
-from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, to_ms
+from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+from dstackweb.lib.times import to_ms
 
 BUCKET_MS = 5 * 60_000
 KEPT_MS = 24 * 3_600_000

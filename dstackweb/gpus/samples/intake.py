@@ -18,10 +18,11 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
-from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms
 from dstackweb.gpus.policy import binding, window
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
 from dstackweb.lib import bulk, sql
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
 from dstackweb.gpus.policy import binding, exemptions
 from dstackweb.gpus.policy.policy_status import index_of
 from dstackweb.gpus.policy.window import (
@@ -30,6 +30,7 @@ from dstackweb.gpus.policy.window import (
     next_action,
     stop_warning,
 )
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run

@@ -23,12 +23,12 @@ from dstackweb.backends.hosts.probe import boot_id
 from dstackweb.backends.models import Host, HostEvent, HostEventKind, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.lib.sql import for_each
+from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
 from dstackweb.runs.attempts import end_job, requeue_due, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
-from dstackweb.runs.prefix_counters import to_ms
 from dstackweb.runs.recurrence import create_occurrences
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record

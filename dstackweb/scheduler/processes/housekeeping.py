@@ -16,11 +16,11 @@ from dstackweb.backends.models import HostEvent, HostInvite
 from dstackweb.gpus.samples import averages
 from dstackweb.lib.models import Lease
 from dstackweb.lib.sql import for_each
+from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts
 from dstackweb.progress import finalize
 from dstackweb.runs import history
 from dstackweb.runs.models import Move, Run, Verdict
-from dstackweb.runs.prefix_counters import to_ms
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud import instances
 

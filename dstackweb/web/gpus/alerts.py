@@ -12,9 +12,10 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import GpuSeries, to_ms
+from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_statuses
 from dstackweb.gpus.policy.window import VerdictKind
+from dstackweb.lib.times import to_ms
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus

@@ -6,8 +6,8 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dstackweb.gpus.models import to_moment, to_ms
 from dstackweb.gpus.samples.selectors import Columns
+from dstackweb.lib.times import to_moment, to_ms
 
 POINTS = 360
 """Points per GPU in a chart."""

@@ -17,8 +17,9 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.models import GpuSeries, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import selectors as samples
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs import rows
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts

@@ -14,13 +14,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyExemption, PolicyStop, to_moment, to_ms
+from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyExemption, PolicyStop
 from dstackweb.gpus.policy import exemptions
 from dstackweb.gpus.policy.binding import policy_of
 from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.gpus.samples import selectors
 from dstackweb.gpus.samples.selectors import Columns, is_fresh, throttle_reasons
+from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run

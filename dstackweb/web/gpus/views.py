@@ -15,9 +15,10 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.models import Gpu
-from dstackweb.gpus.models import GpuSeries, HostSampling, to_ms
+from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
+from dstackweb.lib.times import to_ms
 from dstackweb.scheduler.selectors import list_hosts
 from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart

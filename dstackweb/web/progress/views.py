@@ -11,8 +11,8 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from dstackweb.gpus.models import to_moment
 from dstackweb.lib.errors import NotFound
+from dstackweb.lib.times import to_moment
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
 from dstackweb.web.common.pages import PageRequest, project_page

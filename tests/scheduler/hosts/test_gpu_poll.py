@@ -9,7 +9,8 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.models import GpuSample, HostSampling, to_ms
+from dstackweb.gpus.models import GpuSample, HostSampling
+from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job

@@ -17,11 +17,11 @@ from dstackweb.gpus.models import (
     PolicyExemption,
     PolicyStop,
     ProjectPolicies,
-    to_moment,
 )
 from dstackweb.gpus.policy import exemptions
 from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
+from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run

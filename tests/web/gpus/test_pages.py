@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host, HostEvent
-from dstackweb.gpus.models import to_ms
 from dstackweb.gpus.samples import intake
+from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run
 from dstackweb.web.gpus import views as gpu_map_views
