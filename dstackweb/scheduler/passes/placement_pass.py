@@ -76,14 +76,14 @@ class PlacementPass:
         self.generation = generation
         self.before = loading.load_reservation()
         self.why = self.before.lapsed if self.before else ""
-        self.lines = [QueueScan(queue) for queue in _open_queues()]
+        self.scans = [QueueScan(queue) for queue in _open_queues()]
         reader = OfferReader()
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
-        self.capacity = loading.load_capacity([line.queue for line in self.lines], reader, timezone.now(), self.before)
+        self.capacity = loading.load_capacity([scan.queue for scan in self.scans], reader, timezone.now(), self.before)
         self.held = _usage_by_project()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)
-            for v in Verdict.objects.filter(queue__in=[line.queue for line in self.lines])
+            for v in Verdict.objects.filter(queue__in=[scan.queue for scan in self.scans])
         }
         self.written, self.written_at = 0, time.monotonic()
         self.placements: list[Placement] = []
@@ -93,8 +93,8 @@ class PlacementPass:
         """Place what fits; returns how many runs were placed."""
         try:
             self._review_reservation()
-            for line, run in self._next():
-                self._decide(line, run)
+            for scan, run in self._next():
+                self._decide(scan, run)
                 if self._write_is_due():
                     self._write()
                 if self.written + len(self.placements) >= MAX_PLACED:
@@ -112,59 +112,59 @@ class PlacementPass:
     def _next(self) -> Iterator[tuple[QueueScan, Run]]:
         """The queues' first runs in fair-share order between projects. Ranks of queues are never compared."""
         while True:
-            heads = [(line, run) for line in self.lines if (run := self._head(line)) is not None]
+            heads = [(scan, run) for scan in self.scans if (run := self._head(scan)) is not None]
             if not heads:
                 return
             yield min(heads, key=lambda head: self._turn(*head))
 
-    def _head(self, line: QueueScan) -> Run | None:
+    def _head(self, scan: QueueScan) -> Run | None:
         """The next run of a queue, unless a limit blocks all of it."""
-        run = line.head()
+        run = scan.head()
         if run is None:
             return None
-        waits = self.capacity.queue_wait(line.queue.pk)
+        waits = self.capacity.queue_wait(scan.queue.pk)
         if waits is None:
-            self._clear_wait(line.queue, ALL_SHAPES)
+            self._clear_wait(scan.queue, ALL_SHAPES)
             return run
-        self._note_wait(line.queue, ALL_SHAPES, waits)
-        line.close()
+        self._note_wait(scan.queue, ALL_SHAPES, waits)
+        scan.close()
         return None
 
-    def _turn(self, line: QueueScan, run: Run) -> tuple[float, int]:
+    def _turn(self, scan: QueueScan, run: Run) -> tuple[float, int]:
         """The fair-share key of a queue's first run."""
-        spec = line.spec(run)
+        spec = scan.spec(run)
         asks_gpus = spec is not None and spec.requirements.gpu_count_min > 0
-        return fair_share_key(self.held[line.queue.project_id], line.queue.project.weight, asks_gpus, run.seniority_us)
+        return fair_share_key(self.held[scan.queue.project_id], scan.queue.project.weight, asks_gpus, run.seniority_us)
 
-    def _decide(self, line: QueueScan, run: Run) -> None:
+    def _decide(self, scan: QueueScan, run: Run) -> None:
         """Place one run, or note why its shape waits."""
-        spec = line.spec(run)
+        spec = scan.spec(run)
         if spec is None:
             # A spec that this version cannot read blocks no other run.
-            self._skip(line, run, Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
+            self._skip(scan, run, Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}))
             return
-        waiting = loading.waiting_run(run, line.queue, spec)
+        waiting = loading.waiting_run(run, scan.queue, spec)
         outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Wait):
-            self._skip(line, run, outcome)
+            self._skip(scan, run, outcome)
             if made := self.capacity.would_reserve(waiting, outcome):
                 self._set_reservation(made, why=ReservationEnd.OUTRANKED)
             return
-        line.pop()
-        self.placements.append(Placement(run, line.queue, outcome))
+        scan.pop()
+        self.placements.append(Placement(run, scan.queue, outcome))
         # Deleted in the transaction that places the run; the next run of the shape is decided anew.
-        self._clear_wait(line.queue, run.shape)
+        self._clear_wait(scan.queue, run.shape)
         if self._is_reserved_for(run.pk):
             self._set_reservation(None, why=ReservationEnd.PLACED)
         self.capacity.take(waiting, outcome)
         if isinstance(outcome, HostPlacement):
-            self.held[line.queue.project_id] = self.held[line.queue.project_id].plus(
+            self.held[scan.queue.project_id] = self.held[scan.queue.project_id].plus(
                 gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
             )
 
-    def _skip(self, line: QueueScan, run: Run, waits: Wait) -> None:
-        line.block(run.shape)
-        self._note_wait(line.queue, run.shape, waits)
+    def _skip(self, scan: QueueScan, run: Run, waits: Wait) -> None:
+        scan.block(run.shape)
+        self._note_wait(scan.queue, run.shape, waits)
 
     def _note_wait(self, queue: Queue, shape: str, waits: Wait) -> None:
         """Note a wait reason, unless it is known."""

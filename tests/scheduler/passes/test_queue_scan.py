@@ -48,15 +48,15 @@ def test_each_run_comes_in_its_order_until_its_shape_is_blocked(
         if run.shape not in blocked:
             expected.append(run.pk)
             blocked |= {run.shape} if run.pk in blocks else set()
-    line, seen = QueueScan(ensure_queue(project)), []
-    while (head := line.head()) is not None:
-        assert line.head() is head
-        assert line.spec(head) is not None
+    scan, seen = QueueScan(ensure_queue(project)), []
+    while (head := scan.head()) is not None:
+        assert scan.head() is head
+        assert scan.spec(head) is not None
         seen.append(head.pk)
         if head.pk in blocks:
-            line.block(head.shape)
+            scan.block(head.shape)
         else:
-            line.pop()
+            scan.pop()
     assert seen == expected
 
 
@@ -65,9 +65,9 @@ def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
 ) -> None:
     monkeypatch.setattr(queue_scan, "BATCH", 1)
     blocked, stopped, behind, other = waiting(project, member, [(1, "a"), (2, "b"), (3, "b"), (4, "c")])
-    line = QueueScan(ensure_queue(project))
-    assert line.head() == blocked
-    line.block("a")
+    scan = QueueScan(ensure_queue(project))
+    assert scan.head() == blocked
+    scan.block("a")
     real = queue_scan.heads_of_shapes
 
     def heads(*args: object) -> list[tuple[int, int, str]]:
@@ -76,9 +76,9 @@ def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
         return found
 
     monkeypatch.setattr(queue_scan, "heads_of_shapes", heads)
-    assert line.head() == behind
-    line.pop()
-    assert line.head() == other
+    assert scan.head() == behind
+    scan.pop()
+    assert scan.head() == other
 
 
 @pytest.mark.parametrize("size", [10, 300])
@@ -86,9 +86,9 @@ def test_a_run_behind_many_that_fit_nowhere_costs_the_same_however_many_they_are
     project: Project, member: User, django_assert_num_queries: DjangoAssertNumQueries, size: int
 ) -> None:
     runs = waiting(project, member, [*((index, "ab"[index % 2]) for index in range(size)), (size, "c")])
-    line = QueueScan(ensure_queue(project))
+    scan = QueueScan(ensure_queue(project))
     with django_assert_num_queries(3 if size > queue_scan.BATCH else 1):
         for shape in "ab":
-            assert line.head().shape == shape
-            line.block(shape)
-        assert line.head() == runs[-1]
+            assert scan.head().shape == shape
+            scan.block(shape)
+        assert scan.head() == runs[-1]
