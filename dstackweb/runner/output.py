@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from dstackweb.runner import tree
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.state import say
+from dstackweb.runner.state import is_locked, say
 
 PIECE, CHUNK = 1 << 16, 1 << 18
 """Bytes that are copied, and sent, at once."""
@@ -80,18 +80,8 @@ def _append(file: int, data: bytes) -> None:
 
 
 def is_done(spool: str) -> bool:
-    """Whether a spool is complete."""
-    try:
-        file = os.open(spool, os.O_RDONLY)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(file)
-    return True
+    """Whether a spool is complete: no relay writes to it any more."""
+    return not is_locked(spool)
 
 
 class Shipper:

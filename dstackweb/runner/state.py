@@ -20,9 +20,17 @@ LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
 
 
 def runner_lives(folder: str) -> bool:
-    """Whether a runner holds a job's lock. Checking takes a shared lock for an instant, never an exclusive one."""
+    """Whether a runner holds a job's lock."""
+    return is_locked(os.path.join(folder, "lock"))
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process holds an exclusive lock on a file, which may not exist.
+
+    Checking takes a shared lock for an instant, never an exclusive one.
+    """
     try:
-        file = os.open(os.path.join(folder, "lock"), os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
