@@ -61,6 +61,7 @@ class LogView {
     this.current = document.createElement("span");
     this.view.append(this.current);
     this.view.hidden = true; // until there is a line
+    this.root.querySelector("[data-log-earlier]").hidden = true;
     this.say(word("logEmpty"));
     const [attempt, node] = this.job.split(".");
     if (this.job) this.download.search = new URLSearchParams({ download: "1", attempt, node });
