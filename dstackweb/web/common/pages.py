@@ -18,6 +18,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.db import DataError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django_htmx.middleware import HtmxDetails
 
@@ -177,6 +178,11 @@ def done_here(request: PageRequest, text: str, to: str, undo: Undo | None = None
     if request.htmx:
         return notice(HttpResponse(status=204), text, undo=undo)
     return done(request, text, to)
+
+
+def queue_url(project: Project, name: str) -> str:
+    """The page of a queue; that of the default queue has no name in its address."""
+    return reverse("web:queue", args=[project.name] if name == "default" else [project.name, name])
 
 
 def public_url(request: HttpRequest) -> str:

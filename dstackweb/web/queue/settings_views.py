@@ -17,8 +17,8 @@ from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import Styled, attempt
-from dstackweb.web.common.pages import PageRequest, done, notice, project_page
-from dstackweb.web.queue.views import fragment, queue_url, usage
+from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url
+from dstackweb.web.queue.views import fragment, usage
 from dstackweb.wording import queue as queue_words
 
 LATEST = 12
@@ -85,7 +85,7 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
     if request.method == "POST":
         saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
         if saved is not None:
-            return done(request, _("Settings of queue %s saved") % saved.name, queue_url(found))
+            return done(request, _("Settings of queue %s saved") % saved.name, queue_url(request.project, found.name))
     return _settings_page(request, found, form, NewQueueForm())
 
 

@@ -24,7 +24,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
-from dstackweb.web.common.pages import PageRequest, polled, project_page, shown, whole_number
+from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
@@ -55,7 +55,8 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
     """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
         page = whole_number(request.GET.get("page"), least=1)
-        return HttpResponse(status=303, headers={"Location": queue_url(queue) + (f"?page={page}" if page > 1 else "")})
+        url = queue_url(request.project, queue.name) + (f"?page={page}" if page > 1 else "")
+        return HttpResponse(status=303, headers={"Location": url})
     version = alerts.list_version(request.project)
     return shown(request, "queue/list.html", version, _context(request, queue.name, moved), status)
 
@@ -117,12 +118,6 @@ def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> lis
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
     found = selectors.newest(runs, SHORT_LIST, there) if there else []
     return lists.run_cells(run_rows.run_rows(found, run_rows.RunPageRow))
-
-
-def queue_url(queue: Queue) -> str:
-    if queue.name == "default":
-        return reverse("web:queue", args=[queue.project.name])
-    return reverse("web:queue", args=[queue.project.name, queue.name])
 
 
 class Limit(NamedTuple):

@@ -25,6 +25,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
+from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording import progress, statuses, units
@@ -66,6 +67,7 @@ register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
 register.filter("status_word", statuses.status)
+register.simple_tag(queue_url)
 
 
 @register.filter
