@@ -221,7 +221,7 @@ def test_a_refresh_leads_nowhere_else(aws: Aws, client: Client) -> None:
 def test_quotas_tell_used_limit_and_what_has_none(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, "/p/main/offers/quotas/")
-    assert re.search(r"<b>64</b> <span [^>]*>of 64</span></span> <span [^>]*><span [^>]*>used up", text)
+    assert re.search(r"<b>64</b> <span [^>]*>of 64</span></span> <span [^>]*>·\s*<span [^>]*>used up", text)
 
 
 def test_without_a_cloud_the_pages_say_what_to_do(project: Project, client: Client) -> None:
