@@ -143,6 +143,8 @@ IfMatch = HeaderEx[str | None, P(alias="If-Match", description="The `ETag` of th
 IdempotencyKey = HeaderEx[
     str, P(alias="Idempotency-Key", max_length=200, description="A repeated key returns the same run")
 ]
+RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+"""The content of a request or response that is bytes, for the schema."""
 
 
 def ready(request: HttpRequest, answer: dict[str, Any]) -> HttpResponse:

@@ -9,7 +9,7 @@ from ninja import P, Path, PathEx, Router, Schema, Status
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Membership, Role
-from dstackweb.api.app import caller, project_of, refusals
+from dstackweb.api.app import RAW, caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import files
 from dstackweb.runs.models import Archive
@@ -19,7 +19,6 @@ router = Router(tags=["deployment"])
 REFUSALS = refusals(403, 404, 422)
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
-RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 class UserOut(Schema):

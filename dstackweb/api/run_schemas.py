@@ -242,7 +242,7 @@ class OfferOut(Schema):
     detail: dict[str, Any]
 
 
-class Warning(Schema):
+class WarningOut(Schema):
     code: str
     message: str
 
@@ -259,7 +259,7 @@ class PlanOut(Schema):
     offers: list[OfferOut]
     reason: str | None
     reason_detail: str | None
-    warnings: list[Warning]
+    warnings: list[WarningOut]
 
     @classmethod
     def of(cls, plan: Plan) -> PlanOut:

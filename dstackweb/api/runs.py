@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, QueryEx, Router, Status
 
-from dstackweb.api.app import IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
+from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
 from dstackweb.api.run_schemas import (
     DecisionOut,
     EventsOut,
@@ -37,7 +37,6 @@ hold_router = Router(tags=["holds"])
 REFUSALS = refusals(403, 404, 422)
 CONFLICTS = refusals(403, 404, 409, 422)
 LOG_LIMIT = 4 << 20
-RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 LOG_HEADERS = {
     "X-Next-Offset": {"schema": {"type": "integer"}, "description": "The next offset"},
     "X-Attempt": {"schema": {"type": "integer"}, "description": "0 before the first placement"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -58,11 +57,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
-    epilog="Exit codes: 1 refused or failed, 2 wrong usage, 3 server unreachable. apply exits with the run's code.",
+    epilog="Exit codes: 1 refused or failed, 2 wrong usage, 3 unreachable, 130 Ctrl-C. apply exits with the run's code.",
 )
 
 
-@app.command()
+@app.command(rich_help_panel="Account")
 def login(
     url: Annotated[str, typer.Argument(metavar="URL", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
     token: Annotated[str, typer.Option(envvar="DSTACKWEB_TOKEN", help="API token; prompted for if not given.")] = "",
@@ -103,7 +102,7 @@ def _choose_project(wanted: str, names: list[str]) -> str:
     return wanted or (config.DEFAULT_PROJECT if config.DEFAULT_PROJECT in names or not names else names[0])
 
 
-@app.command()
+@app.command(rich_help_panel="Account")
 def logout() -> None:
     """Delete the saved token."""
     if config.forget():
@@ -113,7 +112,7 @@ def logout() -> None:
         note("Not logged in.")
 
 
-@app.command()
+@app.command(rich_help_panel="Account")
 def projects() -> None:
     """List your projects and your role in each."""
     api = config.connect()
@@ -136,11 +135,13 @@ def version() -> None:
         typer.echo("dstackweb, from a source tree that is not installed")
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    apply.apply, runs.hold, runs.extend, runs.ps, queue.queue, queue.move, runs.priority, runs.stop, logs.logs,
-    progress.progress, utilization.metrics, utilization.keep, utilization.what_if, queue.history, offers.offers,
-    offers.quotas, offers.cache, version,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command(command.__name__.replace("_", "-"))(command)
-app.add_typer(hosts.app, name="host")
+for panel, commands in {
+    "Runs": (apply.apply, runs.ps, logs.logs, runs.stop, progress.progress, runs.hold, runs.extend),
+    "Queue": (queue.queue, queue.move, runs.priority, queue.history),
+    "GPUs": (utilization.metrics, utilization.keep, utilization.what_if),
+    "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
+    "Account": (version,),
+}.items():
+    for command in commands:
+        app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
+app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
