@@ -53,7 +53,7 @@ def test_a_command_of_several_lines_is_shown_line_by_line(cli: Cli) -> None:
     assert [line.split("  ", 1)[1].strip() for line in told[at + 1 : at + 3]] == ["echo $i", "done"]
 
 
-def test_a_loop_of_submissions_that_asks_nothing_and_follows_nothing_prints_no_plans(cli: Cli) -> None:
+def test_apply_with_yes_and_detach_prints_no_plan(cli: Cli) -> None:
     cli.file(HELLO)
     told = cli("apply", "-f", "run.yaml", "-y", "-d")
     assert told.stdout == "hello\n"
@@ -109,7 +109,7 @@ def test_each_error_of_the_file_is_shown_and_one_of_the_command_line_without_a_p
     assert "-->" not in told
 
 
-def test_what_is_no_run_file_is_refused_by_the_server_and_never_a_traceback(cli: Cli) -> None:
+def test_an_invalid_run_file_is_refused_without_a_traceback(cli: Cli) -> None:
     for text in ("", "commands: [a\n", "\tx", "- a\n", "a: &a [*a]\n", "[" * 2000):
         cli.file(text)
         refused = cli("apply", "-f", "run.yaml", "-d")
@@ -131,7 +131,7 @@ def test_a_file_that_is_not_there_not_text_or_too_large_is_refused_before_anythi
         assert words in refused.stderr
 
 
-def test_the_directory_is_shipped_without_what_gitignore_names_and_uploaded_once(cli: Cli) -> None:
+def test_the_directory_is_uploaded_once_without_ignored_files(cli: Cli) -> None:
     cli.file(HELLO)
     for name, text in ((".gitignore", "*.bin\n"), ("model.bin", "x"), ("src/train.py", "pass"), (".git/HEAD", "ref")):
         (cli.work / name).parent.mkdir(exist_ok=True)
@@ -148,7 +148,7 @@ def test_the_directory_is_shipped_without_what_gitignore_names_and_uploaded_once
     assert Run.objects.get(name="three").archive is None
 
 
-def test_code_over_the_server_s_limit_is_told_before_anything_is_sent(cli: Cli, settings: LazySettings) -> None:
+def test_code_over_the_server_s_limit_is_refused_before_anything_is_sent(cli: Cli, settings: LazySettings) -> None:
     settings.DSTACKWEB_ARCHIVE_LIMIT_MB = 1
     cli.file(HELLO)
     (cli.work / "weights.bin").write_bytes(os.urandom(1 << 21))
@@ -159,7 +159,7 @@ def test_code_over_the_server_s_limit_is_told_before_anything_is_sent(cli: Cli, 
     assert not Run.objects.exists()
 
 
-def test_what_no_host_could_ever_give_asks_first_and_is_submitted_by_force(cli: Cli) -> None:
+def test_an_impossible_run_needs_confirmation_or_force(cli: Cli) -> None:
     cli.file(HELLO + "resources: {gpu: 'H100:16'}\n")
     refused = cli("apply", "-f", "run.yaml", "-d", "-y")
     assert refused.exit_code == 1
@@ -173,7 +173,7 @@ def test_what_no_host_could_ever_give_asks_first_and_is_submitted_by_force(cli: 
     assert Run.objects.count() == 2
 
 
-def test_a_name_that_an_active_run_has_is_refused_in_words(cli: Cli) -> None:
+def test_the_name_of_an_active_run_is_refused(cli: Cli) -> None:
     cli.file(HELLO)
     cli.ok("apply", "-f", "run.yaml", "-d")
     refused = cli("apply", "-f", "run.yaml", "-d")
@@ -182,7 +182,7 @@ def test_a_name_that_an_active_run_has_is_refused_in_words(cli: Cli) -> None:
     assert Run.objects.count() == 1
 
 
-def test_a_viewer_is_told_that_viewers_do_not_submit(cli: Cli) -> None:
+def test_a_viewer_can_not_submit(cli: Cli) -> None:
     Membership.objects.update(role="viewer")
     cli.file(HELLO)
     refused = cli("apply", "-f", "run.yaml", "-d")
@@ -228,7 +228,7 @@ def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(cli: Cl
     assert "Position" not in shown
 
 
-def test_the_plan_tells_spot_from_on_demand_at_prices_that_differ(cli: Cli) -> None:
+def test_the_plan_shows_spot_and_on_demand_prices(cli: Cli) -> None:
     offer = {
         "backend": "aws", "region": "eu-west-1", "instance_type": "m5.large", "cpus": 2, "memory_mib": 8192,
         "gpu_count": 0, "gpu_name": "", "gpu_memory_mib": 0, "price": 0.0665, "spot": True,

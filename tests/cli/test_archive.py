@@ -32,7 +32,7 @@ def test_the_same_code_makes_the_same_bytes_whenever_and_by_whomever_it_is_packe
     assert pack(tmp_path / "two", MB).sha256 != one.sha256
 
 
-def test_what_is_unpacked_is_what_was_packed(tmp_path: Path) -> None:
+def test_an_archive_unpacks_to_the_packed_files(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("main.py", "package/deep/module.py", "naïve 训练.py", os.fsdecode(b"not-utf8-\xff.py"), "x" * 200):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

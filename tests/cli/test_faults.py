@@ -53,14 +53,14 @@ def busy(seconds: str) -> httpx.Response:
     return httpx.Response(429, json={"detail": "slow down"}, headers={"Retry-After": seconds})
 
 
-def test_a_429_is_waited_out_as_long_as_the_server_asks_for_any_method() -> None:
+def test_after_a_429_any_method_waits_for_retry_after() -> None:
     for method in ("GET", "POST", "PATCH"):
         wire = Wire(busy("3"), busy("4"), OK)
         assert wire.api().send(method, "/api/v1/x").is_success
         assert wire.pauses == [3, 4]
 
 
-def test_patience_with_429_has_an_end_that_says_when_to_try_again() -> None:
+def test_waiting_after_429_ends_with_the_time_to_try_again() -> None:
     wire = Wire(busy("40"))
     told = refused(wire)
     assert sum(wire.pauses) <= PATIENCE_S
@@ -75,7 +75,7 @@ def test_a_retry_after_that_is_no_number_counts_as_a_second() -> None:
 
 
 @pytest.mark.parametrize("fault", [httpx.Response(503), httpx.ReadError(""), httpx.RemoteProtocolError("cut")])
-def test_what_is_safe_to_repeat_is_repeated_and_nothing_else(fault: Answer) -> None:
+def test_only_requests_that_are_safe_to_repeat_are_repeated(fault: Answer) -> None:
     wire = Wire(fault, fault, OK)
     assert wire.api().send("GET", "/api/v1/x").is_success
     assert len(wire.requests) == 3
@@ -120,7 +120,7 @@ def test_a_lost_answer_to_a_change_says_that_it_may_have_been_made() -> None:
         (httpx.ProxyError("403 Forbidden"), "403 Forbidden"),
     ],
 )
-def test_every_fault_has_words_of_its_own(answer: Answer, words: str) -> None:
+def test_every_fault_has_its_own_message(answer: Answer, words: str) -> None:
     assert words in refused(Wire(answer))
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_is_no_json_is_no_answer_of_dstackweb() -> None:
         Wire(httpx.Response(200, text="<html>")).api().get("/api/v1/x")
 
 
-def test_exit_code_3_is_for_a_server_that_could_not_be_asked() -> None:
+def test_an_unreachable_server_is_exit_code_3() -> None:
     with pytest.raises(Unreachable) as error:
         Wire(httpx.ConnectError("refused")).api().get("/api/v1/x")
     assert error.value.code == 3
@@ -159,7 +159,7 @@ def test_following_outlasts_any_number_of_faults() -> None:
 @pytest.mark.parametrize(
     ("args", "unknown"), [(["queue", "--pause"], True), (["move", "--undo"], True), (["queue"], False)]
 )
-def test_ctrl_c_while_a_change_is_asked_for_says_that_it_may_have_been_made(args: list[str], unknown: bool) -> None:
+def test_ctrl_c_during_a_change_says_that_it_may_have_been_made(args: list[str], unknown: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         env = {"DSTACKWEB_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "DSTACKWEB_TOKEN": "dw_x"}
         command = [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args]
@@ -182,7 +182,7 @@ def test_a_word_that_is_no_text_is_a_usage_error(args: list[str | bytes]) -> Non
     assert (done.returncode, "not valid UTF-8" in done.stderr) == (2, True)
 
 
-def test_help_loads_neither_the_server_nor_what_only_some_commands_need() -> None:
+def test_help_imports_neither_the_server_nor_slow_libraries() -> None:
     """Start-up is felt at each call: what takes long to load is loaded only where it is needed."""
     main = "from dstackweb.cli.main import app; app(['--help'], standalone_mode=False)"
     check = "import sys; assert not {'httpx', 'yaml', 'django', 'pydantic', 'pathspec'} & set(sys.modules)"

@@ -38,14 +38,14 @@ def test_each_day_is_a_line_with_a_bar_and_each_band_has_its_sum(cli: Cli, proje
     ]  # fmt: skip
 
 
-def test_without_a_queue_all_of_them_are_told(cli: Cli, project: Project, ada: User) -> None:
+def test_without_a_queue_the_history_covers_all_queues(cli: Cli, project: Project, ada: User) -> None:
     placed(project, ada, 5)
     placed(project, ada, 5, 5, queue="night")
     queues = cli.ok("history", "--days", "30").strip().split("\n\n")[2]
     assert [line.split()[:2] for line in queues.splitlines()[1:]] == [["default", "1"], ["night", "2"]]
 
 
-def test_nothing_is_said_to_be_nothing_and_scripts_get_all(cli: Cli) -> None:
+def test_an_empty_history_has_a_message_and_json_has_everything(cli: Cli) -> None:
     assert "No runs waited in any queue in the last 7 days." in cli("history").stderr
     assert json.loads(cli.ok("history", "--json", "--days", "3"))["total"]["placed"] == 0
     refused = cli("history", "none")

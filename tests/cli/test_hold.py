@@ -49,7 +49,9 @@ def begin(run: Run) -> None:
     start(placed_job(run))
 
 
-def test_it_waits_for_its_place_and_says_the_way_in(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
+def test_a_hold_waits_for_its_start_and_prints_how_to_connect(
+    cli: Cli, project: Project, ada: User, scheduler: Any
+) -> None:
     make_host(gpus=2, address="10.0.0.5")
     scheduler(begin)
     result = cli("hold", "--gpu", "A100:2", "--for", "3h", "--name", "mine", "--priority", "60")
@@ -117,7 +119,7 @@ def test_an_ordinary_run_gets_more_time(cli: Cli, project: Project, ada: User) -
     assert cli.ok("extend", "long", "1h") == "long: extended by 1h\n"
 
 
-def test_nothing_to_hold_is_a_mistake_of_the_command_line(cli: Cli, project: Project, ada: User) -> None:
+def test_a_hold_without_resources_is_a_usage_error(cli: Cli, project: Project, ada: User) -> None:
     assert cli("hold", "--for", "1h").exit_code == 2
     assert cli("hold", "--gpu", "1").exit_code == 2
     assert not Run.objects.exists()
@@ -139,7 +141,7 @@ def test_a_hold_is_waited_for_through_an_outage_of_the_server() -> None:
     assert (run["status"], shown) == ("running", ["submitted"])
 
 
-def test_whoever_stops_a_scheduled_run_hears_that_its_schedule_ends(cli: Cli, project: Project, ada: User) -> None:
+def test_stopping_a_scheduled_run_says_that_its_schedule_ends(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "nightly", schedule={"cron": "0 2 * * *"})
     assert "starts at" in cli.ok("ps")
     assert "schedule has ended" in cli("stop", "nightly").stderr
@@ -153,6 +155,6 @@ def test_a_time_has_its_day_unless_that_is_today() -> None:
 
 
 @pytest.mark.parametrize("more", [("--gpu", "1"), ("--name", "x"), ("--follow",), ("--priority", "0"), ("-d",)])
-def test_more_time_and_a_new_hold_are_not_asked_for_in_one(cli: Cli, more: tuple[str, ...]) -> None:
+def test_extend_excludes_the_options_of_a_new_hold(cli: Cli, more: tuple[str, ...]) -> None:
     refused = cli("hold", "--extend", "mine", "--for", "1h", *more)
     assert (refused.exit_code, "--extend" in refused.stderr) == (2, True)

@@ -28,7 +28,7 @@ def admin(cli: Cli, ada: User) -> Cli:
     return cli
 
 
-def test_ls_shows_what_is_used_and_how_each_host_does(cli: Cli, project: Project) -> None:
+def test_ls_shows_usage_and_state_of_each_host(cli: Cli, project: Project) -> None:
     make_host("box", gpus=2, labels={"region": "eu", "disk": "nvme"})
     make_host("old", silent_s=9999, draining=True, error="disk full")
     rows = cli.ok("host", "ls").splitlines()
@@ -39,7 +39,7 @@ def test_ls_shows_what_is_used_and_how_each_host_does(cli: Cli, project: Project
     assert [host["name"] for host in json.loads(cli.ok("host", "ls", "--json"))["items"]] == ["box", "old"]
 
 
-def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Project) -> None:
+def test_a_host_is_drained_labelled_and_removed(admin: Cli, project: Project) -> None:
     make_host("box", labels={"rack": "4"})
     assert admin.ok("host", "drain", "box") == "box: draining\n"
     assert admin.ok("host", "undrain", "box") == "box: online\n"
@@ -50,20 +50,20 @@ def test_a_host_is_drained_labelled_and_told_to_leave(admin: Cli, project: Proje
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
-def test_what_is_no_name_of_a_host_is_told_before_anything_is_sent(admin: Cli, name: str) -> None:
+def test_an_invalid_host_name_is_refused_before_anything_is_sent(admin: Cli, name: str) -> None:
     for args in (("drain", name), ("leave", name), ("label", name, "disk=nvme")):
         refused = admin("host", *args)
         assert (refused.exit_code, f"invalid name {name!r}" in refused.stderr) == (2, True)
     assert admin("host", "label", "box", "--", "-").exit_code == 2
 
 
-def test_others_are_refused_in_words(cli: Cli, project: Project) -> None:
+def test_other_users_are_refused_with_the_reason(cli: Cli, project: Project) -> None:
     make_host("box")
     refused = cli("host", "drain", "box")
     assert (refused.exit_code, "only deployment admins" in refused.stderr) == (1, True)
 
 
-def test_on_sqlite_an_invite_says_what_is_needed(admin: Cli, project: Project) -> None:
+def test_on_sqlite_an_invite_is_refused_with_the_reason(admin: Cli, project: Project) -> None:
     refused = admin("host", "invite")
     assert (refused.exit_code, "a second machine needs PostgreSQL" in refused.stderr) == (1, True)
 
@@ -93,7 +93,7 @@ def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinRequest:
     return joining.JoinRequest(url=url, home=home, **values | changes)
 
 
-def test_what_came_is_kept_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_keys_are_stored_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeServer(monkeypatch)
     monkeypatch.setenv("DSTACKWEB_SHARED_UID", "1")
     file = joining.use_token(wants(tmp_path / "home"))
@@ -107,9 +107,7 @@ def test_what_came_is_kept_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, 
     assert env["DSTACKWEB_HOME"] == str(tmp_path / "home")
 
 
-def test_everything_in_the_way_is_told_before_the_token_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_all_obstacles_are_listed_before_the_token_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nobody = {"what": "PostgreSQL", "host": "127.0.0.1", "port": free_port(), "setting": "DATABASE_URL"}
     nowhere = {"what": "Redis", "host": "no-such-host.invalid", "port": 6379, "setting": "REDIS_URL"}
     server = FakeServer(monkeypatch, obstacles=["a host called far is online"], reach=[nobody, nowhere])
@@ -150,7 +148,7 @@ def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:
         joining.start_host(tmp_path, labels={}, address="")
 
 
-def test_a_home_that_can_not_be_written_is_told_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_home_is_refused_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     (tmp_path / "file").touch()
     with pytest.raises(CliError, match="Nothing was sent"):

@@ -38,7 +38,7 @@ def test_the_token_may_come_through_a_pipe_and_is_never_written_out(cli: Cli) ->
     assert tomllib.loads(config(cli).read_text())["token"] == cli.token
 
 
-def test_a_bad_token_is_refused_and_leaves_what_was_stored(cli: Cli) -> None:
+def test_a_bad_token_is_refused_and_the_stored_one_stays(cli: Cli) -> None:
     cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     before = config(cli).read_text()
     result = cli("login", cli.url, "--token", "dw_wrong", **NOTHING_SET)
@@ -56,14 +56,14 @@ def test_a_token_that_no_header_can_carry_is_refused_before_it_is_sent(cli: Cli)
 
 
 @pytest.mark.usefixtures("live_server")
-def test_a_server_that_is_not_there_is_told_in_one_line_with_exit_code_3(cli: Cli) -> None:
+def test_an_unreachable_server_is_one_line_and_exit_code_3(cli: Cli) -> None:
     result = cli("login", f"http://127.0.0.1:{free_port()}", "--token", "dw_x", **NOTHING_SET)
     assert result.exit_code == 3
     assert "connection refused" in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_the_project_is_the_one_asked_for_or_main_or_the_only_one(connect: Callable[..., Cli], ada: User) -> None:
+def test_the_project_is_the_given_one_or_main_or_the_only_one(connect: Callable[..., Cli], ada: User) -> None:
     join(make_project("research"), ada)
     cli = connect(ada)
     result = cli("login", cli.url, "--token", cli.token, **NOTHING_SET)
@@ -77,7 +77,7 @@ def test_the_project_is_the_one_asked_for_or_main_or_the_only_one(connect: Calla
     assert "Your projects: main, research" in refused.stderr
 
 
-def test_the_environment_wins_over_what_is_stored(cli: Cli) -> None:
+def test_the_environment_overrides_the_stored_settings(cli: Cli) -> None:
     cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     refused = cli("projects", DSTACKWEB_TOKEN="dw_other", DSTACKWEB_URL=None)
     assert refused.exit_code == 1
@@ -91,7 +91,7 @@ def test_a_stored_token_is_never_sent_to_another_server(cli: Cli) -> None:
     assert "was not sent" in refused.stderr
 
 
-def test_logout_forgets_the_token_and_says_that_the_server_still_takes_it(cli: Cli) -> None:
+def test_logout_deletes_the_token_and_says_that_it_stays_valid(cli: Cli) -> None:
     cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     result = cli("logout")
     assert not config(cli).exists()
@@ -100,7 +100,7 @@ def test_logout_forgets_the_token_and_says_that_the_server_still_takes_it(cli: C
     assert cli("projects", **NOTHING_SET).exit_code == 2
 
 
-def test_a_damaged_configuration_is_told_by_its_name_and_written_anew_by_login(cli: Cli) -> None:
+def test_a_damaged_configuration_is_named_and_replaced_by_login(cli: Cli) -> None:
     config(cli).parent.mkdir(parents=True)
     config(cli).write_text("url = [")
     refused = cli("projects", **NOTHING_SET)
@@ -126,5 +126,5 @@ def test_an_address_without_a_scheme_is_https_but_on_this_machine(given: str, me
 @pytest.mark.parametrize(
     "given", ["http://", "ftp://x", "http://x:port", "http://x:99999", "http://[::1", "http://x\x07"]
 )
-def test_what_is_no_address_is_a_usage_error(given: str) -> None:
+def test_an_invalid_url_is_a_usage_error(given: str) -> None:
     assert CliRunner().invoke(app, ["login", given, "--token", "dw_x"]).exit_code == 2

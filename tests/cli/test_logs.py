@@ -49,7 +49,7 @@ def test_logs_are_the_very_bytes(cli: Cli, job: Job) -> None:
     assert out == ANY_BYTES * 8000
 
 
-def test_the_last_lines_one_node_and_one_attempt_can_be_asked_for(cli: Cli, job: Job) -> None:
+def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"one\ntwo\nthree\n")
     assert cli("logs", "train", "--tail", "2").stdout == "two\nthree\n"
     assert cli("logs", "train", "--tail", "0").stdout == ""
@@ -58,7 +58,7 @@ def test_the_last_lines_one_node_and_one_attempt_can_be_asked_for(cli: Cli, job:
         assert cli("logs", "train", *options).exit_code in (1, 2)
 
 
-def test_without_output_it_says_why(cli: Cli, project: Project, ada: User) -> None:
+def test_without_output_the_status_is_shown(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "waiting")
     result = cli("logs", "waiting")
     assert (result.exit_code, result.stdout) == (0, "")
@@ -80,7 +80,7 @@ def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, j
 
 
 @pytest.mark.usefixtures("live_server")
-def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
+def test_a_followed_tail_continues_after_it(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"one\ntwo\n")
     following = cli.spawn("logs", "-f", "--tail", "1", "train")
     assert read(following, 4) == b"two\n"
@@ -90,7 +90,7 @@ def test_a_followed_tail_goes_on_from_there(cli: Cli, job: Job) -> None:
 
 
 @pytest.mark.usefixtures("live_server")
-def test_following_goes_on_with_the_next_attempt(cli: Cli, project: Project, ada: User) -> None:
+def test_following_continues_with_the_next_attempt(cli: Cli, project: Project, ada: User) -> None:
     make_host()
     run = make_run(project, ada, "train", retry=True)
     place_all()
@@ -183,7 +183,7 @@ def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> N
 
 
 @pytest.mark.usefixtures("live_server")
-def test_ctrl_c_leaves_the_run_running_and_says_how_to_get_back(cli: Cli, project: Project) -> None:
+def test_ctrl_c_leaves_the_run_running_and_says_how_to_follow_it_again(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     job = placed()
     files.append_log(job.pk, 0, b"hello\n")

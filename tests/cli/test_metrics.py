@@ -25,7 +25,7 @@ POLICY = {"min_gpu_utilization": 10, "time_window": "1h"}
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
 
-def test_each_gpu_is_a_line_with_what_was_seen_last(cli: Cli, project: Project, ada: User) -> None:
+def test_each_gpu_is_a_line_with_its_newest_sample(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 30, [5] * 30], utilization_policy=POLICY)
     head, policy, titles, *lines = cli.ok("metrics", "train").splitlines()
     assert head == "train: running, 2 GPUs"
@@ -50,12 +50,12 @@ def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -
     assert cli.ok("metrics", "train", "--once") == "train: submitted, not started\n"
 
 
-def test_a_run_without_a_policy_is_told_to_have_none(cli: Cli, project: Project, ada: User) -> None:
+def test_a_run_without_a_policy_says_so(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 3])
     assert "No utilization policy" in cli.ok("metrics", "train")
 
 
-def test_a_run_that_asked_for_none_is_told_to_hold_none(cli: Cli, project: Project, ada: User) -> None:
+def test_a_run_without_gpus_says_so(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "plain", resources={"cpu": 1})
     make_host()
     place_all()
@@ -120,22 +120,22 @@ LOW = {"low_since": at(minutes=-41), "stops_at": at(minutes=19), "gpu_index": 1}
         ({"verdict": "unknown"}, 1, "Utilization unknown: GPU samples are missing (minimum 50 % over 1h)"),
     ],
 )
-def test_how_a_run_stands_is_told_with_its_countdown(changes: dict[str, Any], nodes: int, said: str) -> None:
+def test_the_policy_state_is_shown_with_its_countdown(changes: dict[str, Any], nodes: int, said: str) -> None:
     assert policy_text(policy(**changes), NOW.timestamp(), nodes) == said
 
 
-def test_a_keep_is_told_with_its_reason_and_nothing_that_moves_the_cursor() -> None:
+def test_a_keep_shows_its_reason_without_control_characters() -> None:
     kept = policy(**LOW, kept_until=at(minutes=30), kept_by="ada", kept_because="look\x1b[2J")
     told = policy_text(kept, NOW.timestamp())
     assert "by ada: look�[2J" in told
     assert "; kept until " in told
 
 
-def test_a_line_of_blocks_has_blanks_for_what_nobody_knows() -> None:
+def test_a_sparkline_has_blanks_for_missing_samples() -> None:
     assert spark([0, 12.4, 50, None, 99, 100]) == "▁▁▅ ██"
 
 
-def test_it_goes_on_through_silence_until_the_run_has_ended() -> None:
+def test_live_metrics_outlast_an_outage_until_the_run_has_ended() -> None:
     running = {"run": "train", "id": "1", "status": "running", "policy": None, "jobs": []}
     answers: list[httpx.Response | Exception] = [
         httpx.ConnectError("refused"),

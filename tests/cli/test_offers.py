@@ -76,13 +76,13 @@ def test_options_narrow_it_down_and_sort_it(cli: Cli, cloud: Cloud, cluster: Bac
     assert "Showing 1 of 2 offers; for more: --limit" in some.stderr
 
 
-def test_what_can_not_be_meant_is_refused_in_words(cli: Cli, cluster: Backend) -> None:
+def test_invalid_options_are_refused(cli: Cli, cluster: Backend) -> None:
     refused = cli("offers", "--gpu", "A100:x..")
     assert (refused.exit_code, "`gpu` should be a GPU request" in refused.stderr) == (1, True)
     assert cli("offers", "--watch").exit_code == 2
 
 
-def test_nothing_is_said_to_be_nothing_and_why_a_backend_is_silent(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
+def test_without_offers_the_reason_of_a_failed_backend_is_shown(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
     cloud.answer = RuntimeError("the scheduler is away")
     told = cli("offers")
     assert (told.exit_code, told.stdout) == (0, "")
@@ -91,7 +91,7 @@ def test_nothing_is_said_to_be_nothing_and_why_a_backend_is_silent(cli: Cli, clo
 
 
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
-def test_the_age_of_each_source_is_told_and_what_failed(cli: Cli, cloud: Cloud) -> None:
+def test_ages_and_failures_of_sources_are_shown(cli: Cli, cloud: Cloud) -> None:
     Backend.objects.create(name="aws", kind="aws")
     cloud.says[SourceKey("types", "us")] = SourceFailed("access_denied", action="ec2:Describe", region="us")
     sources.refresh_due(timezone.now())
@@ -101,7 +101,7 @@ def test_the_age_of_each_source_is_told_and_what_failed(cli: Cli, cloud: Cloud) 
 
 
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
-def test_a_refresh_waits_for_what_is_asked_anew(cli: Cli, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_waits_for_the_refreshed_sources(cli: Cli, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     Backend.objects.create(name="aws", kind="aws")
     sources.refresh_due(timezone.now())
     cloud.says[SourceKey("types", "eu")] = ["g6"]
@@ -135,7 +135,7 @@ def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
-def test_quotas_are_lines_with_what_is_used_of_them(cli: Cli, quoted: None) -> None:
+def test_quotas_are_lines_with_their_usage(cli: Cli, quoted: None) -> None:
     sources.refresh_due(timezone.now())
     told = cli("quotas")
     (line,) = told.stdout.splitlines()[1:]
@@ -147,7 +147,7 @@ def test_quotas_are_lines_with_what_is_used_of_them(cli: Cli, quoted: None) -> N
     assert json.loads(cli.ok("quotas", "--json"))["aws"][0]["items"][0]["used"] == 0
 
 
-def test_the_cache_tells_its_sums_and_of_one_backend_its_hours(cli: Cli, quoted: None) -> None:
+def test_the_cache_shows_totals_and_the_hours_of_one_backend(cli: Cli, quoted: None) -> None:
     backend = Backend.objects.get(name="aws")
     CacheCount.objects.all().delete()
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
@@ -166,7 +166,7 @@ def test_without_clouds_there_is_nothing_to_tell(cli: Cli, connect: Callable[...
     assert cli("quotas", "none").exit_code == 1
 
 
-def test_watching_goes_on_through_silence_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_outlasts_an_outage_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     page: dict[str, Any] = {"items": [], "next": None, "total": 0, "sources": []}
     answers: list[httpx.Response | Exception] = [httpx.ConnectError("refused"), httpx.Response(200, json=page)]
 
@@ -187,7 +187,7 @@ def test_watching_goes_on_through_silence_until_ctrl_c(monkeypatch: pytest.Monke
     assert "can't reach http://x: refused. Trying again …" in out.getvalue()
 
 
-def test_what_throttles_is_one_warning_for_a_backend_and_other_reasons_are_their_own() -> None:
+def test_throttled_apis_of_a_backend_share_one_warning() -> None:
     def source(backend: str, error: dict[str, Any] | None) -> dict[str, Any]:
         return {"backend": backend, "error": error}
 

@@ -92,7 +92,7 @@ def test_a_projects_runs(cli: Cli, project: Project, ada: User) -> None:
     assert line.split()[:2] == ["sweep", "3/4"]
 
 
-def test_what_makes_no_sense_is_refused_with_what_does(cli: Cli, project: Project, ada: User) -> None:
+def test_options_of_a_run_need_a_run(cli: Cli, project: Project, ada: User) -> None:
     assert cli("progress", "--failed").exit_code == 2
     assert "name the run" in cli("progress", "--attempt", "2").stderr
     make_run(project, ada, "quiet")
@@ -147,7 +147,7 @@ def item(**changes: Any) -> dict[str, Any]:
         ({"left_s": 62.0, "left_low_s": 61.0, "left_high_s": 64.0}, "1 min"),
     ],
 )
-def test_what_is_left_with_its_range(changes: dict[str, Any], said: str) -> None:
+def test_the_time_left_has_a_range(changes: dict[str, Any], said: str) -> None:
     assert left_text(item(**changes)) == said
 
 
@@ -170,7 +170,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width
     assert len(out.getvalue().splitlines()) == 2 + len(items)
 
 
-def test_numbers_read_alike_and_what_is_over_has_no_rate() -> None:
+def test_thousands_are_grouped_and_finished_items_have_no_rate() -> None:
     many = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 2000}
     over = item(total=2000, finished=2000, states=many, groups=1500, left_s=None)
     columns, rows = table([over], None)
@@ -191,7 +191,7 @@ def test_names_move_no_cursor() -> None:
     assert "\x1b" not in str(table([item(name="a\x1b[2J")], 80))
 
 
-def test_it_goes_on_through_silence_until_what_the_run_left_is_settled() -> None:
+def test_live_progress_outlasts_an_outage_until_all_tasks_are_settled() -> None:
     ended = told(status="done", ended=True)
     settled = told(status="done", ended=True, total=item(finished=40), prefixes=[])
     answers: list[httpx.Response | Exception] = [

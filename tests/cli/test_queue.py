@@ -37,7 +37,7 @@ def order() -> str:
     return "".join(Run.objects.filter(status="submitted").order_by("rank", "id").values_list("name", flat=True))
 
 
-def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: Cli, runs: dict[str, Run]) -> None:
+def test_a_move_is_previewed_made_and_undone(manager: Cli, runs: dict[str, Run]) -> None:
     expected = "e: position 5 → 2; bob's b 2 → 3, ada's c 3 → 4, bob's d 4 → 5\n"
     assert manager.ok("move", "e", "--before", "b", "--dry-run") == expected
     assert order() == "abcde"
@@ -52,7 +52,7 @@ def test_a_move_says_what_it_would_change_changes_it_and_is_taken_back(manager: 
     assert "--queue NAME" not in manager("move", "--undo", "--queue", "default").stderr
 
 
-def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager: Cli, runs: dict[str, Run]) -> None:
+def test_several_runs_move_together_and_priority_changes_are_shown(manager: Cli, runs: dict[str, Run]) -> None:
     told = manager.ok("move", "d", "e", "--top")
     assert told.splitlines()[0] == "d: position 4 → 1, priority 50 → 51"
     assert told.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a 1 → 3, ")
@@ -61,7 +61,7 @@ def test_several_runs_move_together_and_a_priority_that_changes_is_told(manager:
     assert "already in this position" in manager("move", "c", "--bottom").stderr
 
 
-def test_far_back_a_move_says_that_it_was_done_without_counting_places(
+def test_far_back_a_move_is_reported_without_positions(
     manager: Cli, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reorder, "MAX_COUNTED", 2)
@@ -108,7 +108,7 @@ def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
         ("a", "--top", "--queue=x"),
     ],
 )
-def test_a_move_that_says_too_little_or_too_much_is_a_usage_error(cli: Cli, args: tuple[str, ...]) -> None:
+def test_a_move_needs_runs_and_exactly_one_target(cli: Cli, args: tuple[str, ...]) -> None:
     assert cli("move", *args).exit_code == 2
 
 
@@ -155,7 +155,7 @@ def test_a_list_of_queues_changes_nothing_and_says_so(manager: Cli, setting: tup
     assert not Queue.objects.filter(paused=True).exists()
 
 
-def test_a_number_of_any_length_is_refused_in_words(manager: Cli) -> None:
+def test_a_number_of_any_length_is_refused_with_a_message(manager: Cli) -> None:
     digits = "9" * 5000
     for args in (("--ageing", digits), ("--max-running", digits), ("--limit", digits)):
         refused = manager("queue", *args)
@@ -163,7 +163,7 @@ def test_a_number_of_any_length_is_refused_in_words(manager: Cli) -> None:
     assert manager("priority", "a", digits).exit_code == 2
 
 
-def test_whoever_may_not_is_told_who_may(connect: Callable[..., Cli], project: Project) -> None:
+def test_a_refused_user_reads_which_role_is_needed(connect: Callable[..., Cli], project: Project) -> None:
     viewer = connect(join(project, make_user("vic"), "viewer"))
     for args in (("--pause",), ("night", "--create")):
         refused = viewer("queue", *args)
@@ -171,7 +171,7 @@ def test_whoever_may_not_is_told_who_may(connect: Callable[..., Cli], project: P
 
 
 @pytest.mark.usefixtures("live_server")
-def test_a_terminal_that_lacks_a_sign_is_told_of_the_change_all_the_same(cli: Cli, runs: dict[str, Run]) -> None:
+def test_a_terminal_with_few_characters_still_shows_the_change(cli: Cli, runs: dict[str, Run]) -> None:
     process = cli.spawn("priority", "a", "60", PYTHONIOENCODING="latin-1")
     out, told = process.communicate(timeout=20)
     assert (process.returncode, told) == (0, b"")

@@ -22,7 +22,7 @@ def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_ps_lists_active_runs_newest_first_and_all_of_them_when_asked(cli: Cli, project: Project, ada: User) -> None:
+def test_ps_lists_active_runs_newest_first_and_all_with_an_option(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "one")
     services.stop(make_run(project, ada, "two"), ada, "member")
     make_run(project, ada, "three", priority=70)
@@ -36,9 +36,7 @@ def test_ps_lists_active_runs_newest_first_and_all_of_them_when_asked(cli: Cli, 
     ]
 
 
-def test_ps_tells_where_runs_are_and_what_keeps_a_machine_from_being_asked_for(
-    cli: Cli, project: Project, ada: User
-) -> None:
+def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Project, ada: User) -> None:
     make_host("box-1")
     make_run(project, ada, "here")
     place_all()
@@ -86,7 +84,7 @@ def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project
     assert all(len(row) > 6 for row in lines(told)[1:])
 
 
-def test_a_paused_queue_and_an_empty_one_are_told(cli: Cli, project: Project) -> None:
+def test_paused_and_empty_queues_say_so(cli: Cli, project: Project) -> None:
     Queue.objects.update(paused=True)
     told = cli("queue").stderr
     assert "default: paused" in told
@@ -96,7 +94,7 @@ def test_a_paused_queue_and_an_empty_one_are_told(cli: Cli, project: Project) ->
     assert "no queue is called 'nope'" in refused.stderr
 
 
-def test_a_priority_change_tells_the_old_and_the_new_place(cli: Cli, project: Project, ada: User) -> None:
+def test_a_priority_change_shows_both_positions(cli: Cli, project: Project, ada: User) -> None:
     """R24 of the command line."""
     make_run(project, ada, "one")
     make_run(project, ada, "two")
@@ -104,7 +102,7 @@ def test_a_priority_change_tells_the_old_and_the_new_place(cli: Cli, project: Pr
     assert Run.objects.get(name="two").priority == 70
 
 
-def test_a_priority_that_is_not_allowed_is_refused_in_the_server_s_words(
+def test_an_invalid_priority_is_refused_with_the_server_s_message(
     cli: Cli, connect: Callable[..., Cli], project: Project, ada: User
 ) -> None:
     make_run(project, ada, "one")
@@ -115,7 +113,7 @@ def test_a_priority_that_is_not_allowed_is_refused_in_the_server_s_words(
     assert Run.objects.get().priority == 50
 
 
-def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
+def test_a_concurrent_change_is_not_overwritten(
     cli: Cli, project: Project, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(project, ada, "one")
@@ -134,7 +132,7 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
     assert Run.objects.get().priority == 20
 
 
-def test_a_run_is_stopped_and_an_ended_one_is_said_to_have_ended(cli: Cli, project: Project, ada: User) -> None:
+def test_a_run_is_stopped_and_an_ended_one_is_refused(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "one")
     assert cli.ok("stop", "one") == "one: terminated\n"
     refused = cli("stop", "one", "--abort")
@@ -142,7 +140,7 @@ def test_a_run_is_stopped_and_an_ended_one_is_said_to_have_ended(cli: Cli, proje
     assert "already ended" in refused.stderr
 
 
-def test_a_run_that_is_not_there_is_told_by_its_name(cli: Cli) -> None:
+def test_an_unknown_run_is_named_in_the_error(cli: Cli) -> None:
     for command in (["stop", "nope"], ["priority", "nope", "3"], ["logs", "nope"], ["logs", "-f", "a b?c#d%2e"]):
         refused = cli(*command)
         assert refused.exit_code == 1

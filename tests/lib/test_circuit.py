@@ -17,7 +17,7 @@ def throttle(now: dt.datetime, rnd: float = 0.999) -> dt.datetime:
     return Circuit.throttled("quotas", now, lambda: rnd)
 
 
-def test_what_was_never_throttled_is_asked_freely_and_leaves_no_row() -> None:
+def test_a_circuit_that_was_never_throttled_is_closed_and_has_no_row() -> None:
     assert Circuit.enter("quotas", NOW) is False
     assert not Circuit.objects.exists()
 
@@ -65,6 +65,6 @@ def test_a_probe_that_was_killed_or_failed_otherwise_is_followed_by_another() ->
     assert Circuit.enter("quotas", until + PROBE_S * S)
 
 
-def test_a_clock_that_was_put_back_holds_nobody_up_for_long() -> None:
+def test_a_clock_that_was_set_back_closes_the_circuit() -> None:
     throttle(NOW + dt.timedelta(hours=2))
     assert Circuit.enter("quotas", NOW) is True

@@ -25,7 +25,7 @@ def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:
     assert Lease.take("offers", "b", 5, NOW)
 
 
-def test_a_holder_that_died_costs_what_is_left_of_its_time() -> None:
+def test_the_lease_of_a_dead_holder_blocks_until_it_expires() -> None:
     Lease.take("offers", "a", 5, NOW)
     assert not Lease.take("offers", "b", 5, NOW + 4.9 * S)
     assert Lease.take("offers", "b", 5, NOW + 5 * S)

@@ -15,9 +15,7 @@ NOW_US = 1_800_000_000_000_000
 @given(
     rate=st.floats(0.1, 100), burst=st.integers(1, 20), gaps_us=st.lists(st.integers(0, 3_000_000), max_size=60)
 )  # fmt: skip
-def test_in_no_stretch_of_time_more_is_asked_than_the_burst_and_the_rate_allow(
-    rate: float, burst: int, gaps_us: list[int]
-) -> None:
+def test_no_interval_exceeds_the_burst_and_the_rate(rate: float, burst: int, gaps_us: list[int]) -> None:
     tokens, at_us, now_us = float(burst), NOW_US, NOW_US
     asked_at: list[float] = []
     for gap_us in gaps_us:
@@ -31,11 +29,11 @@ def test_in_no_stretch_of_time_more_is_asked_than_the_burst_and_the_rate_allow(
             assert last - first + 1 <= allowed + 1 + 1e-3
 
 
-def test_what_is_not_asked_is_saved_up_to_the_burst_and_no_further() -> None:
+def test_unused_tokens_are_saved_up_to_the_burst() -> None:
     assert spend(0, NOW_US, 1, 5, NOW_US + 3_600_000_000)[0] == 4
 
 
-def test_a_clock_that_was_put_back_stops_nobody() -> None:
+def test_a_clock_that_was_set_back_adds_no_tokens() -> None:
     _, at_us, wait_s = spend(-1, NOW_US + 3_600_000_000, 1, 5, NOW_US)
     assert (at_us, wait_s) == (NOW_US, 2)
 

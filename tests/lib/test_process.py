@@ -67,7 +67,7 @@ def test_kill_9_of_the_parent_ends_all_that_it_forked_but_no_program_that_was_st
     assert alive(chain["started"])
 
 
-def test_kill_9_in_the_middle_ends_what_was_forked_below(chain: dict[str, int]) -> None:
+def test_kill_9_of_a_process_ends_its_forks(chain: dict[str, int]) -> None:
     os.kill(chain["child"], signal.SIGKILL)
 
     eventually(lambda: not alive(chain["grandchild"]))
@@ -87,7 +87,7 @@ def test_a_program_whose_supervisor_has_already_ended_does_not_start() -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_a_program_started_by_hand_depends_on_nobody() -> None:
+def test_a_program_without_a_supervisor_is_not_bound_to_its_parent() -> None:
     code = "import os; from dstackweb.lib import process; process.die_with_supervisor(); print(process._forking_pid)"
 
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)

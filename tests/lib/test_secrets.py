@@ -9,7 +9,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
 
 
-def test_tokens_say_what_they_are_and_never_repeat() -> None:
+def test_tokens_have_a_prefix_and_never_repeat() -> None:
     tokens = {new_token("dw") for _ in range(100)}
 
     assert len(tokens) == 100

@@ -63,7 +63,7 @@ def test_runs_of_a_sweep_share_a_shape(change: dict[str, object]) -> None:
         {"image": "python:3.12"},
     ],
 )
-def test_what_decides_whether_a_run_fits_makes_another_shape(change: dict[str, object]) -> None:
+def test_every_field_that_affects_placement_changes_the_shape(change: dict[str, object]) -> None:
     assert SPEC.model_copy(update=change).shape_key(1) != SPEC.shape_key(1)
 
 

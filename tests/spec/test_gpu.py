@@ -63,6 +63,6 @@ def test_names_memory_and_count_in_any_order(text: str, expected: dict[str, obje
         ("4..1", "starts above its end"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, says: str) -> None:
+def test_errors_name_the_mistake(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_gpu(text)

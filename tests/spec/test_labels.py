@@ -15,7 +15,7 @@ def asked(labels: object) -> object:
     return spec.labels
 
 
-def test_a_run_asks_for_one_value_or_for_any_of_several() -> None:
+def test_a_run_requires_one_value_or_one_of_several() -> None:
     assert asked({"disk": "nvme", "region": ["eu", "us", "eu"]}) == {"disk": ("nvme",), "region": ("eu", "us")}
 
 
@@ -41,7 +41,7 @@ def test_a_profile_may_ask_for_them() -> None:
     "labels",
     [["disk"], {}, {"disk": []}, {"disk": True}, {"disk": ""}, {"-x": "a"}, {"a b": "c"}, {"a": "b\nc"}, "a=b"],
 )
-def test_what_is_no_label_is_refused_with_its_key(labels: object) -> None:
+def test_an_invalid_label_is_refused_with_its_key(labels: object) -> None:
     with pytest.raises(Invalid, match="`labels"):
         asked(labels)
 
@@ -67,7 +67,7 @@ def test_all_must_match(asks: dict[str, tuple[str, ...]] | None, has: dict[str, 
     assert match(asks, has) is fits
 
 
-def test_what_is_asked_for_reads_as_it_is_typed() -> None:
+def test_required_labels_are_shown_as_they_are_typed() -> None:
     assert shown({"region": ("eu", "us"), "disk": ("nvme",)}) == ["disk=nvme", "region=eu|us"]
     assert shown(None) == []
 
@@ -81,7 +81,7 @@ def test_a_label_is_typed_with_an_equals_sign() -> None:
 @pytest.mark.parametrize(
     "labels", [[], {"a": 1.5}, {"a": {}}, {"a": None}, {"": "a"}, {"a" * 64: "b"}, {"a": "b" * 101}]
 )
-def test_a_host_keeps_texts_alone(labels: object) -> None:
+def test_a_host_accepts_only_text_labels(labels: object) -> None:
     with pytest.raises(ValueError, match="label"):
         check_labels(labels)
     assert check_labels({"nvidia.com/driver": "570"}) == {"nvidia.com/driver": "570"}

@@ -13,7 +13,7 @@ def of(resources: object) -> Requirements:
     return Requirements.of(parse_run_file(config).fields.resources)
 
 
-def test_a_run_that_says_nothing_needs_little() -> None:
+def test_a_run_without_resources_needs_the_defaults() -> None:
     assert Requirements.of(None) == Requirements(cpu_min=1, cpu_max=None, memory_min_mib=256, gpu_count_min=0)
 
 
@@ -49,7 +49,7 @@ def test_how_many_gpus(gpu: object, least: int, most: int | None) -> None:
     assert (found.gpu_count_min, found.gpu_count_max) == (least, most)
 
 
-def test_a_mapping_says_the_same_as_the_one_line() -> None:
+def test_the_mapping_and_the_short_form_are_equal() -> None:
     assert of({"gpu": {"name": ["A100"], "memory": "40GB..", "count": 2}}) == of({"gpu": "A100:40GB..:2"})
     assert of({"gpu": {"name": "A100, H100", "memory": 24}}) == of({"gpu": "A100,H100:24GB:1"})
 

@@ -77,7 +77,7 @@ def test_every_key_is_read() -> None:
     assert parse_run_file(FULL).line("utilization_policy") == 10
 
 
-def test_an_object_says_the_same_as_its_text() -> None:
+def test_an_object_and_its_yaml_are_equal() -> None:
     config = {
         "type": "task",
         "commands": ["a"],
@@ -189,7 +189,7 @@ def test_an_object_says_the_same_as_its_text() -> None:
         ("<<: {priority: 3}", ["<<"], "unknown key"),
     ],
 )
-def test_each_error_has_its_place_its_line_and_what_was_expected(lines: str, loc: list[str | int], says: str) -> None:
+def test_each_error_has_its_path_line_and_expectation(lines: str, loc: list[str | int], says: str) -> None:
     error = error_of(HEAD + lines)
     assert error["loc"] == loc
     assert error["line"] == 3
@@ -213,16 +213,14 @@ def test_each_error_has_its_place_its_line_and_what_was_expected(lines: str, loc
         ({"type": "task", "commands": ["a"], "name": None}, ["name"], None, "has no value"),
     ],
 )
-def test_the_heart_of_the_file_has_clear_errors_too(
-    config: Any, loc: list[str | int], line: int | None, says: str
-) -> None:
+def test_errors_in_required_keys_are_clear(config: Any, loc: list[str | int], line: int | None, says: str) -> None:
     error = error_of(config)
     assert error["loc"] == loc
     assert error["line"] == line
     assert says in error["msg"]
 
 
-def test_all_errors_are_told_at_once_in_the_order_of_the_file() -> None:
+def test_all_errors_are_reported_in_the_order_of_the_file() -> None:
     errors = errors_of("comands: [a]\ntype: task\npriority: 200\nnodes: 0\n")
     assert [(error["line"], error["loc"]) for error in errors] == [
         (1, ["comands"]),
@@ -296,7 +294,7 @@ def test_errors_of_the_command_line_have_no_line(overrides: dict[str, Any], loc:
     assert (caught.value.errors[0]["loc"], caught.value.errors[0]["line"]) == (loc, None)
 
 
-def test_what_the_command_line_replaces_may_be_wrong_in_the_file() -> None:
+def test_keys_replaced_on_the_command_line_may_be_invalid_in_the_file() -> None:
     assert overridden({"priority": 1}, HEAD + "priority: 1000\n").fields.priority == 1
 
 

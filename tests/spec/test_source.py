@@ -37,7 +37,7 @@ def test_a_place_that_is_not_there_has_the_line_around_it() -> None:
     assert source.line(("missing",)) is None
 
 
-def test_plain_words_mean_what_they_mean_in_json() -> None:
+def test_plain_scalars_are_read_as_in_json() -> None:
     text = "{a: true, b: 1, c: 1.5, d: 1e-4, e: yes, f: 12:30, g: 2026-01-01, h: 0x10, i: 010, j: ~, k: '1', l: .nan}"
     assert read(text).data == {
         "a": True, "b": 1, "c": 1.5, "d": 0.0001, "e": "yes", "f": "12:30", "g": "2026-01-01", "h": "0x10", "i": 10,
@@ -80,13 +80,13 @@ def test_a_short_alias_is_fine() -> None:
         ("a: &x\n  b: *x", 1, "contains itself"),
     ],
 )
-def test_broken_yaml_is_told_with_its_line(text: str, line: int, says: str) -> None:
+def test_invalid_yaml_is_reported_with_its_line(text: str, line: int, says: str) -> None:
     [error] = refused(text)
     assert error["line"] == line
     assert says in error["msg"]
 
 
-def test_broken_yaml_is_told_with_its_column_too() -> None:
+def test_invalid_yaml_is_reported_with_its_column() -> None:
     [error] = refused("a: 1\nb: c: d")
     assert (error["line"], error["col"]) == (2, 5)
 
@@ -112,7 +112,7 @@ def test_a_file_of_256_kb_is_read_and_one_byte_more_is_not() -> None:
         read({"a": "x" * MAX_BYTES})
 
 
-def test_a_thousand_errors_are_told_as_the_first_few() -> None:
+def test_of_a_thousand_errors_the_first_are_reported() -> None:
     assert len(refused("a: 1\n" * 1000)) == MAX_ERRORS
 
 

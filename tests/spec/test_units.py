@@ -74,19 +74,19 @@ def test_durations_take_units_and_bare_seconds(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "..", "8..2", "2...8", "2..4..8", "-1", "+1", "1.5", "1e3", "²", "٣", "x"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_an_invalid_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         units.parse_range(text, units.parse_count)
 
 
 @pytest.mark.parametrize("text", ["", "h", "1x", "1h30", "-5m", "1.5h", "4000d", "9" * 30, "٣h"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         units.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "GB", "8KB", "-8GB", "8GB5", "2000000TB", "9" * 30])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         units.parse_memory(text)
 
