@@ -57,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
-    epilog="Exit codes: 1 refused or failed, 2 usage error, 3 unreachable, 130 Ctrl-C. apply exits with the run's code.",
+    epilog="Exit codes: 1 refused or failed, 2 usage error, 3 unreachable, 130 Ctrl-C. apply: the code of the run.",
 )
 
 
