@@ -52,7 +52,7 @@ def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
 
 def test_a_run_without_gpus_ignores_a_gpu_limit_that_was_lowered_below_what_is_held() -> None:
     limits = QueueLimits(max_gpus=1, max_gpus_per_user=1)
-    held = QueueUsage.of([(1, 1, 2, 1)])
+    held = QueueUsage.of([(1, 1, 2)])
     assert exceeded_limits(limits, held, 1, 1, gpus=0) == []
     assert len(exceeded_limits(limits, held, 1, 1, gpus=1)) == 2
 
