@@ -266,3 +266,20 @@ def test_every_input_has_a_label(page: Client, ada: User, bob: User) -> None:
         for tag in re.findall(r"<(?:input|select|textarea)[^>]*>", text):
             named = re.search(r'id="([^"]+)"', tag)
             assert 'type="hidden"' in tag or "aria-label" in tag or (named and f'for="{named[1]}"' in text), tag
+
+
+def test_a_changed_password_is_confirmed_and_keeps_the_session(page: Client, ada: User) -> None:
+    old, new = "the-old-one-of-ada", "a-new-one-of-ada"
+    ada.set_password(old)
+    ada.save()
+    page.force_login(ada)
+    fields = {
+        "old_password": "the-old-one-of-ada",
+        "new_password1": "a-new-one-of-ada",
+        "new_password2": "a-new-one-of-ada",
+    }
+    answer = page.post("/account/password/", fields, follow=True)
+    assert answer.redirect_chain == [("/account/tokens/", 302)]
+    assert "Password changed." in answer.content.decode()
+    ada.refresh_from_db()
+    assert ada.check_password(new)

@@ -10,17 +10,18 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import login
 from django.contrib.auth.views import LoginView, PasswordChangeView
+from django.contrib.messages.views import SuccessMessageMixin
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dstackweb.accounts import services
-from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound
 from dstackweb.web.accounts.forms import (
@@ -46,12 +47,13 @@ class SignIn(LoginView):
     redirect_authenticated_user = True
 
 
-class ChangePassword(PasswordChangeView):
+class ChangePassword(SuccessMessageMixin[Any], PasswordChangeView):
     """The signed-in person's own password."""
 
     template_name = "accounts/password.html"
     form_class = ChangePasswordForm
     success_url = reverse_lazy("tokens")
+    success_message = gettext_lazy("Password changed.")
 
 
 @never_cache
@@ -156,7 +158,7 @@ def member_role(request: PageRequest, user_id: int) -> HttpResponse:
 def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
     """Admins remove members; members may leave."""
     member = _member(request, user_id)
-    if member != request.user and not allows(request.role, Role.ADMIN):
+    if member != request.user and not request.may["admin"]:
         raise Forbidden("Only project admins can remove other members.")
     try:
         services.remove_member(request.project, member)

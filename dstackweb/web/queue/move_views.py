@@ -11,7 +11,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
 from dstackweb.runs import selectors, services
@@ -185,7 +184,7 @@ def _target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs:
         case "before" | "after":
             return MoveTarget(verb, _anchor(form, queue))
         case "up" | "down":
-            own = None if allows(request.role, "manager") else request.user
+            own = None if request.may["manager"] else request.user
             neighbour = _neighbour(queue, runs, verb == "up", own)
             if neighbour is None:
                 raise Invalid.at("do", msg=_("it is already first") if verb == "up" else _("it is already last"))
