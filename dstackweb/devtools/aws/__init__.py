@@ -66,7 +66,7 @@ class Cloud:
                 cloud = cls(address.read_text(), home, process)
                 atexit.register(cloud.stop)
                 return cloud
-            time.sleep(0.02)
+            time.sleep(0.02)  # its log is its only output, so that its start shows in a file
         process.kill()
         raise RuntimeError(f"the cloud does not start:\n{log.read_text()}")
 

@@ -29,12 +29,12 @@ class _ByRegion(dict[str, Any]):
         self.location_type = location_type
 
     def __getitem__(self, region: str) -> list[dict[str, str]]:
-        found = super().__getitem__(region)
+        found: list[dict[str, str]] | None = super().__getitem__(region)
         if found is None:
             rows = _load(f"{_OFFERINGS}{self.location_type}/{region}.json")
             found = [{**row, "LocationType": self.location_type} for row in rows if row["InstanceType"] in NAMES]
             self[region] = found
-        return found  # type: ignore[no-any-return]
+        return found
 
     def get(self, region: str, default: Any = None) -> Any:
         return self[region] if self.__contains__(region) else default
@@ -93,7 +93,8 @@ def zones_of(region: str) -> dict[str, list[str]]:
 
 
 def offerings(location_type: str, region: str) -> list[dict[str, str]]:
-    return _moto.INSTANCE_TYPE_OFFERINGS[location_type].get(region, [])  # type: ignore[no-any-return]
+    found: list[dict[str, str]] = _moto.INSTANCE_TYPE_OFFERINGS[location_type].get(region, [])
+    return found
 
 
 def matching(names: list[str], filters: dict[str, list[str]]) -> list[str]:

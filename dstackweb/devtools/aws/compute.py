@@ -63,6 +63,7 @@ class Compute:
             data = base64.b64decode(self._launching.form.get("UserData", "")) if self._launching else b""
             for instance in reservation.instances:
                 if instance.lifecycle == "spot":
+                    # moto's class of instances does not declare it; its answers have all attributes.
                     instance.spot_instance_request_id = f"sir-{instance.id[-8:]}"  # type: ignore[attr-defined]
                 fleet.launched(instance, data)
             return reservation
@@ -84,6 +85,7 @@ class Compute:
 
             return end
 
+        # moto has no hooks for its own classes, so its methods are replaced.
         EC2Backend.run_instances = run_instances  # type: ignore[method-assign, assignment]
         EC2Backend.terminate_instances = ended("terminated")  # type: ignore[method-assign]
         EC2Backend.stop_instances = ended("stopped")  # type: ignore[method-assign]

@@ -84,6 +84,7 @@ def main() -> None:
     ends = time.monotonic() + (float(grace_s) if said else 0)
     if said:
         send(signal.SIGTERM)
+    # Polled: only children can be waited for, and these are also grandchildren.
     while time.monotonic() < ends and descendants():
         time.sleep(0.01)
     while send(signal.SIGKILL):
