@@ -56,7 +56,8 @@ mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests f
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
-	@$(BIN)/djlint templates --check --quiet && $(BIN)/djlint templates --lint --quiet
+	@$(BIN)/djlint templates --check --quiet || $(BIN)/djlint templates --check
+	@$(BIN)/djlint templates --lint --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
