@@ -27,7 +27,7 @@ from dstackweb.progress.states import TaskState
 from dstackweb.runs import spend
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 
 Rows = Iterable[tuple[Sequence[str], float]]
 """The values of a metric, each with its labels."""
@@ -70,7 +70,20 @@ class StoredMetrics(Collector):
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        for part in (_runs, _hosts, _periodic, _offers, _sources, _apis, _instances, _money, _gpus, _stops, _tasks):
+        for part in (
+            _runs,
+            _hosts,
+            _periodic,
+            _retention,
+            _offers,
+            _sources,
+            _apis,
+            _instances,
+            _money,
+            _gpus,
+            _stops,
+            _tasks,
+        ):
             yield from part(self._now)
 
 
@@ -109,6 +122,12 @@ def _periodic(now: dt.datetime) -> Iterator[Metric]:
     yield _gauge("periodic_late_seconds", "How late a periodic job is", ["job"], late)
     passes = PassState.objects.filter(pk=1)
     yield _gauge("pass_duration_ms", "Duration of the last pass", [], [((), state.duration_ms) for state in passes])
+
+
+def _retention(now: dt.datetime) -> Iterator[Metric]:
+    """As of the last ticks."""
+    rows = [((row.kind, row.host), row.waiting) for row in Retention.objects.order_by("kind", "host")]
+    yield _gauge("retention_waiting", "Old data that waits to be pruned", ["kind", "host"], rows)
 
 
 def _gpus(now: dt.datetime) -> Iterator[Metric]:

@@ -12,7 +12,6 @@ from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import RAW, caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import files
-from dstackweb.runs.models import Archive
 from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
@@ -74,7 +73,7 @@ def projects(request: HttpRequest) -> ProjectsOut:
 def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> HttpResponse:
     """200 when this content was uploaded before, 404 when not."""
     found, _role = project_of(request, project, "member")
-    if not Archive.objects.filter(project=found, sha256=sha256).exists():
+    if files.use_archive(found, sha256) is None:
         raise NotFound("not uploaded yet")
     return HttpResponse(status=200)
 

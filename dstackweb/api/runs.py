@@ -26,7 +26,7 @@ from dstackweb.api.run_schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import holds, rows, selectors, services
+from dstackweb.runs import holds, removal, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
 from dstackweb.scheduler.passes.decision import plan as plan_submission
@@ -121,6 +121,14 @@ def stop(
     """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately."""
     run, role = run_of(request, project, name, "member")
     return _tagged(response, services.stop(run, caller(request), role, abort=bool(body and body.abort)))
+
+
+@router.delete("/{name}", response={204: None, **CONFLICTS}, summary="Delete a run")
+def delete(request: HttpRequest, project: Path[str], name: str) -> Status[None]:
+    """Only a run that has ended, for good: with its jobs, events, logs and directories. It ends the run's schedule."""
+    run, role = run_of(request, project, name, "member")
+    removal.delete(run, caller(request), role)
+    return Status(204, None)
 
 
 @router.post("/{name}/extend", response={200: RunOut, **CONFLICTS}, summary="Extend a run", tags=["holds"])

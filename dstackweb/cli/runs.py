@@ -105,6 +105,24 @@ def stop(
         note("Its schedule has ended. Resubmit to resume the schedule.")
 
 
+def delete(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+) -> None:
+    """Delete an ended run for good, with its log and its directory."""
+    api = config.connect()
+    found = api.get(api.in_project("runs", run))
+    question = f"Delete {found['name']} of {found['user']} ({found['status']}), with its log and its directory?"
+    if found["spec"].get("schedule") and found.get("next_at"):
+        question += " Its schedule ends too."
+    if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
+        note("Not deleted.")
+        raise typer.Exit(1)
+    # By id: a newer run may have taken the name while the question was open.
+    api.send("DELETE", api.in_project("runs", found["id"]))
+    typer.echo(f"{found['name']}: deleted")
+
+
 def message_of(run: dict[str, Any]) -> str:
     """The message of a run as the server sends it, its times in this time zone, with the exit code if it lacks it."""
     message, code = _timed_message(run) or str(run["status_message"]), run["exit_code"]

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.deletion import Collector
 from django.utils import timezone
 
 
@@ -20,14 +21,23 @@ def interval_ms() -> int:
     return round(settings.DSTACKWEB_SAMPLE_EVERY_S * 1000)
 
 
+def keep_series(collector: Collector, _field: object, series: Any, using: str) -> None:
+    """When a job is deleted: its GPUs' series stay, without it, for the GPUs' own history."""
+    for name in ("gpu", "job"):  # in this order: a GPU has one series without a job
+        column: Any = GpuSeries._meta.get_field(name)
+        collector.add_field_update(column, None, series)
+
+
 class GpuSeries(models.Model):
     """The samples of one GPU under one job, or (`job` null) of a host's GPU while no job holds it.
+
+    A removed job's series has neither.
 
     It holds the newest values, so that no page searches for the newest sample; and for a job, the GPU's low stretch
     (`window`), so that a sample costs the same however long the policy's window is.
     """
 
-    job = models.ForeignKey("runs.Job", null=True, on_delete=models.CASCADE, related_name="gpu_series")
+    job = models.ForeignKey("runs.Job", null=True, on_delete=keep_series, related_name="gpu_series")
     gpu = models.ForeignKey("backends.Gpu", null=True, on_delete=models.SET_NULL, related_name="series")
     uuid = models.CharField(max_length=80, help_text="NVML's UUID of the GPU or MIG device")
     index = models.PositiveSmallIntegerField(default=0, help_text="NVML's index on its machine")

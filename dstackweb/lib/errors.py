@@ -53,6 +53,12 @@ class Conflict(DomainError):
     status = 409
 
 
+class Gone(DomainError):
+    """It was there, and was removed for good."""
+
+    status = 410
+
+
 class Stale(DomainError):
     """It was changed since the caller read it (`If-Match`)."""
 

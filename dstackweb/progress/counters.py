@@ -160,8 +160,12 @@ class CounterRows:
                 prefix.version, prefix.changed_ms = scope.version, now_ms
         _count(scope, whole, scope.version, now_ms)
         _rate(scope, finished, now_ms)
+        # Only runs can be removed: tasks are forgotten, and stay in the count.
+        gone = [] if scope.run_id else [name for name in of_prefix if not self.prefixes[name].total]
+        scope.prefixes -= len(gone)
         self._write_prefixes(sorted(of_prefix))
         self._write_groups(sorted(deltas), whole.columns(), ids)
+        bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
         bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
 
     def _load_prefixes(self, names: Collection[str]) -> dict[str, _PrefixRow]:
@@ -270,10 +274,10 @@ def _count(row: _GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> N
     for state, more in delta.states.items():
         setattr(row, state, getattr(row, state) + more)
         row.total += more
-    if delta.duration_n:
+    row.duration_n += delta.duration_n
+    row.duration_s += delta.duration_s
+    if delta.duration_n > 0:  # the average of what was removed can't be taken out of a moving average
         mean_s = delta.duration_s / delta.duration_n
-        row.duration_n += delta.duration_n
-        row.duration_s += delta.duration_s
         row.duration_ewma_s = mean_s if row.duration_ewma_s is None else (row.duration_ewma_s + mean_s) / 2
     row.version = version
     row.changed_ms = now_ms

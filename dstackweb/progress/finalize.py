@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
@@ -21,9 +22,9 @@ ROWS_AT_ONCE = 5_000
 MOST_STEPS = 100
 """Steps of one call, so that it ends within the time limit of a background task."""
 DAY_MS = 86_400_000
-TASKS_KEPT_MS = 7 * DAY_MS
+TASKS_KEPT_MS = settings.DSTACKWEB_TASKS_DAYS * DAY_MS
 """How long task rows are kept after the end of their attempt, and all counters of attempts that were retried."""
-COUNTERS_KEPT_MS = 90 * DAY_MS
+COUNTERS_KEPT_MS = settings.DSTACKWEB_PROGRESS_DAYS * DAY_MS
 """How long the counters of a run's last attempt are kept after its end."""
 
 IS_LIVE = Q.create([Q(**{f"{state}__gt": 0}) for state in LIVE], connector=Q.OR)
@@ -40,6 +41,12 @@ def end(attempts: Collection[tuple[int, int]], now_ms: int) -> int:
         mine = Scope.objects.filter(run_id=run_id, attempt=attempt, ended_ms=None)
         marked += mine.update(ended_ms=now_ms, changed_ms=now_ms, version=F("version") + 1)
     return marked
+
+
+def expire(run_ids: Collection[int]) -> None:
+    """Have the progress of removed runs pruned, in the same small steps, as if their attempts had ended long ago."""
+    for run_id in sorted(run_ids):
+        Scope.objects.filter(run_id=run_id).update(ended_ms=0)
 
 
 def due() -> list[int]:
@@ -59,9 +66,14 @@ def settle(scope_id: int) -> bool:
     return _ends_in(MOST_STEPS, _settle(scope))
 
 
-def prune(now_ms: int) -> None:
-    """Delete old task rows and old scopes, in at most MOST_STEPS steps."""
-    _ends_in(MOST_STEPS, _prune(now_ms))
+def prune(now_ms: int) -> bool:
+    """Delete old task rows and old scopes, in at most MOST_STEPS steps. Returns False when steps remain."""
+    return _ends_in(MOST_STEPS, _prune(now_ms))
+
+
+def waiting(now_ms: int, most: int) -> int:
+    """How many attempts have rows to delete; at most `most`."""
+    return min(most, _with_old_tasks(now_ms)[:most].count() + _gone(now_ms).filter(tasks=0)[:most].count())
 
 
 def _ends_in(most: int, steps: Iterator[None]) -> bool:
@@ -109,13 +121,21 @@ def _release_counts(scope_id: int, prefix_id: int, groups: Sequence[int]) -> Non
 
 
 def _prune(now_ms: int) -> Iterator[None]:
-    old = Scope.objects.filter(ended_ms__lt=now_ms - TASKS_KEPT_MS, settled=True)
-    for pk in old.filter(tasks__gt=0).values_list("pk", flat=True):
+    for pk in _with_old_tasks(now_ms).values_list("pk", flat=True):
         yield from _delete_counted(pk, "tasks", Task.objects.filter(scope=pk))
-    later = Scope.objects.filter(run_id=OuterRef("run_id"), attempt__gt=OuterRef("attempt"))
-    gone = old.filter(Q(Exists(later)) | Q(ended_ms__lt=now_ms - COUNTERS_KEPT_MS))
-    for pk in gone.values_list("pk", flat=True):
+    for pk in _gone(now_ms).values_list("pk", flat=True):
         yield from _delete_scope(pk)
+
+
+def _with_old_tasks(now_ms: int) -> QuerySet[Scope]:
+    return Scope.objects.filter(ended_ms__lt=now_ms - TASKS_KEPT_MS, settled=True, tasks__gt=0)
+
+
+def _gone(now_ms: int) -> QuerySet[Scope]:
+    """Old scopes without a use: of attempts that were retried, and of any attempt later."""
+    old = Scope.objects.filter(ended_ms__lt=now_ms - TASKS_KEPT_MS, settled=True)
+    later = Scope.objects.filter(run_id=OuterRef("run_id"), attempt__gt=OuterRef("attempt"))
+    return old.filter(Q(Exists(later)) | Q(ended_ms__lt=now_ms - COUNTERS_KEPT_MS))
 
 
 def _delete_scope(scope_id: int) -> Iterator[None]:

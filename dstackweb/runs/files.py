@@ -6,6 +6,7 @@ trimmed, a gap is refused. An archive is one tar.gz per content, named by its ha
 
 from __future__ import annotations
 
+import datetime as dt
 import fcntl
 import hashlib
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid, TooLarge
@@ -122,8 +126,35 @@ def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None 
             actual = digest.hexdigest()
             if sha256 is not None and actual != sha256:
                 raise Invalid.at("archive", msg=f"the bytes that arrived hash to {actual[:12]}…: upload it again")
-            os.replace(file.name, archive_path(project.pk, actual))
+            return _keep_archive(project, actual, total, Path(file.name))
         except BaseException:
             os.unlink(file.name)
             raise
-    return Archive.objects.get_or_create(project=project, sha256=actual, defaults={"size": total})
+
+
+def _keep_archive(project: Project, sha256: str, size: int, upload: Path) -> tuple[Archive, bool]:
+    """Put an upload in place, behind its row's lock: an unused archive is removed behind the same."""
+    with transaction.atomic():
+        archive, made = Archive.objects.get_or_create(project=project, sha256=sha256, defaults={"size": size})
+        Archive.objects.filter(pk=archive.pk).update(used_at=timezone.now(), removed_at=None)
+        os.replace(upload, archive_path(project.pk, sha256))
+    return archive, made or archive.removed_at is not None
+
+
+def use_archive(project: Project, sha256: str) -> Archive | None:
+    """The archive with this hash, marked as used now; None when it is not there, or was removed."""
+    mine = Archive.objects.filter(project=project, sha256=sha256, removed_at=None)
+    return mine.get() if mine.update(used_at=timezone.now()) else None
+
+
+def remove_archive(archive: Archive, unused: Q, now: dt.datetime) -> bool:
+    """Remove an archive's file if the condition `unused` still holds behind its row's lock. Its row stays."""
+    with transaction.atomic():
+        if not Archive.objects.filter(unused, pk=archive.pk, removed_at=None).update(removed_at=now):
+            return False
+        archive_path(archive.project_id, archive.sha256).unlink(missing_ok=True)
+    return True
+
+
+def remove_log(job_id: UUID) -> None:
+    log_path(job_id).unlink(missing_ok=True)

@@ -16,9 +16,11 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Value
 from django.db.models.functions import Greatest
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project
 from dstackweb.runs.models import Queue, QueueHour, Run
@@ -63,7 +65,7 @@ def hour_of(at: dt.datetime) -> dt.datetime:
     return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
 
 
-KEPT_DAYS = 90
+KEPT_DAYS: int = settings.DSTACKWEB_HISTORY_DAYS
 """Hours older than that are removed."""
 
 
@@ -90,6 +92,22 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
             # Another transaction may create it too: also with zeros.
             QueueHour.objects.bulk_create([QueueHour(queue_id=queue, band=band, hour=hour)], ignore_conflicts=True)
             row.update(**changes)
+
+
+def count_removed(placed: Iterable[tuple[int, int, dt.datetime]]) -> None:
+    """Count placements (queue, priority, time) of removed runs, whose events a recount can't count any more.
+
+    Call inside the transaction that removes them, behind the queue counters.
+    """
+    numbers = Counter((queue, band_of(priority), hour_of(at)) for queue, priority, at in placed)
+    oldest = hour_of(timezone.now()) - dt.timedelta(days=KEPT_DAYS)
+    for (queue, band, hour), number in sorted(numbers.items()):
+        if hour < oldest:
+            continue
+        row = QueueHour.objects.filter(queue_id=queue, band=band, hour=hour)
+        # The run may have changed its queue or priority since: there may be no row.
+        QueueHour.objects.bulk_create([QueueHour(queue_id=queue, band=band, hour=hour)], ignore_conflicts=True)
+        row.update(placed_removed=F("placed_removed") + number)
 
 
 def sample_lengths(now: dt.datetime) -> None:
@@ -121,8 +139,9 @@ def sample_lengths(now: dt.datetime) -> None:
         QueueHour.objects.filter(higher, hour=hour, length__isnull=False).update(length_max=F("length"))
 
 
-def prune(now: dt.datetime) -> None:
-    QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS)).delete()
+def old_hours(now: dt.datetime) -> QuerySet[QueueHour]:
+    """The hours to prune."""
+    return QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS))
 
 
 def span_starts(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:

@@ -101,9 +101,12 @@ class Archive(models.Model):
     sha256 = models.CharField(max_length=64)
     size = models.BigIntegerField(help_text="bytes")
     created_at = models.DateTimeField(default=timezone.now)
+    used_at = models.DateTimeField(default=timezone.now, help_text="When it was last uploaded, found or submitted")
+    removed_at = models.DateTimeField(null=True, help_text="When its file was removed, because nobody used it")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["project", "sha256"], name="archive_once_in_project")]
+        indexes = [models.Index("used_at", condition=Q(removed_at=None), name="archive_by_use")]
 
     def __str__(self) -> str:
         return f"{self.sha256[:12]} ({self.size} bytes)"
@@ -189,6 +192,8 @@ class Run(models.Model):
             models.Index("project", "status", F("id").desc(), name="run_newest_of_status"),
             # Whole, since SQLite never sees that one status is among several of a partial index's condition.
             models.Index("status", "retry_at", name="run_by_status"),
+            # The runs to prune, oldest end first.
+            models.Index("ended_at", condition=Q(ended_at__isnull=False), name="run_by_end"),
         ]
 
     def __str__(self) -> str:
@@ -248,6 +253,7 @@ class Job(models.Model):
     stop_grace_s = models.PositiveIntegerField(null=True)
     status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
     log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
+    log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
 
     heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")
     heartbeat_at = models.DateTimeField(null=True)
@@ -263,6 +269,8 @@ class Job(models.Model):
             models.Index("status", name="job_by_status"),
             # The cost of a month is read before each paid placement, and few jobs have a price.
             models.Index("ended_at", condition=Q(price__gt=0), name="job_priced_by_end"),
+            # The logs to prune, oldest first.
+            models.Index("ended_at", condition=Q(log_removed_at=None), name="job_log_by_end"),
         ]
 
     def __str__(self) -> str:
@@ -343,6 +351,7 @@ class QueueHour(models.Model):
     band = models.PositiveSmallIntegerField()
     hour = models.DateTimeField(help_text="Its beginning, UTC")
     placed = models.PositiveIntegerField(default=0, help_text="Runs that left the queue to start")
+    placed_removed = models.PositiveIntegerField(default=0, help_text="Of those of the project, runs removed since")
     wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
     wait_max_s = models.BigIntegerField(default=0)
     # How many waited up to so long, and longer than the column before: plain integers, so that they count atomically.
@@ -380,6 +389,39 @@ class BudgetMark(models.Model):
 
     def __str__(self) -> str:
         return f"{self.project}: {self.percent} % in {self.month:%Y-%m}"
+
+
+class RemovedRun(models.Model):
+    """What is left of a removed run, until its files are gone everywhere: `removal` writes it."""
+
+    uid = models.UUIDField(primary_key=True, editable=False)
+    at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField()
+    logs: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="Ids of jobs whose logs remain")
+    has_logs = models.BooleanField(default=True, help_text="Whether `logs` has any")
+
+    class Meta:
+        indexes = [
+            models.Index("at", name="removed_run_by_age"),
+            models.Index("uid", condition=Q(has_logs=True), name="removed_run_with_logs"),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.uid)
+
+
+class RemovedSpend(models.Model):
+    """What removed runs have cost in a month beside instances, which keep their own cost."""
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
+    month = models.DateField(help_text="Its first day, UTC")
+    usd = models.DecimalField(max_digits=16, decimal_places=6)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "month"], name="removed_spend_once")]
+
+    def __str__(self) -> str:
+        return f"{self.project} {self.month:%Y-%m}: {self.usd}"
 
 
 class Verdict(models.Model):

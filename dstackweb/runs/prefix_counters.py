@@ -62,6 +62,20 @@ def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
     _shift([run for run in runs if STATE[RunStatus(run.status)] != STATE[new]], delta, now)
 
 
+def count_removed(runs: Sequence[Run], now: dt.datetime) -> None:
+    """Take ended runs that are being removed out of the counters. Call likewise."""
+
+    def delta(run: Run) -> Delta:
+        status = RunStatus(run.status)
+        found = Delta({STATE[status]: -1})
+        seconds = took_s(run.started_at, run.ended_at) if status in TIMED else None
+        if seconds is not None:
+            found.duration_n, found.duration_s = -1, -seconds
+        return found
+
+    _shift(runs, delta, now)
+
+
 def _delta(old: RunStatus | None, new: RunStatus) -> Delta:
     delta = Delta()
     delta.move(STATE[old] if old else None, STATE[new])

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import isclose
 
-from django.db.models import Count, Sum
+from django.db.models import Count, F, Sum
 from django.db.models.functions import TruncHour
 from django.utils import timezone
 
@@ -62,13 +62,16 @@ def _hosts() -> Iterator[Difference]:
 def _hours() -> Iterator[Difference]:
     """Placements per hour, compared with their events.
 
-    By project: a run may have changed its queue or priority since, and takes its events with it.
+    By project: a run may have changed its queue or priority since, and takes its events with it. Those of removed runs
+    are counted apart.
     """
     since = hour_of(timezone.now()) - dt.timedelta(days=KEPT_DAYS - 1)
     hours = QueueHour.objects.filter(hour__gte=since)
     kept = {
         (row["queue__project__name"], row["hour"]): row["n"]
-        for row in hours.order_by().values("queue__project__name", "hour").annotate(n=Sum("placed"))
+        for row in hours.order_by()
+        .values("queue__project__name", "hour")
+        .annotate(n=Sum(F("placed") - F("placed_removed")))
     }
     events = RunEvent.objects.filter(
         kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value, at__gte=since

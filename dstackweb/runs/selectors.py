@@ -8,13 +8,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import sql
-from dstackweb.lib.errors import NotFound
+from dstackweb.lib.errors import Gone, NotFound
 from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
@@ -192,7 +193,7 @@ def log_part(
 ) -> LogPart:
     """Part of a log: from `offset`, or its last `tail` lines. Defaults to the newest attempt that was placed.
 
-    Raises NotFound for a node or attempt that never was.
+    Raises NotFound for a node or attempt that never was, Gone for a log that was removed.
     """
     jobs = Job.objects.filter(run=run, node=node)
     job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
@@ -200,6 +201,11 @@ def log_part(
         if attempt is None and node == 0:
             return LogPart(b"", 0, run.attempt, run.ended_at is not None, None)
         raise NotFound(f"{run.name} has no node {node} in attempt {attempt or run.attempt}")
+    if job.log_removed_at is not None:
+        raise Gone(
+            f"the log of {run.name} was removed on {job.log_removed_at:%Y-%m-%d}: logs are kept for "
+            f"{settings.DSTACKWEB_LOGS_DAYS} days after the end of a run"
+        )
     # Whether it has ended is read first: what is there then is all there will be.
     over = job.status in JOB_ENDED
     if tail is not None:

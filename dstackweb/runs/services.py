@@ -21,7 +21,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import selectors, wakeups
+from dstackweb.runs import files, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
@@ -106,10 +106,18 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if missing:
         msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
         raise Invalid.at("env", msg=msg, line=run_file.line("env"))
-    if submission.archive and not Archive.objects.filter(project=project, sha256=submission.archive).exists():
-        raise Invalid.at("archive", msg="this archive was not uploaded, or was pruned. Upload it again")
+    if submission.archive:
+        _archive(project, submission.archive)
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text)
+
+
+def _archive(project: Project, sha256: str) -> Archive:
+    """An uploaded archive, in use from now on. Raises Invalid when it isn't there."""
+    archive = files.use_archive(project, sha256)
+    if archive is None:
+        raise Invalid.at("archive", msg="this archive was not uploaded, or was removed. Upload it again")
+    return archive
 
 
 def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
@@ -132,13 +140,13 @@ def submit(
     prepared = prepare(project, user, role, submission)
     spec = prepared.effective.spec
     name = spec.name or _free_name(project, "hold-" if spec.hold else "")
-    archive = Archive.objects.filter(project=project, sha256=submission.archive).first() if submission.archive else None
     try:
         with transaction.atomic():
             queue = take_seniority(prepared.queue.pk)
             refuse_draining(queue)
             due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
             seniority = seniority_us(due) if due else queue.last_seniority_us
+            archive = _archive(project, submission.archive) if submission.archive else None
             run = Run.objects.create(
                 project=project,
                 queue=queue,

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from decimal import Decimal
 from itertools import chain
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Instance
-from dstackweb.runs.models import BudgetMark, Job, Run
+from dstackweb.runs.models import BudgetMark, Job, RemovedSpend, Run
 
 HOUR_S = Decimal(3600)
 MICROSECOND = dt.timedelta(microseconds=1)
@@ -29,6 +29,7 @@ def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
     since = month_of(now)
     in_month = Q(ended_at=None) | Q(ended_at__gt=since)
     instances = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
+    removed = RemovedSpend.objects.filter(project=project_id, month=since.date()).values_list("usd", flat=True).first()
     # The condition on the price is the partial index's.
     jobs = Job.objects.filter(in_month, price__gt=0, run__project=project_id, instance=None, placed_at__lt=now)
     # By price, in whole numbers: there may be ten thousand, and few prices.
@@ -39,7 +40,18 @@ def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
     ):
         if began is not None:
             held_us[price] += max(0, ((ended or now) - max(since, began)) // MICROSECOND)
-    return sum((price * held for price, held in held_us.items()), Decimal(0)) / (HOUR_S * 1_000_000)
+    so_far = sum((price * held for price, held in held_us.items()), Decimal(0)) / (HOUR_S * 1_000_000)
+    return so_far + (removed or 0)
+
+
+def of_jobs(jobs: QuerySet[Job], now: dt.datetime) -> dict[int, Decimal]:
+    """USD by project for the part of these ended jobs within `now`'s month, without those on instances."""
+    since = month_of(now)
+    spent: dict[int, Decimal] = {}
+    priced = jobs.filter(price__gt=0, instance=None, ended_at__gt=since)
+    for project_id, price, began, ended in priced.values_list("run__project", "price", "placed_at", "ended_at"):
+        spent[project_id] = spent.get(project_id, Decimal(0)) + price * _hours(max(since, began), ended or now)
+    return spent
 
 
 def costs_by_run(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from dstackweb.lib.pages import ReadOnly
-from dstackweb.scheduler.models import PassState, PeriodicJob, Watch
+from dstackweb.scheduler.models import PassState, PeriodicJob, Retention, Watch
 
 
 @admin.register(PeriodicJob)
@@ -22,3 +22,8 @@ class PassStateAdmin(ReadOnly):
 @admin.register(Watch)
 class WatchAdmin(ReadOnly):
     list_display = ("counted_s", "checks")
+
+
+@admin.register(Retention)
+class RetentionAdmin(ReadOnly):
+    list_display = ("kind", "host", "waiting", "behind_since", "pruned", "pruned_at", "at")

@@ -6,8 +6,13 @@ only one runner claim a job.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
+import math
+import os
+import time
 from collections.abc import Sequence
+from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
@@ -23,12 +28,17 @@ from dstackweb.runner import nvml
 from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Job, RemovedRun, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.scheduler.monitoring import utilization
 
 log = logging.getLogger(__name__)
 
+FILES_BUDGET_S = 5.0
+"""How long one tick removes old files."""
+REMOVED_SEARCHED = dt.timedelta(days=1)
+"""A removed run's directory goes at once on hosts that are back within this time, and else when it is old."""
 KILL_MARGIN_S = 15.0
 """How long a stopping job's runner may take beyond its grace before its host kills it."""
 
@@ -113,16 +123,43 @@ def sample_gpus(name: str) -> None:
         utilization.apply_policies(intake.add_snapshot(host, nvml.read(), to_ms(began)), timezone.now())
 
 
-def remove_old_files(host: str) -> None:
-    """Remove what ended jobs left on this host: runner files, and later the runs' directories."""
+def remove_old_files(host: str, budget_s: float | None = FILES_BUDGET_S) -> bool:
+    """Remove what ended jobs left on this host: runner files, and later the runs' directories.
+
+    For `budget_s` seconds (None: all of it); returns whether some remain.
+    """
+    ends = time.monotonic() + (math.inf if budget_s is None else budget_s)
+    jobs, (runs_dir, runs) = old_job_files(host), old_run_dirs(host)
+    forgotten, removed = local.forget_all(jobs, ends), local.remove_run_dirs(runs_dir, runs, ends)
+    now = timezone.now()
+    for kind, found, gone in ((RetentionKind.JOB_FILES, jobs, forgotten), (RetentionKind.RUN_DIRS, runs, removed)):
+        Retention.note(kind, host, waiting=len(found) - gone, pruned=gone, now=now)
+    # What can't be removed, such as files of living processes, is tried with the next tick.
+    return time.monotonic() >= ends and forgotten + removed < len(jobs) + len(runs)
+
+
+def old_job_files(host: str) -> list[UUID]:
+    """Ended jobs of this host whose runner files are to be removed."""
     active = {str(pk) for pk in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE).values_list("pk", flat=True)}
-    local.prune(active)
+    return local.old_job_files(active, settings.DSTACKWEB_JOB_FILES_HOURS * 3600)
+
+
+def old_run_dirs(host: str) -> tuple[str, list[str]]:
+    """The parent of runs' directories on this host, and the runs (uids) whose directories are to be removed."""
     here = Host.objects.filter(name=host).exclude(runs_dir="").first()
-    if here is not None:
-        local.prune_runs(here.runs_dir, _ended, older_than_s=settings.DSTACKWEB_RUN_DIRS_DAYS * 86400)
+    if here is None:
+        return "", []
+    kept = dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS)
+    before = timezone.now() - kept
+    old = local.old_run_dirs(here.runs_dir, lambda uids: _over(uids, before), kept.total_seconds())
+    # Those of removed runs at once.
+    young = RemovedRun.objects.filter(at__gte=timezone.now() - REMOVED_SEARCHED, ended_at__gte=before)
+    removed = [str(uid) for uid in young.values_list("uid", flat=True)]
+    return here.runs_dir, old + [uid for uid in removed if os.path.isdir(os.path.join(here.runs_dir, uid))]
 
 
-def _ended(uids: Sequence[str]) -> set[str]:
-    """The ended runs among these. An unknown one belongs to another deployment, and stays."""
-    ended = Run.objects.filter(uid__in=uids, status__in=ENDED).values_list("uid", flat=True)
-    return {str(uid) for uid in ended}
+def _over(uids: Sequence[str], before: dt.datetime) -> set[str]:
+    """The runs among these that ended before, or were removed. An unknown one is another deployment's, and stays."""
+    ended = Run.objects.filter(uid__in=uids, status__in=ENDED, ended_at__lt=before).values_list("uid", flat=True)
+    removed = RemovedRun.objects.filter(uid__in=uids).values_list("uid", flat=True)
+    return {str(uid) for uid in (*ended, *removed)}

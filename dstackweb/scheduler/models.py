@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from enum import StrEnum
 from typing import Any
 
 from django.db import models, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 
@@ -105,6 +107,52 @@ class PassState(models.Model):
         cls.objects.filter(pk=1, generation=generation).update(
             expires_at=None, ended_at=timezone.now(), duration_ms=duration_ms, placed=placed
         )
+
+
+class RetentionKind(StrEnum):
+    """What is pruned when it is old."""
+
+    RUNS = "runs"
+    LOGS = "logs"
+    ARCHIVES = "archives"
+    TASKS = "tasks"
+    AVERAGES = "averages"
+    HISTORY = "history"
+    HOST_EVENTS = "host_events"
+    LEFTOVERS = "leftovers"
+    RUN_DIRS = "run_dirs"
+    JOB_FILES = "job_files"
+
+
+class Retention(models.Model):
+    """How much of one kind of data waits to be pruned, as of the last tick: of the deployment, or on one host."""
+
+    kind = models.CharField(max_length=20)
+    host = models.CharField(max_length=60, blank=True)
+    at = models.DateTimeField(default=timezone.now)
+    waiting = models.PositiveIntegerField(default=0)
+    behind_since = models.DateTimeField(null=True, help_text="Since when something has been left at each tick's end")
+    pruned = models.PositiveBigIntegerField(default=0, help_text="In all")
+    pruned_at = models.DateTimeField(null=True, help_text="When something was last pruned")
+
+    class Meta:
+        verbose_name_plural = "retention"
+        constraints = [models.UniqueConstraint(fields=["kind", "host"], name="retention_once")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.host}: {self.waiting} waiting"
+
+    @staticmethod
+    def note(kind: RetentionKind, host: str, *, waiting: int, pruned: int, now: dt.datetime) -> None:
+        """Write the figures at the end of a tick."""
+        behind = Coalesce("behind_since", Value(now, models.DateTimeField())) if waiting else None
+        values: dict[str, Any] = {"at": now, "waiting": waiting, "behind_since": behind}
+        if pruned:
+            values |= {"pruned": F("pruned") + pruned, "pruned_at": now}
+        mine = Retention.objects.filter(kind=kind, host=host)
+        if not mine.update(**values):
+            Retention.objects.bulk_create([Retention(kind=kind, host=host)], ignore_conflicts=True)
+            mine.update(**values)
 
 
 class Reservation(models.Model):

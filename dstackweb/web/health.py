@@ -28,10 +28,10 @@ from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
-from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.wording import offers as offer_words
-from dstackweb.wording import units
+from dstackweb.wording import retention, units
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ LATE_S = 15.0
 STUCK_S = 900.0
 """An instance takes a minute or two to terminate."""
 FULL_AT = 0.95
+BEHIND_S = 3600.0
+"""Pruning keeps up if now and then nothing is left."""
 BACKLOG = 100
 """Tasks waiting in the broker; more means that the workers do not keep up."""
 TONES = ("go", "info", "wait", "bad")
@@ -69,6 +71,7 @@ def checks() -> list[HealthCheck]:
         _broker,
         _offers,
         _disk,
+        _retention,
     )
     found = [check for part in parts for check in _safely(part)]
     return [*found, HealthCheck(_("Version"), "info", dstackweb.__version__)]
@@ -247,3 +250,19 @@ def _disk() -> Iterable[HealthCheck]:
         "total": units.mebibytes(usage.total >> 20),
     }
     yield HealthCheck(_("Server disk"), "go" if full < FULL_AT else "bad", value)
+
+
+def _retention() -> Iterable[HealthCheck]:
+    """What waits to be pruned, of the deployment and on hosts; late once it does not get less for long."""
+    rows = list(Retention.objects.order_by("kind", "host"))
+    if not rows:
+        return
+    waiting = [row for row in rows if row.waiting]
+    behind = min((row.behind_since for row in waiting if row.behind_since), default=None)
+    late = behind is not None and (timezone.now() - behind).total_seconds() > BEHIND_S
+    total = sum(row.waiting for row in waiting)
+    value = ngettext("%d item waits to be pruned", "%d items wait to be pruned", total) % total if total else ""
+    hint = ", ".join(retention.waiting(row.kind, row.host, row.waiting) for row in waiting)
+    last = max((row.pruned_at for row in rows if row.pruned_at), default=None)
+    name = _("Old data")
+    yield HealthCheck(name, "wait" if late else "go", value or _("nothing waits to be pruned"), hint, last)

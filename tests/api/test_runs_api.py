@@ -31,6 +31,16 @@ def test_a_run_is_submitted_read_changed_listed_and_stopped(api: Api) -> None:
     assert api("POST", f"{RUNS}/hello/stop").status_code == 409
 
 
+def test_an_ended_run_is_deleted_for_good(api: Api) -> None:
+    run = api("POST", RUNS, {"config": HELLO}).json()
+    refused = api("DELETE", f"{RUNS}/hello")
+    assert (refused.status_code, "Stop it first" in refused.json()["detail"]) == (409, True)
+    api("POST", f"{RUNS}/hello/stop")
+    assert api("DELETE", f"{RUNS}/{run['id']}").status_code == 204
+    assert api("DELETE", f"{RUNS}/{run['id']}").status_code == 404
+    assert api("GET", RUNS).json()["items"] == []
+
+
 def test_an_etag_that_a_proxy_made_weak_still_names_the_run(api: Api) -> None:
     tag = api("POST", RUNS, {"config": HELLO})["ETag"]
     assert api("PATCH", f"{RUNS}/hello", {"priority": 60}, If_Match=f"W/{tag}").status_code == 200

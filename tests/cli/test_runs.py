@@ -132,6 +132,16 @@ def test_a_concurrent_change_is_not_overwritten(
     assert Run.objects.get().priority == 20
 
 
+def test_an_ended_run_is_deleted_and_an_active_one_is_refused(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "one")
+    refused = cli("delete", "one")
+    assert refused.exit_code == 1
+    assert "Stop it first" in refused.stderr
+    cli.ok("stop", "one")
+    assert cli.ok("delete", "one") == "one: deleted\n"
+    assert not Run.objects.exists()
+
+
 def test_a_run_is_stopped_and_an_ended_one_is_refused(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "one")
     assert cli.ok("stop", "one") == "one: terminated\n"

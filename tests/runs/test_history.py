@@ -212,7 +212,7 @@ def test_hours_are_removed_after_ninety_days(project: Project, member: User) -> 
     for days in (0, 89, 91):
         at = NOW - dt.timedelta(days=days)
         history.count_placed([waiting(project, member, since=at)], at)
-    history.prune(NOW)
+    history.old_hours(NOW).delete()
     assert sorted((NOW - kept.hour).days for kept in QueueHour.objects.all()) == [0, 89]
 
 

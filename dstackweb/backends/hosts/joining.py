@@ -33,6 +33,7 @@ HOST_SALT = "dstackweb.host"
 SHARED = (
     "DSTACKWEB_CLUSTER_CONTROL", "DSTACKWEB_CLUSTER_CLOUD", "DSTACKWEB_HOST_SILENT_S", "DSTACKWEB_LOST_AFTER_S",
     "DSTACKWEB_WATCH_EVERY_S", "DSTACKWEB_SAMPLE_EVERY_S", "DSTACKWEB_RUN_DIRS_DAYS",
+    "DSTACKWEB_JOB_FILES_HOURS",
 )  # fmt: skip
 """Settings that all machines of the deployment share."""
 _PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379}

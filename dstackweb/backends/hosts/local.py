@@ -32,6 +32,8 @@ LAUNCH_S = 10.0
 """How long a runner may take to detach."""
 KILL_S = 2.0
 """How long a kill waits for the processes to end; the next call continues."""
+AT_ONCE = 200
+"""Jobs whose files are removed after one look at all processes."""
 
 
 def state_dir(job_id: UUID) -> Path:
@@ -135,8 +137,7 @@ def is_ours(pid: int) -> bool:
     if any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked):
         return True
     # A process that cleaned its environment is still below its runner.
-    jobs = [UUID(folder.name) for folder in _folders(_jobs_dir()) if _is_uuid(folder.name)]
-    return any(runner.pid in pids for job in jobs if (runner := _runner(job)) is not None)
+    return any(runner.pid in pids for job in jobs_here() if (runner := _runner(job)) is not None)
 
 
 def kill_job(job_id: UUID) -> bool:
@@ -179,38 +180,61 @@ def forget(job_id: UUID) -> bool:
     return True
 
 
-def prune(active: Collection[str], *, older_than_s: float = 3600, limit: int = 100) -> int:
-    """`forget` up to `limit` jobs with old files that are not among the `active` ids; returns how many.
+def jobs_here() -> list[UUID]:
+    """The jobs whose runners have files here."""
+    return [UUID(folder.name) for folder in _folders(_jobs_dir()) if _is_uuid(folder.name)]
 
-    Files of the last hour stay, since a job may have become active after `active` was read.
+
+def old_job_files(active: Collection[str], older_than_s: float) -> list[UUID]:
+    """Jobs with old files here that are not among the `active` ids.
+
+    Young files stay, since a job may have become active after `active` was read.
+    """
+    return [
+        UUID(folder.name)
+        for folder in _folders(_jobs_dir())
+        if _is_uuid(folder.name) and folder.name not in active and _age_s(folder) > older_than_s
+    ]
+
+
+def forget_all(jobs: Sequence[UUID], ends: float) -> int:
+    """`forget` these jobs, until the monotonic time `ends`; returns how many.
+
+    One look at all processes serves many jobs: only with a process that has its mark, or a runner, a job is alive.
     """
     forgotten = 0
-    for folder in _folders(_jobs_dir()):
-        if forgotten >= limit:
+    for start in range(0, len(jobs), AT_ONCE):
+        if time.monotonic() >= ends:
             break
-        if _is_uuid(folder.name) and folder.name not in active and _age_s(folder) > older_than_s:
-            forgotten += forget(UUID(folder.name))
+        marked = {job_of(pid) for pid in psutil.pids()}
+        for job_id in jobs[start : start + AT_ONCE]:
+            if str(job_id) not in marked and not runner_alive(job_id):
+                shutil.rmtree(state_dir(job_id), onerror=_log_error)
+                forgotten += 1
     return forgotten
 
 
-def prune_runs(
-    runs_dir: str, may_go: Callable[[Sequence[str]], Collection[str]], *, older_than_s: float, limit: int = 20
-) -> int:
-    """Remove up to `limit` old directories of runs that `may_go` returns; returns how many.
+def old_run_dirs(runs_dir: str, may_go: Callable[[Sequence[str]], Collection[str]], older_than_s: float) -> list[str]:
+    """The runs (uids) with old directories here that `may_go` returns; it gets some of them and returns which.
 
-    `may_go` gets run uids as texts and returns those of runs that have ended and will not be retried.
+    The directory's age says when its last node started: it is never younger than that, and only `may_go` knows the end.
     """
     old = [
         folder.name for folder in _folders(Path(runs_dir)) if _is_uuid(folder.name) and _age_s(folder) > older_than_s
     ]
+    return [name for start in range(0, len(old), 500) for name in may_go(old[start : start + 500])]
+
+
+def remove_run_dirs(runs_dir: str, uids: Collection[str], ends: float) -> int:
+    """Remove the directories of these runs, until the monotonic time `ends`; returns how many."""
     removed = 0
-    for start in range(0, len(old), 500):
-        batch = old[start : start + 500]
-        going = may_go(batch)
-        for name in batch:
-            if name in going and removed < limit:
-                shutil.rmtree(Path(runs_dir) / name, onerror=_log_error)
-                removed += 1
+    for uid in uids:
+        if time.monotonic() >= ends:
+            break
+        folder = Path(runs_dir) / str(UUID(uid))
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder, onerror=_log_error)
+            removed += not folder.exists()
     return removed
 
 

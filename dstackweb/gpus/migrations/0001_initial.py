@@ -6,6 +6,8 @@ import django.utils.timezone
 from django.conf import settings
 from django.db import migrations, models
 
+import dstackweb.gpus.models
+
 
 class Migration(migrations.Migration):
 
@@ -79,7 +81,7 @@ class Migration(migrations.Migration):
                 ('low_last_ms', models.BigIntegerField(help_text='Newest sample with a utilization', null=True)),
                 ('averaged_ms', models.BigIntegerField(default=0, help_text='Samples before this are averaged')),
                 ('gpu', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='series', to='backends.gpu')),
-                ('job', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='gpu_series', to='runs.job')),
+                ('job', models.ForeignKey(null=True, on_delete=dstackweb.gpus.models.keep_series, related_name='gpu_series', to='runs.job')),
             ],
             options={
                 'verbose_name_plural': 'GPU series',

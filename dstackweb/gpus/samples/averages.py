@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 
@@ -15,9 +16,9 @@ from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
 from dstackweb.lib.times import to_ms
 
 BUCKET_MS = 5 * 60_000
-KEPT_MS = 24 * 3_600_000
+KEPT_MS = settings.DSTACKWEB_SAMPLES_DAYS * 24 * 3_600_000
 """How long samples are kept."""
-AVERAGES_KEPT = dt.timedelta(days=30)
+AVERAGES_KEPT = dt.timedelta(days=settings.DSTACKWEB_AVERAGES_DAYS)
 SETTLED_MS = 60_000
 """Five minutes are averaged this long after their end; later samples have them averaged again."""
 SERIES_AT_ONCE = 100
@@ -126,16 +127,25 @@ def _whole(average: float | None) -> int | None:
     return None if average is None else round(average)
 
 
-def forget(now: dt.datetime) -> None:
-    """Prune averages that are a month old, and series without samples and averages."""
-    before_ms = to_ms(now - AVERAGES_KEPT)
-    for _step in range(MOST_STEPS):
-        old = GpuAverage.objects.filter(at_ms__lt=before_ms).order_by("at_ms").values_list("pk", flat=True)
-        if not GpuAverage.objects.filter(pk__in=list(old[:ROWS_AT_ONCE])).delete()[0]:
-            break
+def forget(now: dt.datetime) -> int:
+    """Prune a few averages that are old, or series without samples and averages; returns how many."""
+    chosen = list(_old(now).order_by("at_ms").values_list("pk", flat=True)[:ROWS_AT_ONCE])
+    if chosen:
+        return GpuAverage.objects.filter(pk__in=chosen).delete()[0]
     # A host's GPU keeps the series that it has while no job holds it.
-    over = GpuSeries.objects.filter(Q(job__isnull=False) | Q(gpu=None), first_ms=None, last_ms__lt=before_ms)
-    for _step in range(MOST_STEPS):
-        empty = over.filter(~Exists(GpuAverage.objects.filter(series=OuterRef("pk")))).order_by("pk")
-        if not GpuSeries.objects.filter(pk__in=list(empty.values_list("pk", flat=True)[:SERIES_AT_ONCE])).delete()[0]:
-            break
+    over = GpuSeries.objects.filter(Q(job__isnull=False) | Q(gpu=None), first_ms=None, last_ms__lt=_before_ms(now))
+    empty = over.filter(~Exists(GpuAverage.objects.filter(series=OuterRef("pk")))).order_by("pk")
+    return GpuSeries.objects.filter(pk__in=list(empty.values_list("pk", flat=True)[:SERIES_AT_ONCE])).delete()[0]
+
+
+def waiting(now: dt.datetime, most: int) -> int:
+    """How many averages are to be pruned; at most `most`."""
+    return _old(now)[:most].count()
+
+
+def _old(now: dt.datetime) -> QuerySet[GpuAverage]:
+    return GpuAverage.objects.filter(at_ms__lt=_before_ms(now))
+
+
+def _before_ms(now: dt.datetime) -> int:
+    return to_ms(now - AVERAGES_KEPT)

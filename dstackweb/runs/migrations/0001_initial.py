@@ -46,6 +46,8 @@ class Migration(migrations.Migration):
                 ('sha256', models.CharField(max_length=64)),
                 ('size', models.BigIntegerField(help_text='bytes')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('used_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it was last uploaded, found or submitted')),
+                ('removed_at', models.DateTimeField(help_text='When its file was removed, because nobody used it', null=True)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='accounts.project')),
             ],
         ),
@@ -88,6 +90,7 @@ class Migration(migrations.Migration):
                 ('stop_grace_s', models.PositiveIntegerField(null=True)),
                 ('status_s', models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")),
                 ('log_size', models.BigIntegerField(help_text='bytes; known once the runner reported the end', null=True)),
+                ('log_removed_at', models.DateTimeField(help_text='When its log was removed, because it was old', null=True)),
                 ('heartbeats', models.BigIntegerField(default=0, help_text='Rises with each heartbeat of the runner')),
                 ('heartbeat_at', models.DateTimeField(null=True)),
                 ('heartbeats_seen', models.BigIntegerField(default=0)),
@@ -154,6 +157,7 @@ class Migration(migrations.Migration):
                 ('band', models.PositiveSmallIntegerField()),
                 ('hour', models.DateTimeField(help_text='Its beginning, UTC')),
                 ('placed', models.PositiveIntegerField(default=0, help_text='Runs that left the queue to start')),
+                ('placed_removed', models.PositiveIntegerField(default=0, help_text='Of those of the project, runs removed since')),
                 ('wait_s', models.BigIntegerField(default=0, help_text='Their waiting, seconds in all')),
                 ('wait_max_s', models.BigIntegerField(default=0)),
                 ('waited_1m', models.PositiveIntegerField(default=0)),
@@ -227,6 +231,31 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='RemovedRun',
+            fields=[
+                ('uid', models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ('at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('ended_at', models.DateTimeField()),
+                ('logs', models.JSONField(default=list, help_text='Ids of jobs whose logs remain')),
+                ('has_logs', models.BooleanField(default=True, help_text='Whether `logs` has any')),
+            ],
+            options={
+                'indexes': [models.Index(models.F('at'), name='removed_run_by_age'), models.Index(models.F('uid'), condition=models.Q(('has_logs', True)), name='removed_run_with_logs')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RemovedSpend',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('month', models.DateField(help_text='Its first day, UTC')),
+                ('usd', models.DecimalField(decimal_places=6, max_digits=16)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('project', 'month'), name='removed_spend_once')],
             },
         ),
         migrations.CreateModel(
@@ -313,8 +342,20 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(condition=models.Q(('status__in', ['pending', 'submitted', 'provisioning', 'running', 'terminating', 'done', 'failed', 'terminated'])), name='run_status_known'),
         ),
         migrations.AddIndex(
+            model_name='archive',
+            index=models.Index(models.F('used_at'), condition=models.Q(('removed_at', None)), name='archive_by_use'),
+        ),
+        migrations.AddIndex(
+            model_name='run',
+            index=models.Index(models.F('ended_at'), condition=models.Q(('ended_at__isnull', False)), name='run_by_end'),
+        ),
+        migrations.AddIndex(
             model_name='job',
             index=models.Index(models.F('status'), name='job_by_status'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(models.F('ended_at'), condition=models.Q(('log_removed_at', None)), name='job_log_by_end'),
         ),
         migrations.AddIndex(
             model_name='job',

@@ -57,6 +57,23 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Retention',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('kind', models.CharField(max_length=20)),
+                ('host', models.CharField(blank=True, max_length=60)),
+                ('at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('waiting', models.PositiveIntegerField(default=0)),
+                ('behind_since', models.DateTimeField(help_text="Since when something has been left at each tick's end", null=True)),
+                ('pruned', models.PositiveBigIntegerField(default=0, help_text='In all')),
+                ('pruned_at', models.DateTimeField(help_text='When something was last pruned', null=True)),
+            ],
+            options={
+                'verbose_name_plural': 'retention',
+                'constraints': [models.UniqueConstraint(fields=('kind', 'host'), name='retention_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='Reservation',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),

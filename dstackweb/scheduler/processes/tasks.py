@@ -29,7 +29,7 @@ from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.scheduler.models import PassState, PeriodicJob
 from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
-from dstackweb.scheduler.processes import housekeeping
+from dstackweb.scheduler.processes import housekeeping, retention
 
 OUTSTANDING_S = 10.0
 """A tick that has not ended by then counts as lost, and the next may start. Short, because a killed worker delays
@@ -37,6 +37,7 @@ everything by this long, and a second tick beside a slow one does no harm."""
 TASKS = 8
 """Up to this many jobs are checked by a task each."""
 ORPHANS_AGAIN_S = 10.0
+PRUNE_AGAIN_S = 2.0
 MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
 
@@ -67,6 +68,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
         Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
+        Periodic("retention", prune_old_data, 600.0, control),
     ]
 
 
@@ -76,7 +78,7 @@ def host_jobs(host: str, cluster: str) -> list[Periodic]:
     return [
         Periodic(jobs, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
         Periodic(gpus, lambda: hosts.sample_gpus(host), settings.DSTACKWEB_SAMPLE_EVERY_S, cluster),
-        Periodic(files, lambda: hosts.remove_old_files(host), 600.0, cluster),
+        Periodic(files, lambda: remove_old_files(host), 600.0, cluster),
     ]
 
 
@@ -158,6 +160,18 @@ def _broker(cluster: str) -> Broker:
 def _bring_forward(name: str, seconds: float) -> None:
     """Make a periodic job due again in `seconds`."""
     PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
+
+
+def prune_old_data() -> None:
+    """Prune for a while, and again soon if that was not all."""
+    if retention.prune():
+        _bring_forward("retention", PRUNE_AGAIN_S)
+
+
+def remove_old_files(host: str) -> None:
+    """Remove old files of this host for a while, and again soon if that was not all."""
+    if hosts.remove_old_files(host):
+        _bring_forward(PeriodicJob.host_names(host)[2], PRUNE_AGAIN_S)
 
 
 def enqueue_pass(**_signal: Any) -> None:

@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.profiles import services as profiles
-from dstackweb.runs import files, rows, selectors, services
+from dstackweb.runs import files, removal, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web.common.pages import PageRequest, done_here, polled, project_page, whole_number
+from dstackweb.web.common.pages import PageRequest, done, done_here, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
@@ -152,6 +152,15 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
     found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
     return done_here(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
+
+
+@require_POST
+@project_page("member")
+def delete(request: PageRequest, run: str) -> HttpResponse:
+    """Delete an ended run, and show the list of runs."""
+    found = selectors.find_run(request.project, run)
+    removal.delete(found, request.user, request.role)
+    return done(request, _("%s deleted") % found.name, reverse("web:runs", args=[request.project.name]))
 
 
 @project_page()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import pwd
 import signal
@@ -241,7 +242,7 @@ def age(folder: Path, seconds: float) -> None:
     os.utime(folder, (time.time() - seconds,) * 2)
 
 
-def test_old_files_of_ended_jobs_go_in_small_steps() -> None:
+def test_old_files_of_ended_jobs_go_within_a_time(home: Path) -> None:
     jobs = [uuid4() for _ in range(5)]
     for job in jobs:
         local.state_dir(job).mkdir(parents=True)
@@ -251,10 +252,23 @@ def test_old_files_of_ended_jobs_go_in_small_steps() -> None:
     age(other, 7200)
     young, active = jobs[:2]
     age(local.state_dir(young), 60)
-    assert local.prune({str(active)}, limit=2) == 2
-    assert local.prune({str(active)}, limit=2) == 1
-    assert local.prune({str(active)}) == 0
+    old = local.old_job_files({str(active)}, 3600)
+    assert set(old) == set(jobs[2:])
+    assert local.forget_all(old, ends=time.monotonic()) == 0
+    assert local.forget_all(old, ends=math.inf) == 3
+    assert local.old_job_files({str(active)}, 3600) == []
     assert {folder.name for folder in other.parent.iterdir()} == {str(young), str(active), "not-a-job"}
+
+
+def test_files_of_a_job_with_living_processes_stay(serve: Callable[..., JobApi]) -> None:
+    api = serve("echo up; sleep 60")
+    launch(api)
+    eventually(lambda: b"up" in api.log)
+    assert local.forget_all([api.job], ends=math.inf) == 0
+    assert local.state_dir(api.job).exists()
+    local.kill_job(api.job)
+    assert local.forget_all([api.job], ends=math.inf) == 1
+    assert not local.state_dir(api.job).exists()
 
 
 def test_old_directories_of_runs_go_once_nobody_needs_them(home: Path) -> None:
@@ -270,11 +284,13 @@ def test_old_directories_of_runs_go_once_nobody_needs_them(home: Path) -> None:
         asked.extend(some)
         return set(uids[2:])
 
-    assert local.prune_runs(str(runs), may_go, older_than_s=50, limit=1) == 1
+    old = local.old_run_dirs(str(runs), may_go, 50)
     assert sorted(asked) == uids[1:]
-    assert local.prune_runs(str(runs), may_go, older_than_s=50) == 1
+    assert sorted(old) == uids[2:]
+    assert local.remove_run_dirs(str(runs), old, ends=time.monotonic()) == 0
+    assert local.remove_run_dirs(str(runs), old, ends=math.inf) == 2
     assert sorted(folder.name for folder in runs.iterdir()) == uids[:2]
-    assert local.prune_runs(str(home / "none"), may_go, older_than_s=0) == 0
+    assert local.old_run_dirs(str(home / "none"), may_go, 0) == []
 
 
 def test_a_link_in_place_of_a_directory_is_never_followed(home: Path) -> None:
@@ -283,7 +299,8 @@ def test_a_link_in_place_of_a_directory_is_never_followed(home: Path) -> None:
     runs, uid = home / "runs", str(uuid4())
     runs.mkdir()
     (runs / uid).symlink_to(precious)
-    assert local.prune_runs(str(runs), set, older_than_s=-1) == 0
+    assert local.old_run_dirs(str(runs), set, -1) == []
+    assert local.remove_run_dirs(str(runs), [uid], ends=math.inf) == 0
     assert precious.exists()
 
 

@@ -131,9 +131,10 @@ def test_after_a_month_averages_go_and_then_the_series_of_jobs(project: Project,
     free = sampled(None, range(0, HOUR_MS, EVERY_MS), gpu=gpu)
     averages.roll(at(DAY_MS + 2 * HOUR_MS))
     assert GpuAverage.objects.count() == 24
-    averages.forget(at(30 * DAY_MS))
+    assert averages.forget(at(30 * DAY_MS)) == 0
     assert (GpuAverage.objects.count(), GpuSeries.objects.count()) == (24, 2)
-    averages.forget(at(30 * DAY_MS + HOUR_MS))
+    assert averages.waiting(at(30 * DAY_MS + HOUR_MS), 10) == 10
+    assert [averages.forget(at(30 * DAY_MS + HOUR_MS)) for _ in range(3)] == [24, 1, 0]
     assert (GpuAverage.objects.count(), list(GpuSeries.objects.all())) == (0, [free])
 
 
@@ -141,8 +142,8 @@ def test_the_periodic_work_does_both(job: Job) -> None:
     began = averages.bucket_of(to_ms(timezone.now())) - START_MS - 40 * DAY_MS
     sampled(job, range(began, began + HOUR_MS, EVERY_MS))
     wanted = {one.name for one in tasks.control_jobs() if one.when is None or one.when()}
-    assert {"gpu-averages", "housekeeping"} <= wanted
+    assert {"gpu-averages", "retention"} <= wanted
     tasks.tick("gpu-averages", timezone.now().timestamp())
     assert (GpuSample.objects.count(), GpuAverage.objects.count()) == (0, 12)
-    tasks.tick("housekeeping", timezone.now().timestamp())
+    tasks.tick("retention", timezone.now().timestamp())
     assert (GpuAverage.objects.count(), GpuSeries.objects.count()) == (0, 0)

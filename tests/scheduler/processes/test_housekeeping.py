@@ -13,12 +13,12 @@ from dstackweb.scheduler.processes import housekeeping
 
 @pytest.mark.django_db
 def test_a_part_that_fails_stops_no_other(project: Project, member: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_now: dt.datetime) -> None:
+    def fail(_before: dt.datetime) -> None:
         raise ValueError("broken")
 
     long_ago = timezone.now() - dt.timedelta(days=2)
     Move.objects.create(queue=ensure_queue(project), user=member, at=long_ago, changes=[])
-    monkeypatch.setattr(housekeeping.history, "prune", fail)
+    monkeypatch.setattr(housekeeping.services, "forget_secrets", fail)
     with pytest.raises(ValueError, match="broken"):
         housekeeping.keep_house()
     assert not Move.objects.exists()

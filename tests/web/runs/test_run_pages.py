@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, files
@@ -146,6 +147,28 @@ def test_stopping_a_running_run_asks_it_to_and_twice_is_harmless(project: Projec
         assert answer.status_code == 204
         assert "Stopping " in json.loads(answer["HX-Trigger"])["toast"]["text"]
     assert "asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
+
+
+def test_an_ended_run_can_be_deleted_from_its_page_and_an_active_one_not(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann)
+    client, page = as_user(ann), f"/p/main/runs/{run.uid}/"
+    assert "delete-run" not in client.get(page).content.decode()
+    assert client.post(f"{page}delete/", headers=HTMX).status_code == 409
+    client.post(f"{page}stop/", headers=HTMX)
+    assert "for good" in client.get(page).content.decode()
+    assert client.post(f"{page}delete/", headers=HTMX).status_code < 400
+    assert not Run.objects.exists()
+
+
+def test_a_removed_log_is_said(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = ended(make_run(project, ann), "done_by_runner", exit_code=0)
+    run.jobs.update(log_removed_at=timezone.now())
+    client, page = as_user(ann), f"/p/main/runs/{run.uid}/"
+    assert "because it was old" in client.get(page).content.decode()
+    assert client.get(f"{page}log/").status_code == 410
 
 
 def test_stopping_what_has_ended_is_a_conflict_told_in_words(project: Project, ann: User, as_user: SignIn) -> None:

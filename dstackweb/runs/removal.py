@@ -1,0 +1,132 @@
+"""Removes ended runs for good, with their jobs, events and logs; all counters stay right (docs/design.md, rule 7).
+
+A removed run leaves a row (`RemovedRun`) until its files are gone: hosts delete the directories of runs that they know
+to have ended, and never those of an unknown run.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from decimal import Decimal
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import Conflict, NotFound
+from dstackweb.progress import finalize
+from dstackweb.runs import files, prefix_counters, spend
+from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.concurrency import may_change
+from dstackweb.runs.history import count_removed
+from dstackweb.runs.models import Job, QueueCount, RemovedRun, RemovedSpend, Run, RunEvent
+from dstackweb.runs.states import ENDED, RunStatus
+
+log = logging.getLogger(__name__)
+
+
+def delete(run: Run, user: User, role: str) -> None:
+    """Delete an ended run for its owner or a manager; a schedule that it would continue ends with it.
+
+    Raises Forbidden, Conflict while it has not ended, NotFound when it is gone already.
+    """
+    may_change(run, user, role)
+    if remove([run.pk], Q()):
+        log.info("%s deleted run %s (%s) of %s", user.get_username(), run.name, run.uid, run.user.get_username())
+        return
+    status = Run.objects.filter(pk=run.pk).values_list("status", flat=True).first()
+    if status is None:
+        raise NotFound(f"run {run.name} was deleted before")
+    raise Conflict(f"run {run.name} is {status}: only ended runs can be deleted. Nothing was deleted. Stop it first.")
+
+
+def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) -> int:
+    """Remove those of these runs that have ended and do not match `unless`, in one transaction; returns how many.
+
+    Their logs are removed after the commit, or by `remove_logs` where that was interrupted.
+    """
+    now = now or timezone.now()
+    with transaction.atomic():
+        mine = Run.objects.filter(pk__in=run_ids, status__in=ENDED, ended_at__isnull=False)
+        if unless:
+            mine = mine.exclude(unless)
+        runs = list(mine.select_for_update().order_by("pk").defer("config_text", "provenance", "env_secret", "spec"))
+        if not runs:
+            return 0
+        keys = [run.pk for run in runs]
+        removed = _leave_rows(runs, now)
+        placed = _placed(keys)
+        spent = _spent(keys, now)
+        Run.objects.filter(pk__in=keys).delete()
+        finalize.expire(keys)
+        _uncount(runs)
+        prefix_counters.count_removed(runs, now)
+        count_removed(placed)
+        _keep_spend(spent, now)
+        transaction.on_commit(lambda: _remove_logs(removed), robust=True)
+    return len(runs)
+
+
+def remove_logs(limit: int = 50) -> int:
+    """Remove logs that removed runs have left, of so many runs; returns of how many."""
+    rows = list(RemovedRun.objects.filter(has_logs=True).order_by("uid")[:limit])
+    _remove_logs(rows)
+    return len(rows)
+
+
+def _remove_logs(removed: Sequence[RemovedRun]) -> None:
+    for row in removed:
+        for job_id in row.logs:
+            files.remove_log(job_id)
+    RemovedRun.objects.filter(pk__in=[row.pk for row in removed]).update(logs=[], has_logs=False)
+
+
+def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> list[RemovedRun]:
+    logs: defaultdict[int, list[str]] = defaultdict(list)
+    for run_id, job_id in Job.objects.filter(run__in=runs, log_removed_at=None).values_list("run_id", "pk"):
+        logs[run_id].append(str(job_id))
+    return RemovedRun.objects.bulk_create(
+        RemovedRun(
+            uid=run.uid, at=now, ended_at=run.ended_at or now, logs=logs[run.pk], has_logs=bool(logs[run.pk])
+        )
+        for run in runs
+    )  # fmt: skip
+
+
+def _placed(run_ids: Collection[int]) -> list[tuple[int, int, dt.datetime]]:
+    """Queue, priority and time of each placement whose event goes with its run."""
+    events = RunEvent.objects.filter(
+        run__in=run_ids, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
+    )
+    return list(events.values_list("run__queue", "run__priority", "at"))
+
+
+def _spent(run_ids: Collection[int], now: dt.datetime) -> dict[int, Decimal]:
+    """USD that the runs have cost their projects this month, without instances, whose rows stay."""
+    return spend.of_jobs(Job.objects.filter(run__in=run_ids), now)
+
+
+def _keep_spend(spent: dict[int, Decimal], now: dt.datetime) -> None:
+    month = spend.month_of(now).date()
+    for project_id, usd in sorted(spent.items()):
+        row = RemovedSpend.objects.filter(project=project_id, month=month)
+        if not row.update(usd=F("usd") + usd):
+            # Another transaction may create it too: also with zero.
+            RemovedSpend.objects.bulk_create(
+                [RemovedSpend(project_id=project_id, month=month, usd=0)], ignore_conflicts=True
+            )
+            row.update(usd=F("usd") + usd)
+
+
+def _uncount(runs: Sequence[Run]) -> None:
+    """Shift each queue's counters once, in the common lock order."""
+    of_queue: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        of_queue[run.queue_id][run.status] += 1
+    for queue_id, statuses in sorted(of_queue.items()):
+        shifted = {status: F(status) - number for status, number in statuses.items()}
+        QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)

@@ -1,0 +1,176 @@
+"""What is kept for how long, and the loop that prunes it: in small transactions, for a bounded time per tick.
+
+What remains goes with the next ticks, which then follow each other at once. A run is pruned with its jobs and events
+once it has ended long ago, and the schedule that it belongs to has gone on. A log, and code that nobody submits any
+more, may go earlier. Nothing goes that an active run, its retry or its schedule may need.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from dstackweb.backends.models import HostEvent
+from dstackweb.gpus.samples import averages
+from dstackweb.lib.times import to_ms
+from dstackweb.progress import finalize
+from dstackweb.runs import files, history, removal
+from dstackweb.runs.models import Archive, Job, RemovedRun, Run
+from dstackweb.runs.states import ACTIVE, ENDED
+from dstackweb.scheduler.models import Retention, RetentionKind
+
+log = logging.getLogger(__name__)
+BUDGET_S = 5.0
+"""Of one tick: a worker of the control cluster is busy as long."""
+AT_ONCE = 50
+"""Runs, logs or archives of one step, which is at most one transaction."""
+ROWS_AT_ONCE = 2_000
+MOST_COUNTED = 100_000
+"""What waits is counted up to here."""
+REMOVED_KEPT = dt.timedelta(days=60)
+"""A host that was away for longer keeps the directories of runs removed meanwhile."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of data. `step` prunes a little of it, and returns how much; 0 when nothing is left."""
+
+    name: RetentionKind
+    waiting: Callable[[dt.datetime], int]
+    step: Callable[[dt.datetime], int]
+
+
+def kinds() -> list[Kind]:
+    """All kinds that the database knows; each host prunes its own files (`scheduler.hosts`)."""
+    return [
+        _of_rows(RetentionKind.LOGS, old_logs, _prune_logs),
+        _of_rows(RetentionKind.ARCHIVES, unused_archives, _prune_archives),
+        _of_rows(RetentionKind.RUNS, old_runs, _prune_runs),
+        Kind(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
+        Kind(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
+        _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
+        _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
+        # What interrupted removals have left behind.
+        Kind(
+            RetentionKind.LEFTOVERS,
+            lambda _now: RemovedRun.objects.filter(has_logs=True)[:MOST_COUNTED].count(),
+            lambda _now: removal.remove_logs(AT_ONCE),
+        ),
+        _of_rows(RetentionKind.LEFTOVERS, _old_removed_runs, _delete_some),
+        _of_rows(RetentionKind.LEFTOVERS, _old_removed_archives, _delete_some),
+    ]
+
+
+def prune(now: dt.datetime | None = None, budget_s: float | None = BUDGET_S) -> bool:
+    """Prune all kinds in turn, step by step, for `budget_s` seconds (None: to the end); returns whether some remains.
+
+    A kind that fails stops no other; its error is raised at the end.
+    """
+    now, began = now or timezone.now(), time.monotonic()
+    left, pruned, failed = kinds(), Counter[RetentionKind](), None
+    while left and (budget_s is None or time.monotonic() - began < budget_s):
+        unfinished: list[Kind] = []
+        for kind in left:
+            try:
+                done = kind.step(now)
+            except Exception as error:
+                log.exception("could not prune %s", kind.name)
+                failed = error
+                continue
+            pruned[kind.name] += done
+            if done:
+                unfinished.append(kind)
+        left = unfinished
+    for name, number in due(now).items():
+        Retention.note(name, "", waiting=number, pruned=pruned[name], now=now)
+    if failed is not None:
+        raise failed
+    return bool(left)
+
+
+def due(now: dt.datetime) -> dict[RetentionKind, int]:
+    """How much of each kind waits to be pruned, counted up to MOST_COUNTED."""
+    numbers = Counter[RetentionKind]()
+    for kind in kinds():
+        numbers[kind.name] += kind.waiting(now)
+    return dict(numbers)
+
+
+def old_runs(now: dt.datetime) -> QuerySet[Run]:
+    """Runs that ended long ago. One whose schedule continues stays until its next occurrence was made from it."""
+    before = now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS)
+    return Run.objects.filter(ended_at__lt=before, status__in=ENDED, retry_at=None).order_by("ended_at")
+
+
+def old_logs(now: dt.datetime) -> QuerySet[Job]:
+    """Jobs of runs that ended long ago, whose logs are there."""
+    before = now - dt.timedelta(days=settings.DSTACKWEB_LOGS_DAYS)
+    jobs = Job.objects.filter(log_removed_at=None, ended_at__lt=before)
+    return jobs.filter(run__status__in=ENDED, run__ended_at__lt=before).order_by("ended_at")
+
+
+def unused_archives(now: dt.datetime) -> QuerySet[Archive]:
+    """Code that nobody has uploaded, found or submitted for long, and that no active or scheduled run needs."""
+    return Archive.objects.filter(_unused(now), removed_at=None).order_by("used_at")
+
+
+def _unused(now: dt.datetime) -> Q:
+    before = now - dt.timedelta(days=settings.DSTACKWEB_ARCHIVES_DAYS)
+    users = Run.objects.filter(archive=OuterRef("pk"))
+    needed = users.filter(Q(status__in=ACTIVE) | Q(retry_at__isnull=False) | Q(ended_at__gte=before))
+    return Q(used_at__lt=before) & ~Q(Exists(needed))
+
+
+def _old_host_events(now: dt.datetime) -> QuerySet[HostEvent]:
+    return HostEvent.objects.filter(at__lt=now - dt.timedelta(days=settings.DSTACKWEB_HOST_EVENTS_DAYS))
+
+
+def _old_removed_runs(now: dt.datetime) -> QuerySet[RemovedRun]:
+    return RemovedRun.objects.filter(at__lt=now - REMOVED_KEPT, has_logs=False)
+
+
+def _old_removed_archives(now: dt.datetime) -> QuerySet[Archive]:
+    unnamed = ~Q(Exists(Run.objects.filter(archive=OuterRef("pk"))))
+    return Archive.objects.filter(unnamed, removed_at__lt=now - REMOVED_KEPT)
+
+
+def _of_rows(
+    name: RetentionKind, old: Callable[[dt.datetime], QuerySet[Any]], step: Callable[[QuerySet[Any], dt.datetime], int]
+) -> Kind:
+    return Kind(name, lambda now: old(now)[:MOST_COUNTED].count(), lambda now: step(old(now), now))
+
+
+def _prune_runs(old: QuerySet[Run], now: dt.datetime) -> int:
+    ids = list(old.values_list("pk", flat=True)[:AT_ONCE])
+    return removal.remove(ids, Q(retry_at__isnull=False), now)
+
+
+def _prune_logs(old: QuerySet[Job], now: dt.datetime) -> int:
+    """The files first: a log whose removal was interrupted is found again by its row."""
+    ids = list(old.values_list("pk", flat=True)[: AT_ONCE * 4])
+    for job_id in ids:
+        files.remove_log(job_id)
+    return Job.objects.filter(pk__in=ids).update(log_removed_at=now)
+
+
+def _prune_archives(old: QuerySet[Archive], now: dt.datetime) -> int:
+    return sum(files.remove_archive(archive, _unused(now), now) for archive in old[:AT_ONCE])
+
+
+def _prune_tasks(now: dt.datetime) -> int:
+    return 0 if finalize.prune(to_ms(now)) else 1
+
+
+def _delete_some(old: QuerySet[Any], now: dt.datetime) -> int:
+    ids = list(old.order_by().values_list("pk", flat=True)[:ROWS_AT_ONCE])
+    number: int = old.model._default_manager.filter(pk__in=ids).delete()[0]
+    return number

@@ -1,0 +1,28 @@
+"""What is pruned when it is old, in words."""
+
+from __future__ import annotations
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from dstackweb.scheduler.models import RetentionKind
+
+LABELS: dict[RetentionKind, str | Promise] = {
+    RetentionKind.RUNS: gettext_lazy("ended runs"),
+    RetentionKind.LOGS: gettext_lazy("logs of ended runs"),
+    RetentionKind.ARCHIVES: gettext_lazy("unused code"),
+    RetentionKind.TASKS: gettext_lazy("tasks of ended attempts"),
+    RetentionKind.AVERAGES: gettext_lazy("averages of GPU samples"),
+    RetentionKind.HISTORY: gettext_lazy("hours of queue history"),
+    RetentionKind.HOST_EVENTS: gettext_lazy("events of hosts"),
+    RetentionKind.LEFTOVERS: gettext_lazy("leftovers of removed runs and code"),
+    RetentionKind.RUN_DIRS: gettext_lazy("run directories"),
+    RetentionKind.JOB_FILES: gettext_lazy("runner files of ended jobs"),
+}
+
+
+def waiting(kind: str, host: str, number: int) -> str:
+    """How much of one kind waits: "12 run directories on gpu-1"."""
+    values = {"number": number, "what": LABELS[RetentionKind(kind)], "host": host}
+    return (_("%(number)d %(what)s on %(host)s") if host else _("%(number)d %(what)s")) % values
