@@ -1,0 +1,255 @@
+"""A deployment in one file: database, logs, archives, and the fingerprint of the secret key; and back from it.
+
+The file is a tar: `manifest.json`, then `database`, then `joblogs/…` and `archives/…`. The database is copied first, as
+of one moment, while all continues: what is written later is at most more than the database knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, connections
+from django.utils import timezone
+
+import dstackweb
+from dstackweb.backends.hosts import local
+from dstackweb.lib.errors import Conflict, DomainError
+from dstackweb.runs.models import Job
+
+FORMAT = 1
+MANIFEST, DATABASE, KEY = "manifest.json", "database", "secret_key"
+FOLDERS = ("joblogs", "archives")
+"""Of DSTACKWEB_HOME."""
+
+
+class BackupFailed(DomainError):
+    """Nothing was written, or nothing was changed."""
+
+
+def fingerprint() -> str:
+    """Names the secret key without giving it away."""
+    return hashlib.sha256(b"dstackweb.backup:" + settings.SECRET_KEY.encode()).hexdigest()[:16]
+
+
+def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
+    """Back up to a new file; returns its manifest. Raises BackupFailed."""
+    if target.exists():
+        raise BackupFailed(f"{target} exists. Nothing was written. Choose another name.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    manifest = {
+        "format": FORMAT,
+        "release": dstackweb.__version__,
+        "database": connection.vendor,
+        "at": timezone.now().isoformat(timespec="seconds"),
+        "key": fingerprint(),
+        "with_key": with_key,
+    }
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
+        copy = Path(folder) / DATABASE
+        _dump(copy)
+        draft = Path(folder) / "tar"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file, tarfile.open(None, "w|", file) as tar:
+            _add_text(tar, MANIFEST, json.dumps(manifest, indent=2))
+            tar.add(copy, DATABASE)
+            if with_key:
+                _add_text(tar, KEY, settings.SECRET_KEY)
+            files = sum(_add_files(tar, name) for name in FOLDERS)
+            tar.close()
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    return manifest | {"files": files, "bytes": target.stat().st_size}
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(text.encode()), 0o600
+    tar.addfile(info, io.BytesIO(text.encode()))
+
+
+def _add_files(tar: tarfile.TarFile, name: str) -> int:
+    """Add the files of a folder as long as they are now: a log may grow meanwhile, or be pruned."""
+    number = 0
+    for path in sorted((settings.DSTACKWEB_HOME / name).rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError):
+                tar.add(path, str(path.relative_to(settings.DSTACKWEB_HOME)))
+                number += 1
+    return number
+
+
+def _dump(target: Path) -> None:
+    """A copy of the database as of one moment, without stopping anybody."""
+    if connection.vendor == "sqlite":
+        source = sqlite3.connect(f"file:{settings.DATABASES['default']['NAME']}?mode=ro", uri=True)
+        with contextlib.closing(source), contextlib.closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    else:
+        _postgres("pg_dump", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
+
+
+def _postgres(program: str, *argv: str) -> None:
+    """Run one of PostgreSQL's programs on the deployment's database. The password is not among its arguments."""
+    path = shutil.which(program)
+    if path is None:
+        raise BackupFailed(
+            f"{program} was not found on PATH. Nothing was changed. Install PostgreSQL's client programs, of the "
+            "server's version or newer (on Debian and Ubuntu: postgresql-client)."
+        )
+    database = settings.DATABASES["default"]
+    names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
+    given = {variable: str(database[name]) for variable, name in names.items() if database.get(name)}
+    options = {f"PG{name.upper()}": str(value) for name, value in database["OPTIONS"].items() if name.startswith("ssl")}
+    target = [f"--dbname={database['NAME']}"] if program == "pg_restore" else []
+    done = subprocess.run(
+        [path, "--no-password", *target, *argv], env={**os.environ, **given, **options}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise BackupFailed(f"{program} failed. Nothing was changed. It says: {done.stderr.strip()[-1000:]}")
+
+
+def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
+    """Restore a backup into this deployment, which must be stopped; returns its manifest, with what was done.
+
+    With `replace` a database that is in use gives way; SQLite's is kept aside. Raises BackupFailed, Conflict.
+    """
+    with _opened(source) as tar:
+        manifest = _manifest(tar)
+        _refuse_other_kinds(manifest)
+        if not replace and "accounts_user" in connection.introspection.table_names():
+            raise Conflict("this deployment has a database already. Nothing was changed. To replace it: --replace")
+        _refuse_others()
+        with tempfile.TemporaryDirectory(dir=settings.DSTACKWEB_HOME, prefix=".restore-") as folder:
+            staged = Path(folder)
+            _unpack(tar, staged)
+            _check_key(manifest, staged / KEY)
+            aside = _load(staged / DATABASE)
+            files = sum(_put_back(staged, name) for name in FOLDERS)
+    ended, alive = _end_unknown_jobs()
+    return manifest | {"files": files, "aside": aside, "ended": ended, "alive": alive}
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(source, "r:") as tar:
+            yield tar
+    except (OSError, tarfile.TarError) as error:
+        raise BackupFailed(f"{source} can't be read: {error}") from error
+
+
+def _manifest(tar: tarfile.TarFile) -> dict[str, Any]:
+    try:
+        file = tar.extractfile(MANIFEST)
+        assert file is not None
+        manifest: dict[str, Any] = json.load(file)
+    except (KeyError, ValueError, AssertionError):
+        raise BackupFailed("the file is not a backup of dstackweb. Nothing was changed.") from None
+    return manifest
+
+
+def _refuse_other_kinds(manifest: dict[str, Any]) -> None:
+    if manifest["format"] != FORMAT:
+        raise BackupFailed(f"the backup is of dstackweb {manifest['release']}: restore it with that release.")
+    if manifest["database"] != connection.vendor:
+        raise BackupFailed(
+            f"the backup is of {manifest['database']}, and DATABASE_URL is of {connection.vendor}. Nothing was changed."
+        )
+
+
+def _refuse_others() -> None:
+    """PostgreSQL knows who else uses the database: its processes must be stopped, on all machines."""
+    if connection.vendor == "sqlite":
+        return
+    with connection.cursor() as cursor:
+        others = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {others}")
+        number = cursor.fetchone()[0]
+    if number:
+        raise Conflict(
+            f"the database has {number} other connections. Nothing was changed. Stop web, workers and hosts first."
+        )
+
+
+def _unpack(tar: tarfile.TarFile, staged: Path) -> None:
+    """The files of the backup, and nothing else that a tar may have."""
+    for member in tar:
+        parts = Path(member.name).parts
+        wanted = member.name in (DATABASE, KEY) or parts[0] in FOLDERS
+        file = tar.extractfile(member) if wanted and member.isfile() and ".." not in parts else None
+        if file is None:
+            continue
+        place = staged.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy:
+            shutil.copyfileobj(file, copy)
+
+
+def _check_key(manifest: dict[str, Any], key: Path) -> None:
+    """This deployment's secret key must be the backup's; one that is in the backup is put in its place."""
+    if manifest["key"] == fingerprint():
+        return
+    if not key.exists() or settings.DSTACKWEB_SECRET_KEY:
+        where = "DSTACKWEB_SECRET_KEY" if settings.DSTACKWEB_SECRET_KEY else "DSTACKWEB_HOME/secret_key"
+        raise BackupFailed(
+            f"the backup was made with another secret key (fingerprint {manifest['key']}, here {fingerprint()}). "
+            f"Nothing was changed. Put the key of that time into {where}: without it stored secrets can't be read, and "
+            "running jobs can't report."
+        )
+    os.replace(key, settings.DSTACKWEB_HOME / KEY)
+
+
+def _load(dump: Path) -> str:
+    """Put the database in place; returns where the one before is, if it was kept."""
+    connections.close_all()
+    if connection.vendor != "sqlite":
+        _postgres("pg_restore", "--clean", "--if-exists", "--no-owner", "--single-transaction", str(dump))
+        return ""
+    with contextlib.closing(sqlite3.connect(dump)) as copy:
+        if copy.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+            raise BackupFailed("the backup's database is damaged. Nothing was changed.")
+    place = Path(settings.DATABASES["default"]["NAME"])
+    aside = place.with_name(f"{place.name}.before-restore-{timezone.now():%Y%m%dT%H%M%S}")
+    kept = place.exists() and place.stat().st_size > 0
+    for end in ("", "-wal", "-shm"):
+        if (part := place.with_name(place.name + end)).exists():
+            os.replace(part, aside.with_name(aside.name + end))
+    dump.chmod(0o600)
+    os.replace(dump, place)
+    return str(aside) if kept else ""
+
+
+def _put_back(staged: Path, name: str) -> int:
+    """Put files back that are missing, or shorter here: a log only grows, and an archive never changes."""
+    number = 0
+    for path in (staged / name).rglob("*"):
+        place = settings.DSTACKWEB_HOME / path.relative_to(staged)
+        if path.is_file() and not (place.exists() and place.stat().st_size >= path.stat().st_size):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
+            number += 1
+    return number
+
+
+def _end_unknown_jobs() -> tuple[int, int]:
+    """End jobs that run here and that the restored database does not know; returns how many ended, and how many not.
+
+    Their runs are unknown too, or wait again: a run that was placed after the backup must not run twice.
+    """
+    running = [job_id for job_id in local.jobs_here() if local.runner_alive(job_id)]
+    known = set(Job.objects.filter(pk__in=running).values_list("pk", flat=True))
+    ends = [local.kill_job(job_id) for job_id in running if job_id not in known]
+    return sum(ends), len(ends) - sum(ends)

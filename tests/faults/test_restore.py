@@ -1,0 +1,99 @@
+"""A deployment is destroyed with runs in flight, restored from its backup, and goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.server import Server
+from tests.support import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
+
+IN_FLIGHT = ("echo once >> executed", "for i in 1 2 3; do echo line $i; done", "while [ ! -e go ]; do sleep 0.1; done")
+
+
+def destroy(home: Path) -> None:
+    """All that the server knows, but its key. What runs on the machine goes on."""
+    for path in home.glob("db.sqlite3*"):
+        path.unlink()
+    for name in ("joblogs", "archives"):
+        shutil.rmtree(home / name, ignore_errors=True)
+
+
+@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="destroys the database's file")
+def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "backup.tar")
+    with Server(open_home) as server:
+        done = server.submit("echo kept", resources={"cpu": 1})
+        server.wait(done)
+        running = server.submit(*IN_FLIGHT, "echo line 4", resources={"cpu": 1})
+        eventually(lambda: b"line 3" in server.log(running))
+        waiting = server.submit("echo once >> executed", resources={"cpu": 100_000})
+        made = server.manage("backup", file)
+        assert made.returncode == 0, made.stderr
+        assert "The secret key (fingerprint" in made.stdout
+        assert oct(Path(file).stat().st_mode & 0o777) == "0o600"
+        refused = server.manage("restore", file)
+        assert "the server is running" in refused.stderr
+        # After the backup: a run that is lost, and output that only its spool has.
+        lost = server.submit("sleep 600", resources={"cpu": 1})
+        server.wait(lost, "running")
+        lost_run = server.run(lost)
+        run = server.run(running)
+        server.stop(signal.SIGKILL)
+        eventually(lambda: not server.role_pids("manage.py"))
+        destroy(server.home)
+        Path(open_home / "runs" / run["id"] / "node-0" / "go").touch()
+
+        restored = server.manage("restore", file)
+        assert restored.returncode == 0, restored.stderr
+        assert "ended on this machine: 1" in restored.stdout
+        assert not server.processes_of(lost_run)
+
+        server.start()
+        assert server.wait(running, deadline=60)["status"] == "done"
+        assert server.log(running) == b"line 1\nline 2\nline 3\nline 4\n"
+        assert server.file_of(run, "executed") == "once\n"
+        assert server.log(done) == b"kept\n"
+        assert server.run(waiting)["status"] == "submitted"
+        assert server.http.get(f"/projects/main/runs/{lost}").status_code == 404
+        again = server.submit("echo works", resources={"cpu": 1})
+        assert server.wait(again)["status"] == "done"
+        check = server.manage("recount", "--check")
+        assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="about SQLite's file")
+def test_another_key_or_a_database_in_use_is_refused_and_nothing_changes(open_home: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "backup.tar")
+    server = Server(open_home)
+    assert server.manage("backup", file).returncode == 0
+    assert "exists" in server.manage("backup", file).stderr
+    assert "--replace" in server.manage("restore", file).stderr
+    (open_home / "secret_key").write_text("another key, of somebody else, that is long enough")
+    before = (open_home / "db.sqlite3").read_bytes()
+    refused = server.manage("restore", file, "--replace")
+    assert refused.returncode == 1
+    assert "another secret key" in refused.stderr
+    assert (open_home / "db.sqlite3").read_bytes() == before
+
+
+@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="about SQLite's file")
+def test_a_backup_with_the_key_restores_an_empty_machine(open_home: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "backup.tar")
+    server = Server(open_home)
+    assert server.manage("backup", file, "--with-secret-key").returncode == 0
+    key = (open_home / "secret_key").read_text()
+    for path in open_home.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = server.manage("restore", file)
+    assert done.returncode == 0, done.stderr
+    assert (open_home / "secret_key").read_text().strip() == key.strip()
+    with sqlite3.connect(open_home / "db.sqlite3") as database:
+        assert database.execute("SELECT count(*) FROM django_migrations").fetchone()[0] > 0
