@@ -22,6 +22,7 @@ from dstackweb.gpus.samples.selectors import newest, throttle_reasons
 from dstackweb.lib.errors import Forbidden, NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Run
+from dstackweb.scheduler import host_actions
 from dstackweb.scheduler.selectors import HostSummary, list_hosts
 
 
@@ -88,6 +89,9 @@ class HostOut(Schema):
     labels: dict[str, Any]
     seen_at: dt.datetime | None
     error: str
+    held_back_at: dt.datetime | None = Field(description="Since when it gets no jobs because starts fail there")
+    start_failures: int = Field(description="Failed starts in a row")
+    start_error: str
     sampling: SamplingOut | None
     gpus: list[HostGpuOut]
     reserved: ReservedOut | None
@@ -105,6 +109,20 @@ class PatchHostIn(Schema):
 
     draining: bool | None = Field(None, strict=True)
     labels: dict[str, str | None] | None = None
+
+
+class GoneIn(Schema):
+    """`reason`: how you know that the machine is gone. Everyone can read it."""
+
+    model_config = {"extra": "forbid"}
+
+    reason: str
+
+
+class GoneOut(Schema):
+    """How many jobs ended."""
+
+    ended: int
 
 
 class HostInviteOut(Schema):
@@ -250,6 +268,21 @@ def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     who = admin(request, "hosts")
     inventory.leave(inventory.find(name), who)
     return _one(name, who)
+
+
+@router.post("/{name}/clear", response={200: HostOut, **REFUSALS}, summary="Place jobs on a host again")
+def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
+    """For deployment admins: a host that is held back because starts failed takes jobs again."""
+    who = admin(request, "hosts")
+    host_actions.take_jobs_again(inventory.find(name), who)
+    return _one(name, who)
+
+
+@router.post("/{name}/gone", response={200: GoneOut, **REFUSALS}, summary="Declare a machine gone")
+def gone(request: HttpRequest, name: Path[str], body: GoneIn) -> dict[str, int]:
+    """For deployment admins: ends the jobs of an offline host, and frees what they held. 409 while it is online."""
+    who = admin(request, "hosts")
+    return {"ended": host_actions.declare_gone(inventory.find(name), who, body.reason)}
 
 
 def _one(name: str, who: User) -> dict[str, Any]:

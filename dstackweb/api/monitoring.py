@@ -102,6 +102,8 @@ def _hosts(now: dt.datetime) -> Iterator[Metric]:
     yield _gauge(
         "host_online", "Whether a host is online", ["host"], [((host.name,), is_online(host)) for host in hosts]
     )
+    held_back = [((host.name,), host.held_back_at is not None) for host in hosts]
+    yield _gauge("host_held_back", "Whether a host gets no jobs because starts fail on it", ["host"], held_back)
     yield _gauge("host_cpus_used", "CPUs in use by jobs", ["host"], [((host.name,), host.cpus_used) for host in hosts])
     found = [((sampling.host.name,), sampling) for sampling in HostSampling.objects.select_related("host")]
     for name, text, value in (

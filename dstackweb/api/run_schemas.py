@@ -19,6 +19,7 @@ from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.queue.positions import rank_factors
 from dstackweb.runs.rows import RunRow, row_of
+from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Plan, VisibleReservation
@@ -149,6 +150,11 @@ class FactorsOut(Schema):
     ahead_of_priority: int | None
 
 
+class SilentHostOut(Schema):
+    host: str
+    seen_at: dt.datetime | None
+
+
 @dataclass(slots=True, kw_only=True)
 class RunOut(RunRow):
     """A run. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has started."""
@@ -157,6 +163,8 @@ class RunOut(RunRow):
     reason: str | None
     reason_detail: str | None
     factors: Annotated[FactorsOut | None, Field(description="Why it has its position; null unless it waits")]
+    silent_hosts: Annotated[list[SilentHostOut], Field(description="Offline hosts on which it has active jobs")]
+    silent_detail: Annotated[str | None, Field(description="What it waits for while they are silent")]
     max_duration_s: Annotated[int | None, Field(description="Its limit, including extensions")]
     cost: Annotated[float, Field(description="USD so far, for all attempts; hosts are free")]
     hold: HoldOut | None
@@ -175,13 +183,15 @@ class RunOut(RunRow):
         events, events_next = events_page(run)
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
-        access = access_to(run, jobs)
+        access, silent = access_to(run, jobs), silent_hosts(run, jobs)
         return cls(
             **statuses.worded(row_of(run, jobs)).values(),
             position=found.position if found else None,
             factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,
             reason_detail=waiting.reason(reason, data).text if reason else None,
+            silent_hosts=[SilentHostOut(host=one.host, seen_at=one.seen_at) for one in silent],
+            silent_detail=statuses.silent(run, silent) or None,
             max_duration_s=run.limit_s,
             cost=float(costs_by_run([run], now).get(run.pk, 0)),
             hold=HoldOut.from_orm(access) if access else None,

@@ -62,7 +62,7 @@ class InstanceEnd(enum.StrEnum):
 class PlaceCode(enum.StrEnum):
     """Whether a host, an offer or a backend accepts a job now, or why not.
 
-    For a host the most permanent reason counts: TOO_SMALL, NO_ISOLATION, OFFLINE, DRAINING, BUSY.
+    For a host the most permanent reason counts: TOO_SMALL, NO_ISOLATION, OFFLINE, DRAINING, HELD_BACK, BUSY.
     """
 
     FITS = "fits"
@@ -71,6 +71,7 @@ class PlaceCode(enum.StrEnum):
     NO_ISOLATION = "no_isolation"
     OFFLINE = "offline"
     DRAINING = "draining"
+    HELD_BACK = "held_back"
     BUSY = "busy"
     NO_QUOTA = "no_quota"
     NOT_AVAILABLE = "not_available"

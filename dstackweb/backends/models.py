@@ -134,6 +134,12 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=64, blank=True)
     error = models.TextField(blank=True, help_text="Errors reported by the host")
 
+    start_failures = models.PositiveIntegerField(default=0, help_text="Failed starts of jobs in a row")
+    start_error = models.TextField(blank=True, help_text="Why the last of them failed; empty: no runner called")
+    held_back_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it gets no jobs because starts fail there"
+    )
+
     heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the host")
     seen_at = models.DateTimeField(null=True)
     heartbeats_seen = models.BigIntegerField(default=0)
@@ -188,6 +194,9 @@ class HostEventKind(StrEnum):
     LEFT = "left"
     OFFLINE = "offline"
     ONLINE = "online"
+    HELD_BACK = "held_back"
+    TAKES_JOBS = "takes_jobs"
+    GONE = "gone"
     NVML_MISSING = "nvml_missing"
     NVML_FOUND = "nvml_found"
     SAMPLING_FAILS = "sampling_fails"

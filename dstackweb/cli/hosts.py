@@ -84,13 +84,15 @@ def _row(host: dict[str, Any]) -> tuple[object, ...]:
         host["jobs"],
         " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items())),
         age_text(host["seen_at"]),
-        host["error"],
+        "; ".join(filter(None, [host["error"], host["start_error"]])),
     )
 
 
 def state_of(host: dict[str, Any]) -> str:
-    """A host's state: `online`, `offline`, `draining`, `leaving`, `offline, draining` …"""
+    """A host's state: `online`, `offline`, `held back`, `draining`, `leaving`, `offline, draining` …"""
     closing = "leaving" if host["leaving"] else "draining" if host["draining"] else ""
+    if host["held_back_at"]:
+        closing = f"held back, {closing}".removesuffix(", ")
     if not host["online"]:
         return f"offline, {closing}" if closing else "offline"
     return closing or "online"
@@ -143,8 +145,35 @@ def leave(name: HostName) -> None:
     after = f"when its {plural(host['jobs'], 'job')} ended" if host["jobs"] else "now"
     typer.echo(f"{host['name']} gets no new jobs and is removed {after}.")
     if not host["online"] and host["jobs"]:
-        note("It is offline. If the machine is off for good, end its jobs on the server: manage.py give_up")
+        note(f"It is offline. If the machine is gone for good: dstackweb host gone {host['name']} --reason TEXT")
     note(f"To cancel: dstackweb host undrain {host['name']}")
+
+
+@app.command()
+def clear(name: HostName) -> None:
+    """Place jobs again on a host that is held back because starts failed."""
+    api = config.connect()
+    _show_state(api.json(api.send("POST", api.path("hosts", name, "clear"), repeatable=True)))
+
+
+@app.command()
+def gone(
+    name: HostName,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="How you know that it is gone; everyone can read it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+) -> None:
+    """Declare that an offline host's machine is gone: end its jobs and free what they held.
+
+    Runs with `retry` start again elsewhere. Do this only if the machine is off for good: nothing stops its processes.
+    """
+    api = config.connect()
+    question = f"Is the machine of {name} gone for good? Its jobs end"
+    if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
+        note("Nothing was changed.")
+        raise typer.Exit(1)
+    ended = api.post(api.path("hosts", name, "gone"), {"reason": reason})["ended"]
+    typer.echo(f"{name}: {plural(ended, 'job')} ended.")
+    note(f"To remove the host: dstackweb host leave {name}")
 
 
 def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,8 @@ def stop(
     # By id: a newer run may have taken the name while the question was open.
     stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
     typer.echo(f"{stopped['name']}: {stopped['status']}")
+    if stopped["silent_detail"]:
+        note(clean(stopped["silent_detail"]))
     if found["spec"].get("schedule"):
         note("Its schedule has ended. Resubmit to resume the schedule.")
 
@@ -160,7 +162,7 @@ def status_text(run: dict[str, Any]) -> str:
     parts = [clean(run["status"])]
     if run.get("position"):
         parts.append(f"position {run['position']}")
-    if why := run.get("reason_detail") or message_of(run):
+    if why := run.get("reason_detail") or run.get("silent_detail") or message_of(run):
         parts.append(clean(why))
     return f"{clean(run['name'])}: {', '.join(parts)}"
 

@@ -14,6 +14,7 @@ from typing import Any
 from dstackweb.runner.state import StateDir
 
 LOG_LIMIT = 1 << 20
+NO_SUCH_JOB = 404
 
 
 def main() -> None:
@@ -58,6 +59,8 @@ def _detached(orders: dict[str, Any], answer: int) -> int:
     if not state.lock():
         _answer(answer, already=True)
         return 0
+    if orders.get("probe"):
+        return _probe(orders, state, answer)
     from dstackweb.runner.loop import Runner
 
     try:
@@ -67,6 +70,24 @@ def _detached(orders: dict[str, Any], answer: int) -> int:
         return 1
     _answer(answer, pid=os.getpid())
     runner.run()
+    return 0
+
+
+def _probe(orders: dict[str, Any], state: StateDir, answer: int) -> int:
+    """Check what each start needs, its files and the API, by a claim that must fail because there is no such job."""
+    from dstackweb.runner.client import Client, Refused, Unreachable
+
+    try:
+        nonce = state.nonce()
+        client = Client(
+            orders["api"], f"jobs/{orders['job']}", orders["token"], nonce, insecure=bool(orders.get("insecure"))
+        )
+        client.post("claim", {"nonce": nonce, "pid": os.getpid()})
+    except (Refused, Unreachable, OSError, ValueError) as error:
+        if not isinstance(error, Refused) or error.status != NO_SUCH_JOB:
+            _answer(answer, error=str(error))
+            return 1
+    _answer(answer, pid=os.getpid())
     return 0
 
 

@@ -60,6 +60,7 @@ def _take(host_id: int, cpus: int, memory_mib: int) -> None:
     won = Host.objects.filter(
         pk=host_id,
         draining=False,
+        held_back_at=None,
         cpus__gte=F("cpus_used") + cpus,
         memory_mib__gte=F("memory_used_mib") + memory_mib,
     ).update(cpus_used=F("cpus_used") + cpus, memory_used_mib=F("memory_used_mib") + memory_mib)

@@ -13,6 +13,7 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
+from dstackweb.backends.hosts import starts
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.network import full_jitter
 from dstackweb.runs import allocations, wakeups
@@ -28,6 +29,7 @@ from dstackweb.runs.states import (
     JobView,
     Reason,
     RetryRun,
+    ReturnRun,
     RunStarted,
     RunStatus,
     RunView,
@@ -39,6 +41,8 @@ from dstackweb.runs.transitions import lock_run, move_job, move_run, record, tou
 from dstackweb.spec.effective import EffectiveSpec
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
+RETURNS_AT_ONCE = 3
+"""How often a run that no runner claimed goes back to the queue without delay."""
 RUNNER_GONE_S = 60.0
 """A claimed job ends when its runner is gone, can't be revived, and has been silent this long."""
 
@@ -56,6 +60,8 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
         )
         if won:
             record(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
+            if job.host is not None and job.host.start_failures:
+                starts.clear(job.host.pk, now)
     job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict("another runner has this job, or it has ended")
@@ -109,6 +115,33 @@ def end_job(
     return True
 
 
+def return_job(
+    job_id: UUID, *, message: str = "", detail: dict[str, Any] | None = None, failed_start: bool = False
+) -> bool:
+    """End a job that no runner has claimed: nothing was executed, and its run goes back to its place in the queue.
+
+    The claim is the fence: a runner that comes later is refused. False if one has claimed it, or it has ended.
+    `failed_start` counts against its host.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        job = _lock_job(job_id)
+        if job.status != JobStatus.PROVISIONING or not move_job(
+            job,
+            job_end_status(Reason.NOT_CLAIMED),
+            now=now,
+            unclaimed=True,
+            termination_reason=Reason.NOT_CLAIMED,
+            message=message,
+            detail=detail or {},
+        ):
+            return False
+        settle_run(job.run)
+        if failed_start and job.host_id is not None:
+            starts.count_failure(job.host_id, message, now)
+    return True
+
+
 def _end_message(
     job: Job, reason: str, exit_code: int | None, message: str, detail: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -156,6 +189,8 @@ def _follow(run: Run) -> None:
             _follow(run)
         case RetryRun(because=job, first_failed_at=since):
             _retry(run, job, since, now)
+        case ReturnRun(because=job):
+            _return(run, job, now)
         case EndRun() as end:
             data = {"reason": end.reason, **end.data}
             if end.exit_code is not None:
@@ -182,9 +217,12 @@ def _next_occurrence(run: Run, now: dt.datetime) -> dt.datetime | None:
     return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
-def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime) -> None:
-    """Return the run to waiting, with its seniority, for the next attempt after a jittered delay."""
-    delay = full_jitter(run.attempt, RETRY_BASE_S, RETRY_CAP_S, random.random)
+def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime, waits: int | None = None) -> None:
+    """Return the run to waiting, with its seniority, for the next attempt after a jittered delay.
+
+    The delay grows with `waits`, by default with the number of attempts.
+    """
+    delay = full_jitter(run.attempt if waits is None else waits, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
     # The last offer's refusal alone says little: others were refused before it.
     nowhere = because.reason == Reason.OUT_OF_CAPACITY
@@ -199,6 +237,29 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
         first_failed_at=since,
         status_message=because.message,
         status_detail={"code": MessageCode.OUT_OF_CAPACITY} if nowhere else because.detail,
+        stop_reason="",
+    )
+
+
+def _return(run: Run, because: JobView, now: dt.datetime) -> None:
+    """Return a run that no runner claimed to its place in the queue, where it has waited all the time.
+
+    One that comes back again and again waits a moment first, so that it can't keep the scheduler busy.
+    """
+    unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)
+    often = unclaimed.order_by().values("attempt").distinct().count() - RETURNS_AT_ONCE
+    if often > 0:
+        _retry(run, because, run.first_failed_at, now, often)
+        return
+    move_run(
+        run,
+        RunStatus.SUBMITTED,
+        now=now,
+        event=RunEventKind.RETURNED,
+        data={"job_reason": because.reason, "detail": because.detail, "message": because.message},
+        attempt=run.attempt + 1,
+        status_message="",
+        status_detail={},
         stop_reason="",
     )
 

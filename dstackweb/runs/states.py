@@ -41,9 +41,9 @@ R, J = RunStatus, JobStatus
 RUN_MOVES: dict[RunStatus, frozenset[RunStatus]] = {
     R.PENDING: frozenset({R.SUBMITTED, R.TERMINATED}),
     R.SUBMITTED: frozenset({R.PROVISIONING, R.TERMINATED, R.FAILED}),
-    R.PROVISIONING: frozenset({R.RUNNING, R.TERMINATING, R.DONE, R.FAILED, R.TERMINATED, R.PENDING}),
+    R.PROVISIONING: frozenset({R.RUNNING, R.TERMINATING, R.DONE, R.FAILED, R.TERMINATED, R.PENDING, R.SUBMITTED}),
     R.RUNNING: frozenset({R.TERMINATING, R.DONE, R.FAILED, R.TERMINATED, R.PENDING}),
-    R.TERMINATING: frozenset({R.DONE, R.FAILED, R.TERMINATED, R.PENDING}),
+    R.TERMINATING: frozenset({R.DONE, R.FAILED, R.TERMINATED, R.PENDING, R.SUBMITTED}),
     R.DONE: frozenset(),
     R.FAILED: frozenset(),
     R.TERMINATED: frozenset(),
@@ -79,6 +79,7 @@ class Reason(StrEnum):
     INSTANCE_UNREACHABLE = "instance_unreachable"
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
     OUT_OF_CAPACITY = "out_of_capacity"
+    NOT_CLAIMED = "not_claimed"
     INTERRUPTED = "interrupted_by_no_capacity"
     CREATING_CONTAINER_ERROR = "creating_container_error"
     UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
@@ -96,6 +97,7 @@ class Reason(StrEnum):
 # Which event of `retry.on_events` a failed job is. What is not here is never retried.
 RETRY_EVENT: dict[str, str] = {
     Reason.NO_CAPACITY: "no-capacity",
+    Reason.NOT_CLAIMED: "no-capacity",
     Reason.INSTANCE_UNREACHABLE: "interruption",
     Reason.INTERRUPTED: "interruption",
     Reason.CONTAINER_EXITED_WITH_ERROR: "error",
@@ -180,6 +182,13 @@ class RetryRun:
 
 
 @dataclass(frozen=True)
+class ReturnRun:
+    """The run goes back to its place in the queue: no runner claimed the job, so nothing was executed."""
+
+    because: JobView
+
+
+@dataclass(frozen=True)
 class EndRun:
     """The run has ended."""
 
@@ -191,7 +200,7 @@ class EndRun:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-Outcome = RunStarted | StopOthers | RetryRun | EndRun
+Outcome = RunStarted | StopOthers | RetryRun | ReturnRun | EndRun
 
 
 def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome | None:
@@ -208,7 +217,8 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome |
     if run.stop_reason or culprit is None:
         reason = run.stop_reason or Reason.SERVER_ERROR
         return EndRun(RunStatus.TERMINATED, reason, exit_code=_exit_code(jobs), detail=run.stop_detail)
-    return _failed(run, culprit, now)
+    executed = run.status == RunStatus.RUNNING or any(job.started_at for job in jobs)
+    return _failed(run, culprit, now, executed=executed)
 
 
 def first_failed(jobs: Sequence[JobView]) -> JobView | None:
@@ -231,8 +241,10 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
     return next((job.exit_code for job in jobs if job.exit_code is not None), None)
 
 
-def _failed(run: RunView, culprit: JobView, now: dt.datetime) -> Outcome:
-    """End or retry a run whose job `culprit` failed."""
+def _failed(run: RunView, culprit: JobView, now: dt.datetime, *, executed: bool) -> Outcome:
+    """End, retry or return a run whose job `culprit` failed."""
+    if culprit.reason == Reason.NOT_CLAIMED and not executed:
+        return ReturnRun(culprit)
     if culprit.reason in WAITS_AGAIN:
         return RetryRun(culprit, run.first_failed_at)
     since = run.first_failed_at or now

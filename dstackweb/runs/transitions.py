@@ -182,10 +182,10 @@ def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: boo
         return {"ended_at": now, "retry_at": None}
     if unstarted:
         return {"started_at": now}
-    if new == RunStatus.SUBMITTED:
-        return {"queued_at": now}
     if old in PLACED and new in WAITING:
         return {"exit_code": None}
+    if new == RunStatus.SUBMITTED:
+        return {"queued_at": now}
     return {}
 
 

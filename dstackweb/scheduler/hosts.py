@@ -12,20 +12,23 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db import DatabaseError
 from django.utils import timezone
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
-from dstackweb.backends.hosts import local
+from dstackweb.backends.hosts import local, starts
 from dstackweb.backends.models import Host
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.process import try_lock
+from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
-from dstackweb.runs.attempts import RUNNER_GONE_S, end_job
+from dstackweb.runs import wakeups
+from dstackweb.runs.attempts import RUNNER_GONE_S, end_job, return_job
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, RemovedRun, Run
@@ -53,7 +56,13 @@ def check_job(job_id: str) -> None:
     if overdue and not backend.stop(handle, grace_s=None):
         log.warning("%s: processes still alive after kill, will retry", job)
         return
-    presence = backend.observe(handle)
+    try:
+        presence = backend.observe(handle)
+    except OSError as error:
+        # Without a claim nothing runs: whatever is wrong here, another host may start it.
+        if job.claim_nonce or not _return(job, error):
+            raise
+        return
     if presence == Presence.ALIVE:
         if job.status == JobStatus.TERMINATING:
             backend.stop(handle, job.stop_grace_s or 0)
@@ -63,19 +72,55 @@ def check_job(job_id: str) -> None:
         return
     try:
         backend.start(_launch_spec(job), _offer(job))
+    except DatabaseError:
+        raise
     except Exception as error:
-        expected = isinstance(error, StartFailed)
-        log.error("%s: cannot start, will retry: %s", job, error, exc_info=not expected)
-        # Shown if the start deadline passes.
-        why = str(error) if expected else f"{type(error).__name__}: {error}"
-        Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=why)
+        log.error("%s: cannot start: %s", job, error, exc_info=not isinstance(error, StartFailed))
+        _return(job, error)
+
+
+def _return(job: Job, error: Exception) -> bool:
+    """Return the run of a job that can't start here to the queue; False if a runner has claimed the job."""
+    return return_job(job.pk, message=_why(error), failed_start=True)
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, StartFailed) else f"{type(error).__name__}: {error}"
+
+
+def probe_start(name: str) -> None:
+    """Try a start without a job on a host that is held back: if it works, the host takes jobs again."""
+    host = Host.joined.exclude(held_back_at=None).filter(name=name).first()
+    if host is None:
+        return
+    try:
+        job_id = uuid4()
+        local.probe_runner(host.runs_dir, job_id, job_token(job_id))
+    except Exception as error:
+        log.warning("host %s: a start still fails: %s", name, error)
+        starts.note_probe_failure(host.pk, _why(error))
+        return
+    if starts.clear(host.pk, timezone.now(), after_probe=True):
+        wakeups.request_pass()
+
+
+def is_held_back(name: str) -> bool:
+    """Whether a host gets no jobs because starts fail there."""
+    return Host.joined.exclude(held_back_at=None).filter(name=name).exists()
 
 
 def check_jobs(host: str) -> None:
     """Check every active job of a host. A healthy running job costs one flock."""
-    for job in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE):
-        if job.status == JobStatus.TERMINATING or not local.runner_alive(job.pk):
-            check_job(str(job.pk))
+    for_each(Job.objects.filter(host__name=host, status__in=JOB_ACTIVE), _check_unless_healthy)
+
+
+def _check_unless_healthy(job: Job) -> None:
+    try:
+        healthy = job.status != JobStatus.TERMINATING and local.runner_alive(job.pk)
+    except OSError:
+        healthy = False
+    if not healthy:
+        check_job(str(job.pk))
 
 
 def _launch_spec(job: Job) -> LaunchSpec:

@@ -33,9 +33,9 @@ class PeriodicJob(models.Model):
         return self.name
 
     @staticmethod
-    def host_names(host: str) -> tuple[str, str, str]:
-        """The names of one host's work: checking its jobs, sampling its GPUs, removing old files."""
-        return f"jobs:{host}", f"gpus:{host}", f"files:{host}"
+    def host_names(host: str) -> tuple[str, str, str, str]:
+        """The names of one host's work: checking its jobs, sampling its GPUs, removing old files, trying a start."""
+        return f"jobs:{host}", f"gpus:{host}", f"files:{host}", f"probe:{host}"
 
 
 class PassState(models.Model):

@@ -22,21 +22,19 @@ from django_q.status import Stat
 import dstackweb
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
-from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
+from dstackweb.scheduler.models import PassState, Retention
+from dstackweb.web import health_causes
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import retention, units
 
 log = logging.getLogger(__name__)
 
-LATE_S = 15.0
-"""Periodic work that is due for longer is not being enqueued: no ticker is running."""
 STUCK_S = 900.0
 """An instance takes a minute or two to terminate."""
 FULL_AT = 0.95
@@ -57,12 +55,11 @@ def health_page(request: PageRequest) -> HttpResponse:
 
 
 def checks() -> list[HealthCheck]:
-    """All checks, in the order of the page."""
+    """All checks, the worst first."""
     parts = (
         _clusters,
-        _periodic,
+        health_causes.checks,
         _passes,
-        _hosts,
         _isolation,
         _backends,
         _apis,
@@ -73,8 +70,21 @@ def checks() -> list[HealthCheck]:
         _disk,
         _retention,
     )
-    found = [check for part in parts for check in _safely(part)]
-    return [*found, HealthCheck(_("Version"), "info", dstackweb.__version__)]
+    found = _merged(check for part in parts for check in _safely(part))
+    found.append(HealthCheck(_("Version"), "info", dstackweb.__version__))
+    return sorted(found, key=lambda check: -TONES.index(check.tone))
+
+
+def _merged(found: Iterable[HealthCheck]) -> list[HealthCheck]:
+    """One line for all checks that could not be read for the same cause."""
+    merged: dict[tuple[str, ...], HealthCheck] = {}
+    for number, check in enumerate(found):
+        unreadable = check.tone == "bad" and check.value == _("could not be read")
+        key = (check.value, check.hint) if unreadable else (str(number),)
+        first = merged.setdefault(key, check)
+        if first is not check:
+            merged[key] = first._replace(name=f"{first.name}, {check.name}")
+    return list(merged.values())
 
 
 def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
@@ -83,7 +93,7 @@ def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
         return list(part())
     except Exception as error:
         log.warning("health check %s failed", part.__name__, exc_info=True)
-        name = part.__name__.strip("_").capitalize()
+        name = _("Hosts") if part is health_causes.checks else part.__name__.strip("_").capitalize()
         return [HealthCheck(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 
@@ -99,24 +109,6 @@ def _clusters() -> Iterable[HealthCheck]:
         yield HealthCheck(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
 
 
-def _periodic() -> Iterable[HealthCheck]:
-    now = timezone.now()
-    jobs = list(PeriodicJob.objects.all())
-    if not jobs:
-        yield HealthCheck(_("Ticker"), "bad", _("never started"))
-    for job in jobs:
-        late = (now - job.due_at).total_seconds()
-        name = _("Periodic: %s") % job.name
-        if job.last_error:
-            yield HealthCheck(name, "bad", _("failed"), job.last_error, job.last_ended_at)
-        elif late > LATE_S:
-            yield HealthCheck(
-                name, "bad", _("late by %s") % units.duration(late), _("Is the ticker running?"), job.last_ended_at
-            )
-        else:
-            yield HealthCheck(name, "go", _("on time"), at=job.last_ended_at)
-
-
 def _passes() -> Iterable[HealthCheck]:
     state = PassState.objects.filter(pk=1).first()
     waiting = sum(QueueCount.objects.values_list("submitted", flat=True))
@@ -126,19 +118,6 @@ def _passes() -> Iterable[HealthCheck]:
         yield HealthCheck(_("Placement"), "go", value, at=state.ended_at)
     else:
         yield HealthCheck(_("Placement"), "wait", _("no pass has run yet"))
-
-
-def _hosts() -> Iterable[HealthCheck]:
-    hosts = list(Host.joined.all())
-    online = [host for host in hosts if is_online(host)]
-    value = _("%(online)d of %(all)d online") % {"online": len(online), "all": len(hosts)}
-    hint = "" if hosts else _("Register a host so that runs can start.")
-    yield HealthCheck(
-        _("Hosts"), "go" if hosts and len(online) == len(hosts) else "wait" if online else "bad", value, hint
-    )
-    for host in hosts:
-        if host.error:
-            yield HealthCheck(_("Host %s") % host.name, "bad", host.error, at=host.seen_at)
 
 
 def _isolation() -> Iterable[HealthCheck]:

@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import visible_projects
@@ -21,6 +22,7 @@ from dstackweb.runs import holds
 from dstackweb.runs.holds import HoldInfo
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
+from dstackweb.scheduler import host_actions
 from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url
 from dstackweb.web.gpus import gpu_rows
@@ -80,6 +82,11 @@ class HostLine:
     may_leave: bool
 
     @property
+    def start_error(self) -> str:
+        """Why starts fail on it."""
+        return events.start_error(self.of.host.start_error)
+
+    @property
     def kept_text(self) -> str:
         """What is reserved: `2 GPUs, 8 CPUs, 64 GB`."""
         kept = self.of.kept
@@ -95,6 +102,7 @@ class HostLine:
         taken = [(g.gpu.uuid, g.gpu.present, g.run.pk if g.run else None, g.stranger, g.held) for g in self.gpus]
         seen = None if self.of.online else host.seen_at
         return (host.name, self.of.online, seen, host.draining, host.leaving, host.error, host.isolation,
+                host.held_back_at, host.start_error,
                 str(host.labels), host.cpus, host.cpus_used, host.memory_mib, host.memory_used_mib, taken,
                 self.of.jobs, (kept.run.pk, kept.cpus, kept.memory_mib, sorted(kept.gpus)) if kept else None,
                 [event.pk for event, _text in self.events])  # fmt: skip
@@ -173,6 +181,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "ended": ended,
             "seen": seen,
             "here": True,
+            "may_declare_gone": request.user.is_superuser and not found.online and bool(running),
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
             "poll_s": POLL_S,
         }
@@ -210,7 +219,7 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
     found, on = inventory.find(host), request.POST.get("on") != "no"
     inventory.set_draining(found, request.user, on)
     text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
-    to = reverse("web:host", args=[request.project.name, found.name]) if request.POST.get("back") == "host" else None
+    to = _page_of(request, found) if request.POST.get("back") == "host" else None
     return _back(request, text % found.name, to)
 
 
@@ -221,6 +230,31 @@ def leave(request: PageRequest, host: str) -> HttpResponse:
     found = inventory.find(host)
     inventory.leave(found, request.user)
     return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
+
+
+@project_page()
+@require_POST
+def clear(request: PageRequest, host: str) -> HttpResponse:
+    """Place jobs again on a host that is held back."""
+    _check_is_admin(request)
+    found = inventory.find(host)
+    host_actions.take_jobs_again(found, request.user)
+    return _back(request, _("%s accepts jobs again.") % found.name, _page_of(request, found))
+
+
+@project_page()
+@require_POST
+def gone(request: PageRequest, host: str) -> HttpResponse:
+    """End the jobs of a host whose machine is gone."""
+    _check_is_admin(request)
+    found = inventory.find(host)
+    ended = host_actions.declare_gone(found, request.user, request.POST.get("reason", ""))
+    text = ngettext("%d job has ended.", "%d jobs have ended.", ended) % ended
+    return _back(request, text, _page_of(request, found))
+
+
+def _page_of(request: PageRequest, host: Host) -> str:
+    return reverse("web:host", args=[request.project.name, host.name])
 
 
 @project_page()

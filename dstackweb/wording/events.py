@@ -77,6 +77,10 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return f"{termination(data.get('job_reason', ''))} {again}"
         case RunEventKind.REQUEUED:
             return _("queued again for the next attempt")
+        case RunEventKind.RETURNED:
+            why = statuses.message(data.get("detail", {}), data.get("message", ""))
+            text = _("back in its place in the queue: its host did not start it")
+            return f"{text} ({why})" if why else text
         case RunEventKind.EXTENDED:
             times = {"by": duration(data.get("by_s")), "total": duration(data.get("total_s"))}
             return _("extended by %(by)s to %(total)s in total") % times
@@ -286,6 +290,10 @@ def host_event_text(event: HostEvent) -> str:
             return HOST_EVENTS(event.kind) % {"size": ", ".join(size)}
         case HostEventKind.LABELLED:
             return _labelled(data)
+        case HostEventKind.HELD_BACK:
+            return HOST_EVENTS(event.kind) % {"error": start_error(data.get("error", ""))}
+        case HostEventKind.GONE:
+            return HOST_EVENTS(event.kind) % {"reason": data.get("reason", "")}
         case HostEventKind.SAMPLING_FAILS:
             return HOST_EVENTS(event.kind) % {"error": data.get("error", "")}
     return HOST_EVENTS(event.kind)
@@ -302,12 +310,20 @@ HOST_EVENTS = words(
         HostEventKind.LEFT: gettext_lazy("left"),
         HostEventKind.OFFLINE: gettext_lazy("went offline"),
         HostEventKind.ONLINE: gettext_lazy("is back online"),
+        HostEventKind.HELD_BACK: gettext_lazy("held back because starts fail: %(error)s"),
+        HostEventKind.TAKES_JOBS: gettext_lazy("no longer held back: takes jobs again"),
+        HostEventKind.GONE: gettext_lazy("declared gone, and its jobs ended: %(reason)s"),
         HostEventKind.NVML_MISSING: gettext_lazy("no NVML library: GPUs cannot be detected"),
         HostEventKind.NVML_FOUND: gettext_lazy("NVML library found"),
         HostEventKind.SAMPLING_FAILS: gettext_lazy("some GPUs cannot be read: %(error)s"),
         HostEventKind.SAMPLING_WORKS: gettext_lazy("all GPUs can be read again"),
     }
 )
+
+
+def start_error(error: str) -> str:
+    """Why starts fail on a host; `error` is empty if runners start there and don't call."""
+    return error or _("its runners do not reach the server")
 
 
 def _labelled(data: Data) -> str:

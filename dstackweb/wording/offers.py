@@ -16,7 +16,7 @@ from dstackweb.wording.sentence import Label, as_text, words
 from dstackweb.wording.units import cpus, mebibytes
 from dstackweb.wording.waiting import tried
 
-OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "no_isolation"})
+OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "held_back", "no_isolation"})
 
 
 def why(offer: Offer, needs: Requirements) -> str:

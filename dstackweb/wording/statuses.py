@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, assert_never
 
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
@@ -13,9 +14,10 @@ from dstackweb.backends.models import Isolation
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
 from dstackweb.runs.rows import RunRow
+from dstackweb.runs.silence import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.wording import offers, policy
-from dstackweb.wording.sentence import known, words
+from dstackweb.wording.sentence import Sentence, fill, known, words
 from dstackweb.wording.units import duration, exact_duration
 
 status = words(
@@ -48,6 +50,7 @@ termination = words(
         Reason.EXECUTOR_ERROR: _("Its runner failed."),
         Reason.INSTANCE_UNREACHABLE: _("Interrupted: its host or its runner was lost."),
         Reason.NO_CAPACITY: _("Its host did not start it in time."),
+        Reason.NOT_CLAIMED: _("Its host did not start it. Nothing was executed."),
         Reason.OUT_OF_CAPACITY: _("No cloud had an instance for it."),
         Reason.INTERRUPTED: _("Interrupted: the cloud reclaimed its spot instance."),
         Reason.CREATING_CONTAINER_ERROR: _("Its container could not be created."),
@@ -125,6 +128,24 @@ def run_message(run: Run) -> str:
     return message(run.status_detail, run.status_message)
 
 
+def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:
+    """What a placed run waits for while hosts of it are silent; empty if none is."""
+    if not hosts:
+        return Sentence("")
+    names, stopping = ", ".join(one.host for one in hosts), run.status == RunStatus.TERMINATING
+    if stopping:
+        text = fill(
+            gettext("Waits for %(hosts)s, which is silent: its processes may still be running there."), hosts=names
+        )
+    else:
+        text = fill(gettext("No heartbeat from %(hosts)s: what the run does there is unknown."), hosts=names)
+    if (seen := min((one.seen_at for one in hosts if one.seen_at), default=None)) is not None:
+        text += fill(gettext(" Last heartbeat at %(at)s."), at=seen)
+    if stopping:
+        text += fill(gettext(" It ends once the host answers, or once an admin declares on its page that it is gone."))
+    return text
+
+
 def message(detail: Mapping[str, Any], text: str) -> str:
     """The whole message; `text` is what a program, a cloud or a person said."""
     code = known(MessageCode, str(detail.get("code", "")))
@@ -159,7 +180,9 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
         case MessageCode.RUNNER_GONE:
             return str(_("its runner and its state are gone from the host"))
         case MessageCode.GIVEN_UP:
-            return str(_("an operator gave it up: its host is gone"))
+            if "by" not in data:
+                return str(_("an operator gave it up: its host is gone"))
+            return _("%(by)s declared that %(host)s is gone: %(reason)s") % data
         case MessageCode.NO_GPUS:
             shows = _("%(instance_type)s shows %(seen)d of its %(total)d GPUs: its image needs the NVIDIA driver")
             return shows % data

@@ -240,7 +240,7 @@ def _no_such_place(data: ImpossibleData) -> str:
 _UNAVAILABLE = words(
     {
         Unavailable.NO_HOSTS: gettext_lazy("no host has joined yet"),
-        Unavailable.HOSTS_OFFLINE: gettext_lazy("the matching hosts are offline or draining: %(hosts)s"),
+        Unavailable.HOSTS_OFFLINE: gettext_lazy("the matching hosts are offline, draining or held back: %(hosts)s"),
         Unavailable.NO_ISOLATION: gettext_lazy(
             "the matching hosts refuse jobs because they cannot isolate them: %(hosts)s"
         ),
@@ -289,6 +289,8 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("offline"), _("the host has sent no heartbeat lately"), "bad")
         case PlaceCode.DRAINING:
             return Label(_("draining"), _("it takes no new jobs"))
+        case PlaceCode.HELD_BACK:
+            return Label(_("held back"), _("starts fail on it; it gets jobs again once a start works"), "bad")
         case PlaceCode.NO_ISOLATION:
             return Label(_("refuses jobs"), _("it cannot isolate them"), "bad")
         case PlaceCode.IMAGE_NOT_SUPPORTED:

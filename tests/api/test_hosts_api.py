@@ -16,7 +16,7 @@ from django.utils import timezone
 import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
-from dstackweb.backends.hosts import joining
+from dstackweb.backends.hosts import joining, starts
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_ms
@@ -253,3 +253,29 @@ def test_how_many_hosts_there_are_costs_no_further_queries(project: Project, mem
     with CaptureQueriesContext(connection) as many:
         assert len(call("GET").json()["items"]) == 5
     assert len(many) <= len(one)
+
+
+def test_a_machine_is_declared_gone_only_while_it_is_silent_and_with_a_reason(
+    root: Call, project: Project, member: User
+) -> None:
+    make_host("box-1", gpus=1)
+    run = make_run(project, member, resources={"gpu": 1})
+    place_all()
+    start(placed_job(run))
+    assert root("POST", "/box-1/gone", {"reason": "sold"}).status_code == 409
+    Host.objects.update(silent_s=1e6)
+    assert root("POST", "/box-1/gone", {"reason": " "}).status_code == 422
+    assert of(member)("POST", "/box-1/gone", {"reason": "sold"}).status_code == 403
+    assert root("POST", "/box-1/gone", {"reason": "sold"}).json() == {"ended": 1}
+    assert root("POST", "/box-1/gone", {"reason": "sold"}).json() == {"ended": 0}
+
+
+def test_a_host_that_is_held_back_says_since_when_and_why_until_it_is_cleared(root: Call, member: User) -> None:
+    host = make_host("box-1")
+    for _ in range(starts.HOLD_BACK_AFTER):
+        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    (found,) = root("GET").json()["items"]
+    assert (found["start_failures"], found["start_error"]) == (3, "No space left on device")
+    assert found["held_back_at"]
+    assert of(member)("POST", "/box-1/clear").status_code == 403
+    assert root("POST", "/box-1/clear").json()["held_back_at"] is None

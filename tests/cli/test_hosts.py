@@ -10,13 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts import starts
 from dstackweb.backends.models import Host
 from dstackweb.cli import hosts as joining
 from dstackweb.cli.output import CliError, UsageError
+from dstackweb.runs.models import Run
 from tests.cli.conftest import Cli
-from tests.factories import make_host
+from tests.factories import make_host, make_run, place_all, placed_job, start
 from tests.support import free_port
 
 HTTPS = "https://gpus.example.org"
@@ -47,6 +50,29 @@ def test_a_host_is_drained_labelled_and_removed(admin: Cli, project: Project) ->
     assert admin.ok("host", "leave", "box") == "box gets no new jobs and is removed now.\n"
     assert Host.objects.filter(leaving=True, labels={"disk": "nvme"}).exists()
     assert admin("host", "label", "box", "disk").exit_code == 2
+
+
+def test_a_host_that_is_held_back_says_so_and_is_cleared(admin: Cli, project: Project) -> None:
+    host = make_host("box")
+    for _ in range(starts.HOLD_BACK_AFTER):
+        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    listed = admin.ok("host", "ls")
+    assert "held back" in listed
+    assert "No space left on device" in listed
+    assert admin.ok("host", "clear", "box") == "box: online\n"
+
+
+def test_a_machine_is_declared_gone_with_a_reason(admin: Cli, project: Project, ada: User) -> None:
+    make_host("box")
+    run = make_run(project, ada, "stuck")
+    place_all()
+    start(placed_job(run))
+    refused = admin("host", "gone", "box", "--reason", "sold", "--yes")
+    assert (refused.exit_code, "is online" in refused.stderr) == (1, True)
+    Host.objects.update(silent_s=1e6)
+    assert "Waits for box" in admin("stop", "stuck", "--yes").stderr
+    assert admin.ok("host", "gone", "box", "--reason", "sold", "--yes") == "box: 1 job ended.\n"
+    assert Run.objects.get(pk=run.pk).status == "terminated"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b"])

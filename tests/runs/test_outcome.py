@@ -13,6 +13,7 @@ from dstackweb.runs.states import (
     JobView,
     Reason,
     RetryRun,
+    ReturnRun,
     RunStarted,
     RunStatus,
     RunView,
@@ -131,6 +132,19 @@ def test_what_no_cloud_had_a_machine_for_stays_stopped() -> None:
     assert outcome.status == RunStatus.TERMINATED
 
 
+@pytest.mark.parametrize("status", [RunStatus.PROVISIONING, RunStatus.TERMINATING])
+def test_a_run_that_no_runner_claimed_goes_back_unless_it_was_stopped_or_a_node_ran(status: RunStatus) -> None:
+    culprit = failed(0, Reason.NOT_CLAIMED)
+    other = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW)
+    assert decide(RunView(status), [culprit, other], NOW) == ReturnRun(culprit)
+    ran = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW, started_at=NOW)
+    for outcome in (
+        decide(RunView(status), [culprit, ran], NOW),
+        decide(RunView(status, stop_reason=Reason.STOPPED_BY_USER), [culprit], NOW),
+    ):
+        assert isinstance(outcome, EndRun)
+
+
 def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
     assert decide(RETRYING, [failed(0, Reason.INTERRUPTED)], NOW) == RetryRun(failed(0, Reason.INTERRUPTED), NOW)
     outcome = decide(RUNNING, [failed(0, Reason.INTERRUPTED)], NOW)
@@ -165,7 +179,7 @@ def test_a_run_never_ends_while_a_job_lives_and_never_hangs_once_all_have_ended(
 ) -> None:
     outcome = decide(run, jobs, NOW)
     alive = any(job.status not in JOB_ENDED for job in jobs)
-    assert isinstance(outcome, EndRun | RetryRun) == (not alive)
+    assert isinstance(outcome, EndRun | RetryRun | ReturnRun) == (not alive)
 
 
 @given(run_views, st.lists(job_views, min_size=1, max_size=4))

@@ -41,6 +41,7 @@ DATA: dict[str, Any] = {
     "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
     "total": 8, "kind": "aws", "error": {"code": "failed", "text": "i"},
 }  # fmt: skip
+OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {
     RunEventKind.PROVISIONING: {"nodes": [{"host": "box-1", "gpus": 2}]},
     RunEventKind.UTILIZATION_KEPT: {"reason": "100 %"},
@@ -72,7 +73,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
-    HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data={**DATA, "error": "i"})),
+    HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: statuses.isolation,
     ThrottleReason: policy.throttled,
     TaskState: progress.state,

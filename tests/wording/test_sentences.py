@@ -101,7 +101,7 @@ def test_an_event_of_a_newer_server_is_still_shown() -> None:
         (
             "backend_unavailable",
             {"code": "hosts_offline", "hosts": ["a", "b"]},
-            "the matching hosts are offline or draining: a, b",
+            "the matching hosts are offline, draining or held back: a, b",
         ),
     ],
 )

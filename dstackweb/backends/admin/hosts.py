@@ -66,11 +66,11 @@ class HostAdmin(admin.ModelAdmin[Host]):
     actions = ("drain", "undrain")
     readonly_fields = (
         "name", "backend", "address", "cluster", "online", "error",
-        "cpus", "cpus_used", "memory_mib", "memory_used_mib",
+        "held_back_at", "start_error", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
         "isolation", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
     )  # fmt: skip
     fieldsets = (
-        (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error")}),
+        (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error", "held_back_at", "start_error")}),
         ("Settings", {"fields": ("draining", "labels", "setup")}),
         ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (

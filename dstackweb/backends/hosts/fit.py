@@ -48,13 +48,19 @@ class HostView:
     memory_free_mib: int
     gpus: tuple[GpuView, ...] = ()
     labels: Mapping[str, Any] = field(default_factory=dict)
+    held_back: bool = False
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether new jobs may be placed on it, as far as they fit."""
+        return self.online and not self.draining and not self.held_back
 
     @cached_property
     def emptied(self) -> HostView:
-        """The same host at its best: online, not draining, all resources free, and isolated."""
+        """The same host at its best: taking jobs, all resources free, and isolated."""
         gpus = tuple(replace(gpu, held=False, stranger=None) for gpu in self.gpus)
         return replace(
-            self, online=True, draining=False, isolation="user",
+            self, online=True, draining=False, held_back=False, isolation="user",
             cpus_free=self.cpus, memory_free_mib=self.memory_mib, gpus=gpus,
         )  # fmt: skip
 
@@ -90,6 +96,8 @@ def fit(host: HostView, needs: Requirements) -> Fit | Miss:
         return Miss(PlaceCode.OFFLINE)
     if host.draining:
         return Miss(PlaceCode.DRAINING)
+    if host.held_back:
+        return Miss(PlaceCode.HELD_BACK)
     gpus = _choose([gpu for gpu in gpus_matching(host, needs) if gpu.free], needs.gpu_count_min)
     if gpus is None or host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
         return Miss(PlaceCode.BUSY, _numbers(host, needs))

@@ -64,6 +64,7 @@ def host_views(backend: Backend | None = None) -> list[HostView]:
             memory_free_mib=max(0, host.memory_mib - host.memory_used_mib),
             gpus=tuple(gpus[host.pk]),
             labels=host.labels,
+            held_back=host.held_back_at is not None,
         )
         for host in hosts.order_by("name")
     ]

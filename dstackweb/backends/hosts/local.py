@@ -80,7 +80,28 @@ def ensure_runner(order: Mapping[str, object]) -> None:
     make_runs_dir(Path(str(order["run_dir"])).parents[1])
     answer = _launch(order)
     if "pid" not in answer and not answer.get("already"):
-        raise StartFailed(f"job {job_id}: its runner answered {answer!r}")
+        raise StartFailed(str(answer.get("error") or f"its runner answered {answer!r}"))
+
+
+def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
+    """Start a runner as for a job, which only checks its files and the API, and wait for its answer.
+
+    `job_id` is of no job, `token` of that id. Raises StartFailed, OSError.
+    """
+    try:
+        ensure_runner(
+            {
+                "probe": True,
+                "api": settings.DSTACKWEB_API_URL,
+                "job": str(job_id),
+                "token": token,
+                "state_dir": str(state_dir(job_id)),
+                "run_dir": str(run_dir(runs_dir, job_id, 0)),
+                "insecure": settings.DSTACKWEB_INSECURE_HTTP,
+            }
+        )
+    finally:
+        shutil.rmtree(state_dir(job_id), ignore_errors=True)
 
 
 def _launch(order: Mapping[str, object]) -> dict[str, object]:

@@ -26,7 +26,7 @@ from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
-from dstackweb.runs.attempts import end_job, requeue_due, settle_run
+from dstackweb.runs.attempts import end_job, requeue_due, return_job, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recurrence import create_occurrences
@@ -77,6 +77,7 @@ def watch() -> None:
     parts: tuple[Callable[[], object], ...] = (
         partial(create_occurrences, timezone.now()),
         partial(requeue_due, timezone.now()),
+        _return_from_silent_hosts,
         _end_unstarted,
         _end_lost_jobs,
         _settle_leftovers,
@@ -111,8 +112,22 @@ def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:
     return rows.model._default_manager.filter(pk__in=free)
 
 
+def _return_from_silent_hosts() -> None:
+    """Return runs to the queue whose host fell silent before a runner claimed them."""
+    silent = Job.objects.select_related("host").filter(
+        status=JobStatus.PROVISIONING, claim_nonce="", host__silent_s__gte=settings.DSTACKWEB_HOST_SILENT_S
+    )
+    for_each(silent, _return_from_silent_host)
+
+
+def _return_from_silent_host(job: Job) -> None:
+    assert job.host is not None
+    detail = {"code": MessageCode.HOST_SILENT, "host": job.host.name, "silent_s": job.host.silent_s}
+    return_job(job.pk, detail=detail)
+
+
 def _end_unstarted() -> None:
-    """Fail attempts that miss the start deadline: unclaimed jobs end here, claimed ones get the order to stop.
+    """End attempts that miss the start deadline: unclaimed jobs return to the queue, claimed ones have to stop.
 
     Cloud instances have their own deadlines (`cloud.lifecycle`) until each node of the attempt has its runner.
     """
@@ -135,7 +150,8 @@ def _end_late_job(late: Job) -> None:
         detail = {"code": MessageCode.LATE, "deadline_s": settings.DSTACKWEB_START_DEADLINE_S, "cause": job.detail}
         record(run, RunEventKind.START_DEADLINE, {}, node=job.node, attempt=job.attempt)
         if not job.claim_nonce:
-            end_job(job.pk, Reason.NO_CAPACITY, message=job.message, detail=detail)
+            # A silent host's runs have returned before: this one is up, and its runner does not call.
+            return_job(job.pk, message=job.message, detail=detail, failed_start=True)
             return
         # Its runner waits for nodes that never came, and ends the job when it polls next.
         move_job(

@@ -70,7 +70,7 @@ def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacem
     if hosts and not allowed:
         return Wait(WaitReason.IMPOSSIBLE, _no_such_place(spec, hosts))
     capable = [host for host in allowed if could_ever_fit(host, spec.requirements)]
-    fits, left = _fit_nodes(spec, [host for host in capable if host.online and not host.draining])
+    fits, left = _fit_nodes(spec, [host for host in capable if host.takes_jobs])
     if len(fits) < spec.nodes:
         return _reason_to_wait(spec, capable, allowed, placed=len(fits))
     return HostPlacement(tuple(fits), tuple(left.get(host.id, host) for host in hosts))
@@ -157,7 +157,7 @@ def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Seq
         return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.NO_HOSTS, **numbers})
     if not _hold_all_nodes(spec, capable):
         return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.TOO_LARGE, **numbers, **shortfall(hosts, needs)})
-    here = [host for host in capable if host.online and not host.draining]
+    here = [host for host in capable if host.takes_jobs]
     ready = [host for host in here if host.isolation != "none"]
     if not _hold_all_nodes(spec, ready):
         offline = len(here) < len(capable)

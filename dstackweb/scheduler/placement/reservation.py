@@ -181,7 +181,7 @@ def _first_enough(
 
 def _are_free(nodes: Sequence[ReservedNode], hosts: Sequence[HostView]) -> bool:
     """Whether all reserved nodes are present and free."""
-    by_id = {host.id: host for host in hosts if host.online and not host.draining and host.isolation != "none"}
+    by_id = {host.id: host for host in hosts if host.takes_jobs and host.isolation != "none"}
     for host_id, kept in _by_host(nodes).items():
         host = by_id.get(host_id)
         if host is None or host.cpus_free < sum(node.cpus for node in kept):

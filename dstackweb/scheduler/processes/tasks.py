@@ -38,6 +38,8 @@ TASKS = 8
 """Up to this many jobs are checked by a task each."""
 ORPHANS_AGAIN_S = 10.0
 PRUNE_AGAIN_S = 2.0
+PROBE_EVERY_S = 10.0
+"""How often a host that is held back tries a start."""
 MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
 
@@ -74,11 +76,12 @@ def control_jobs() -> list[Periodic]:
 
 def host_jobs(host: str, cluster: str) -> list[Periodic]:
     """Work of one host, enqueued by its own ticker for its own cluster."""
-    jobs, gpus, files = PeriodicJob.host_names(host)
+    jobs, gpus, files, probe = PeriodicJob.host_names(host)
     return [
         Periodic(jobs, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
         Periodic(gpus, lambda: hosts.sample_gpus(host), settings.DSTACKWEB_SAMPLE_EVERY_S, cluster),
         Periodic(files, lambda: remove_old_files(host), 600.0, cluster),
+        Periodic(probe, lambda: hosts.probe_start(host), PROBE_EVERY_S, cluster, when=lambda: hosts.is_held_back(host)),
     ]
 
 

@@ -33,7 +33,7 @@ STATES = {
     "away": gettext_lazy("unavailable"),
     "gone": gettext_lazy("missing"),
 }
-"""`away`: their host is offline or draining. `gone`: their host no longer reports them."""
+"""`away`: their host is offline, draining or held back. `gone`: their host no longer reports them."""
 MEASURES = {
     "utilization": gettext_lazy("Utilization"),
     "memory": gettext_lazy("Memory"),
@@ -119,7 +119,9 @@ class GpuRow:
         if self.hidden:
             return _("a run of another project")
         if self.state == "away":
-            return _("host offline") if self.offline else _("host draining")
+            if self.offline:
+                return _("host offline")
+            return _("host draining") if self.host is None or self.host.draining else _("host held back")
         return self.run.name if self.run else str(STATES[self.state])
 
     @property
@@ -266,7 +268,8 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
     elif gpu.stranger:
         state = "outside"
     else:
-        state = "free" if is_online(host) and not host.draining else "away"
+        takes_jobs = is_online(host) and not host.draining and host.held_back_at is None
+        state = "free" if takes_jobs else "away"
     fresh = series is not None and samples.is_fresh(series, now_ms)
     hidden = run is not None and run.project_id not in seen
     return GpuRow(

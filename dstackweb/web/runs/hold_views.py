@@ -141,7 +141,7 @@ def gpu_models() -> list[tuple[str, int, int]]:
     total: Counter[str] = Counter()
     free: Counter[str] = Counter()
     for host in host_views():
-        if host.online and not host.draining:
+        if host.takes_jobs:
             total.update(gpu.name for gpu in host.gpus)
             free.update(gpu.name for gpu in host.gpus if gpu.free)
     return [(name, free[name], count) for name, count in sorted(total.items())]

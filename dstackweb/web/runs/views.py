@@ -14,8 +14,9 @@ from django.views.decorators.http import require_POST
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import files, removal, rows, selectors, services
 from dstackweb.runs.models import Run
-from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.web.common.pages import PageRequest, done, done_here, polled, project_page, whole_number
+from dstackweb.runs.silence import silent_hosts
+from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.web.common.pages import PageRequest, done, done_here, fingerprint, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
@@ -82,6 +83,8 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
         version += f".{selectors.list_version(request.project)}"
     elif found.status == RunStatus.PROVISIONING:
         version += f".{details.starting(found)}"
+    if found.status in PLACED:
+        version += f".{fingerprint(silent_hosts(found))}"
     card = find_card(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"
@@ -106,6 +109,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": details.steps(run, jobs),
         "end_notice": details.end_notice(run, jobs),
+        "silent": statuses.silent(run, silent_hosts(run, jobs)),
         "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),
         "why": waiting.reason(reason, data) if reason else None,
         "stands": stands,

@@ -74,21 +74,21 @@ def test_machines_that_check_in_turn_count_no_second_twice(looks: list[tuple[int
         assert total <= now
 
 
-def test_a_job_never_claimed_by_the_start_deadline_fails_and_frees_everything(
+def test_a_job_never_claimed_by_the_start_deadline_goes_back_and_counts_against_its_host(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
-    settings.DSTACKWEB_START_DEADLINE_S = 60
+    settings.DSTACKWEB_START_DEADLINE_S, settings.DSTACKWEB_HOST_SILENT_S = 60, 1000
     host = make_host()
     run = make_run(project, member)
     place_all()
     clock.pass_time(58)
     assert fresh(run).status == RunStatus.PROVISIONING
-    Job.objects.filter(run=run).update(message="no space left on device")
     clock.pass_time(6)
-    assert fresh(run).status == RunStatus.FAILED
-    assert "did not start within 1 min: no space left on device" in statuses.run_message(fresh(run))
+    assert (fresh(run).status, fresh(run).attempt) == (RunStatus.SUBMITTED, 2)
+    job = Job.objects.get(run=run)
+    assert "did not start within 1 min" in statuses.message(job.detail, job.message)
     host.refresh_from_db()
-    assert host.cpus_used == 0
+    assert (host.cpus_used, host.start_failures) == (0, 1)
     assert list(differences()) == []
 
 

@@ -52,12 +52,12 @@ def test_a_watcher_that_dies_at_a_start_deadline_has_done_all_of_it_or_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(watch, "end_job", die)
+        patched.setattr(watch, "return_job", die)
         with pytest.raises(KeyboardInterrupt):
             watch.watch()
     assert not run.events.filter(kind="start_deadline").exists()
     watch.watch()
-    assert (Run.objects.get(pk=run.pk).status, Allocation.objects.count()) == (RunStatus.FAILED, 0)
+    assert (Run.objects.get(pk=run.pk).status, Allocation.objects.count()) == (RunStatus.SUBMITTED, 0)
 
 
 @pytest.mark.django_db

@@ -22,7 +22,8 @@ from dstackweb.scheduler.passes import placement_pass
 from tests.scheduler.stress.acts import MANAGER
 from tests.scheduler.stress.referee import placed_above_limits, wrong_ranks
 
-ENTERS = {"retry": RunStatus.PENDING, "requeued": RunStatus.SUBMITTED, "came_round": RunStatus.SUBMITTED}
+ENTERS = {"retry": RunStatus.PENDING, "requeued": RunStatus.SUBMITTED, "came_round": RunStatus.SUBMITTED,
+          "returned": RunStatus.SUBMITTED}  # fmt: skip
 """What a run is after events that are not called so."""
 
 
@@ -146,7 +147,7 @@ def _run(run: Run) -> Iterator[str]:
 
 def end_all() -> Iterator[str]:
     """Let the rest run for a few rounds, then stop it; says what doesn't end."""
-    Host.objects.update(draining=False)
+    Host.objects.update(draining=False, held_back_at=None, start_failures=0)
     for _ in range(3):
         recurrence.create_occurrences(timezone.now())
         attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))

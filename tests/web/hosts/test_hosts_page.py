@@ -8,13 +8,15 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 from django.test import Client
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts import starts
 from dstackweb.backends.hosts.joining import of_token
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.models import Reservation
-from tests.factories import make_host, make_run, make_user, place_all
+from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +32,9 @@ def page(client: Client) -> str:
     return client.get("/p/main/hosts/").content.decode()
 
 
-@pytest.mark.parametrize("action", ["box-1/drain/", "box-1/leave/", "invite/", "invite/1/withdraw/"])
+@pytest.mark.parametrize(
+    "action", ["box-1/drain/", "box-1/leave/", "box-1/clear/", "box-1/gone/", "invite/", "invite/1/withdraw/"]
+)
 def test_only_admins_of_the_deployment_look_after_hosts(
     project: Project, ann: User, as_user: SignIn, action: str
 ) -> None:
@@ -104,3 +108,31 @@ def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None
     assert f'id="host-invite-{row.pk}"' in page(root)
     root.post(f"/p/main/hosts/invite/{row.pk}/withdraw/")
     assert not HostInvite.objects.exists()
+
+
+def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, ann: User, as_user: SignIn) -> None:
+    host = make_host("box-1")
+    for _ in range(starts.HOLD_BACK_AFTER):
+        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    assert "No space left on device" in page(root)
+    assert "Place jobs again" in page(root)
+    assert "Place jobs again" not in page(as_user(ann))
+    assert root.post("/p/main/hosts/box-1/clear/")["Location"] == "/p/main/hosts/box-1/"
+    assert Host.objects.filter(held_back_at=None, start_failures=0).exists()
+    assert "no longer held back: takes jobs again (root)" in page(root)
+
+
+def test_a_silent_host_with_jobs_can_be_declared_gone_on_its_page(root: Client, project: Project, ann: User) -> None:
+    make_host("box-1")
+    run = make_run(project, ann)
+    place_all()
+    start(placed_job(run))
+    own = "/p/main/hosts/box-1/"
+    assert "host-gone" not in root.get(own).content.decode()
+    Host.objects.update(silent_s=1e6)
+    assert "host-gone" in root.get(own).content.decode()
+    assert root.post(f"{own}gone/", {"reason": ""}).status_code == 422
+    assert "No heartbeat from box-1" in root.get(f"/p/main/runs/{run.name}/").content.decode()
+    assert root.post(f"{own}gone/", {"reason": "stolen"})["Location"] == own
+    assert "Declared gone, and its jobs ended: stolen" in root.get(own).content.decode()
+    assert Run.objects.get(pk=run.pk).status == "failed"

@@ -1,0 +1,152 @@
+"""Health of hosts and periodic jobs, by cause: what is down is one line, with what waits for it.
+
+A silent host's late work is no trouble of its own, nor is each late job while no ticker runs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from django.db.models import Count
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from dstackweb.backends.hosts.inventory import is_online
+from dstackweb.backends.kinds import HealthCheck
+from dstackweb.backends.models import Host
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.wording import events, units
+
+LATE_S = 15.0
+"""Periodic work that is due for longer is not being enqueued: no ticker is running."""
+
+
+class PeriodicWork(NamedTuple):
+    """One periodic job. `host` is empty for work of the deployment."""
+
+    name: str
+    host: str = ""
+    late_s: float = 0.0
+    error: str = ""
+    ended_at: dt.datetime | None = None
+
+    @property
+    def is_late(self) -> bool:
+        return self.late_s > LATE_S
+
+
+class Causes(NamedTuple):
+    """Periodic jobs by what is down: each is in one place only."""
+
+    silent: dict[str, list[PeriodicWork]]
+    """All work of each silent host."""
+    host_tickers: dict[str, list[PeriodicWork]]
+    """Late work of hosts that are online."""
+    ticker: list[PeriodicWork]
+    """The deployment's work, if all of it is late."""
+    late: list[PeriodicWork]
+    failed: list[PeriodicWork]
+    fine: list[PeriodicWork]
+
+
+def by_cause(work: Iterable[PeriodicWork], online: Mapping[str, bool]) -> Causes:
+    """Sort periodic work by its cause. `online`: the joined hosts. Pure."""
+    found = Causes({}, {}, [], [], [], [])
+    for one in work:
+        if one.host and not online.get(one.host, False):
+            found.silent.setdefault(one.host, []).append(one)
+        elif one.is_late and one.host:
+            found.host_tickers.setdefault(one.host, []).append(one)
+        elif one.is_late:
+            found.late.append(one)
+        else:
+            (found.failed if one.error else found.fine).append(one)
+    own = [one for one in [*found.failed, *found.fine] if not one.host]
+    if not own and len(found.late) > 1:
+        found.ticker.extend(found.late)
+        found.late.clear()
+    return found
+
+
+def checks() -> Iterable[HealthCheck]:
+    """Hosts and periodic jobs, each fault once."""
+    hosts = list(Host.joined.all())
+    now = timezone.now()
+    work = [_work(job, now) for job in PeriodicJob.objects.all()]
+    causes = by_cause(work, {host.name: is_online(host) for host in hosts})
+    yield from _hosts(hosts, causes)
+    yield from _periodic(causes)
+    if not work:
+        yield HealthCheck(_("Ticker"), "bad", _("never started"))
+
+
+def _work(job: PeriodicJob, now: dt.datetime) -> PeriodicWork:
+    late_s = max(0.0, (now - job.due_at).total_seconds())
+    return PeriodicWork(job.name, job.name.partition(":")[2], late_s, job.last_error, job.last_ended_at)
+
+
+def _hosts(hosts: Sequence[Host], causes: Causes) -> Iterable[HealthCheck]:
+    active = Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).order_by()
+    jobs = dict(active.values_list("host").annotate(Count("pk")))
+    for host in hosts:
+        yield from _host(host, jobs.get(host.pk, 0), causes)
+    online = sum(is_online(host) for host in hosts)
+    value = _("%(online)d of %(all)d online") % {"online": online, "all": len(hosts)}
+    if not hosts:
+        yield HealthCheck(_("Hosts"), "bad", value, _("Register a host so that runs can start."))
+    else:
+        yield HealthCheck(_("Hosts"), "go" if online == len(hosts) else "info", value)
+
+
+def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
+    name = _("Host %s") % host.name
+    if not is_online(host):
+        waiting = _waiting(len(causes.silent.get(host.name, ())), jobs)
+        advice = _("If the machine is gone for good, say so on its page.") if jobs else ""
+        # A drained host may have been switched off on purpose.
+        tone = "wait" if host.draining and not jobs else "bad"
+        yield HealthCheck(name, tone, _("silent"), f"{waiting} {advice}".strip(), host.seen_at)
+        return
+    if host.held_back_at is not None:
+        hint = _("Starts fail: %s. Its runs went back to the queue; it takes jobs again once a start works.")
+        text = hint % events.start_error(host.start_error).rstrip(".")
+        yield HealthCheck(name, "bad", _("held back"), text, host.held_back_at)
+    if late := causes.host_tickers.get(host.name):
+        yield HealthCheck(name, "bad", _("its ticker is not running"), _all_late(late))
+    if host.error:
+        yield HealthCheck(name, "bad", host.error, at=host.seen_at)
+
+
+def _waiting(periodic: int, jobs: int) -> str:
+    """`Its 3 periodic jobs and 2 jobs of runs wait for it.`"""
+    parts = [ngettext("%d periodic job", "%d periodic jobs", periodic) % periodic] if periodic else []
+    parts += [ngettext("%d job of a run", "%d jobs of runs", jobs) % jobs] if jobs else []
+    if not parts:
+        return ""
+    return ngettext("Its %s waits for it.", "Its %s wait for it.", periodic + jobs) % _(" and ").join(parts)
+
+
+def _all_late(late: Sequence[PeriodicWork]) -> str:
+    longest = units.duration(max(one.late_s for one in late))
+    text = ngettext("%(n)d periodic job waits for it", "%(n)d periodic jobs wait for it", len(late))
+    return (text + _(", late by up to %(time)s.")) % {"n": len(late), "time": longest}
+
+
+def _periodic(causes: Causes) -> Iterable[HealthCheck]:
+    if causes.ticker:
+        hint = f"{_all_late(causes.ticker)} {_('Start it with make run, or read its output.')}"
+        yield HealthCheck(_("Ticker"), "bad", _("not running"), hint)
+    for one in causes.failed:
+        yield HealthCheck(_("Periodic: %s") % one.name, "bad", _("failed"), one.error, one.ended_at)
+    for one in causes.late:
+        value = _("late by %s") % units.duration(one.late_s)
+        yield HealthCheck(_("Periodic: %s") % one.name, "bad", value, one.error, one.ended_at)
+    if count := len(causes.fine):
+        text = ngettext("%d on time", "%d on time", count) % count
+        last = max((one.ended_at for one in causes.fine if one.ended_at), default=None)
+        yield HealthCheck(_("Periodic jobs"), "go", text, at=last)

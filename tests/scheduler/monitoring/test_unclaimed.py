@@ -1,0 +1,184 @@
+"""Runs that were placed and that no runner claimed go back to their place in the queue; sick hosts are held back."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts import local, starts
+from dstackweb.backends.models import Host, HostEvent
+from dstackweb.lib.errors import Conflict
+from dstackweb.runs import attempts
+from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.recount import differences
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler import hosts
+from dstackweb.scheduler.monitoring import watch
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+pytestmark = pytest.mark.django_db
+
+
+def fresh(run: Run) -> Run:
+    return Run.objects.get(pk=run.pk)
+
+
+def events() -> list[str]:
+    return list(HostEvent.objects.order_by("id").values_list("kind", flat=True))
+
+
+@pytest.fixture
+def broken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The host of this process, on which no start works."""
+    settings.DSTACKWEB_HOST_NAME = "box-1"
+
+    def not_a_directory(_order: object) -> None:
+        raise FileExistsError(17, "File exists", "/var/jobs")
+
+    monkeypatch.setattr(local, "ensure_runner", not_a_directory)
+    return make_host(gpus=1)
+
+
+def test_a_run_whose_start_failed_is_back_in_its_place_at_once(project: Project, member: User, broken: Host) -> None:
+    ahead, behind = make_run(project, member, resources={"gpu": 1}), make_run(project, member, resources={"gpu": 1})
+    Run.objects.filter(pk=ahead.pk).update(queued_at=timezone.now() - dt.timedelta(hours=1))
+    before = fresh(ahead)
+    assert place_all() == 1
+    hosts.check_jobs("box-1")
+    after = fresh(ahead)
+    assert (after.status, after.attempt) == (RunStatus.SUBMITTED, 2)
+    assert (after.rank, after.seniority_us, after.queued_at) == (before.rank, before.seniority_us, before.queued_at)
+    assert after.rank < fresh(behind).rank
+    assert not Allocation.objects.exists()
+    assert list(differences()) == []
+    job = Job.objects.get(run=ahead)
+    assert (job.termination_reason, "File exists" in job.message) == (Reason.NOT_CLAIMED, True)
+
+
+def test_a_runner_that_comes_after_its_run_went_back_is_refused(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    job = placed_job(run)
+    assert attempts.return_job(job.pk)
+    with pytest.raises(Conflict):
+        attempts.claim_job(job.pk, "late", "here")
+
+
+def test_a_run_whose_runner_came_first_does_not_go_back(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    attempts.claim_job(placed_job(run).pk, "early", "here")
+    assert not attempts.return_job(placed_job(run).pk, failed_start=True)
+    assert fresh(run).status == RunStatus.PROVISIONING
+    assert Host.objects.get().start_failures == 0
+
+
+def test_the_third_failed_start_in_a_row_holds_the_host_back(project: Project, member: User, broken: Host) -> None:
+    runs = [make_run(project, member) for _ in range(6)]
+    for failures in (1, 2, 3):
+        place_all()
+        hosts.check_job(str(Job.objects.filter(status=JobStatus.PROVISIONING).earliest("pk").pk))
+        for job in Job.objects.filter(status=JobStatus.PROVISIONING):
+            attempts.return_job(job.pk)
+        broken.refresh_from_db()
+        assert broken.start_failures == failures
+    assert broken.held_back_at is not None
+    assert "File exists" in broken.start_error
+    assert events() == ["held_back"]
+    Run.objects.update(retry_at=None)
+    assert place_all() == 0
+    assert {fresh(run).status for run in runs} <= {RunStatus.SUBMITTED, RunStatus.PENDING}
+
+
+def test_a_start_that_works_ends_the_row(project: Project, member: User) -> None:
+    host = make_host()
+    for _ in range(2):
+        starts.count_failure(host.pk, "no", timezone.now())
+    run = make_run(project, member)
+    place_all()
+    start(placed_job(run))
+    starts.count_failure(host.pk, "no", timezone.now())
+    host.refresh_from_db()
+    assert (host.start_failures, host.held_back_at) == (1, None)
+
+
+def hold_back(host: Host) -> None:
+    for _ in range(starts.HOLD_BACK_AFTER):
+        starts.count_failure(host.pk, "no space", timezone.now())
+
+
+def test_a_probe_that_works_lets_it_take_jobs_and_one_more_failure_holds_it_back_again(
+    project: Project, member: User, broken: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_back(broken)
+    hosts.probe_start("box-1")  # still fails, for another reason
+    broken.refresh_from_db()
+    assert broken.held_back_at is not None
+    assert "File exists" in broken.start_error
+    monkeypatch.setattr(local, "ensure_runner", lambda _order: None)
+    hosts.probe_start("box-1")
+    assert not hosts.is_held_back("box-1")
+    make_run(project, member)
+    assert place_all() == 1
+    starts.count_failure(broken.pk, "no space", timezone.now())
+    assert hosts.is_held_back("box-1")
+    assert events() == ["held_back", "takes_jobs", "held_back"]
+
+
+def test_a_host_that_falls_silent_gives_back_what_nobody_claimed(project: Project, member: User) -> None:
+    host = make_host()
+    waiting, begun = make_run(project, member), make_run(project, member)
+    place_all()
+    start(placed_job(begun))
+    Host.objects.update(silent_s=31)
+    watch.watch()
+    assert (fresh(waiting).status, fresh(begun).status) == (RunStatus.SUBMITTED, RunStatus.RUNNING)
+    host.refresh_from_db()
+    assert host.start_failures == 0
+    assert place_all() == 0
+
+
+def test_nodes_that_were_claimed_stop_before_the_run_goes_back(project: Project, member: User) -> None:
+    make_host("box-1", cpus=2)
+    make_host("box-2", cpus=2)
+    run = make_run(project, member, nodes=2, resources={"cpu": 2})
+    place_all()
+    attempts.claim_job(placed_job(run, 0).pk, "first", "here")
+    attempts.return_job(placed_job(run, 1).pk, failed_start=True)
+    assert fresh(run).status == RunStatus.TERMINATING
+    attempts.end_job(placed_job(run, 0).pk, Reason.TERMINATED_BY_SERVER)
+    assert (fresh(run).status, fresh(run).attempt) == (RunStatus.SUBMITTED, 2)
+
+
+def test_a_run_that_is_stopped_meanwhile_does_not_go_back(project: Project, member: User) -> None:
+    make_host("box-1", cpus=2)
+    make_host("box-2", cpus=2)
+    run = make_run(project, member, nodes=2, resources={"cpu": 2})
+    place_all()
+    attempts.claim_job(placed_job(run, 0).pk, "first", "here")
+    attempts.return_job(placed_job(run, 1).pk)
+    Run.objects.filter(pk=run.pk).update(stop_reason=Reason.STOPPED_BY_USER)
+    attempts.end_job(placed_job(run, 0).pk, Reason.TERMINATED_BY_SERVER)
+    assert fresh(run).status == RunStatus.TERMINATED
+
+
+def test_a_run_that_comes_back_again_and_again_waits_before_the_next_try(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts.random, "random", lambda: 0.5)
+    make_host()
+    run = make_run(project, member)
+    for _ in range(attempts.RETURNS_AT_ONCE):
+        place_all()
+        attempts.return_job(placed_job(run).pk)
+        assert fresh(run).status == RunStatus.SUBMITTED
+    place_all()
+    attempts.return_job(placed_job(run).pk)
+    assert fresh(run).status == RunStatus.PENDING
+    assert attempts.requeue_due(timezone.now() + dt.timedelta(minutes=1)) == 1

@@ -1,0 +1,75 @@
+"""Health names what is down and what follows from it, once each, the worst first."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts import starts
+from dstackweb.backends.models import Host
+from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
+from dstackweb.web import health, health_causes
+from dstackweb.web.health_causes import PeriodicWork, by_cause
+from tests.factories import make_host, make_run, place_all, placed_job, start
+
+LATE = 60.0
+
+
+def test_each_periodic_job_has_one_cause() -> None:
+    work = [
+        PeriodicWork("jobs:gone", "gone", LATE), PeriodicWork("gpus:gone", "gone", 0, "boom"),
+        PeriodicWork("jobs:box", "box", LATE), PeriodicWork("gpus:box", "box", 0, "boom"),
+        PeriodicWork("watch", "", 0), PeriodicWork("pass", "", LATE),
+    ]  # fmt: skip
+    found = by_cause(work, {"box": True, "gone": False})
+    assert {host: len(of) for host, of in found.silent.items()} == {"gone": 2}
+    assert [one.name for one in found.host_tickers["box"]] == ["jobs:box"]
+    assert [[one.name for one in of] for of in (found.ticker, found.late, found.failed, found.fine)] == [
+        [], ["pass"], ["gpus:box"], ["watch"],
+    ]  # fmt: skip
+
+
+def test_without_a_ticker_its_late_work_is_one_line() -> None:
+    found = by_cause([PeriodicWork("watch", "", LATE), PeriodicWork("pass", "", LATE)], {})
+    assert len(found.ticker) == 2
+    assert found.late == []
+
+
+@pytest.mark.django_db
+def test_a_silent_host_is_one_line_with_what_waits_for_it(project: Project, member: User) -> None:
+    host = make_host("gpu-2")
+    ensure_rows([*control_jobs(), *host_jobs("gpu-2", host.cluster)])
+    run = make_run(project, member)
+    place_all()
+    start(placed_job(run))
+    PeriodicJob.objects.filter(name__contains=":").update(due_at=timezone.now() - dt.timedelta(hours=1))
+    Host.objects.update(silent_s=1e6)
+    bad = [check for check in health_causes.checks() if check.tone == "bad"]
+    assert [(check.name, check.value) for check in bad] == [("Host gpu-2", "silent")]
+    assert bad[0].hint.startswith("Its 4 periodic jobs and 1 job of a run wait for it.")
+
+
+@pytest.mark.django_db
+def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
+    host = make_host("gpu-2")
+    for _ in range(3):
+        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    held = next(check for check in health_causes.checks() if check.value == "held back")
+    assert "No space left on device" in held.hint
+
+
+@pytest.mark.django_db
+def test_the_worst_comes_first_and_one_cause_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionError("the cache is away")
+
+    monkeypatch.setattr(health, "get_broker", away)
+    monkeypatch.setattr(health.Stat, "get_all", away)
+    found = health.checks()
+    tones = [health.TONES.index(check.tone) for check in found]
+    assert tones == sorted(tones, reverse=True)
+    assert [check.name for check in found if "the cache is away" in check.hint] == ["Clusters, Broker"]
