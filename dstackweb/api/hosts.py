@@ -70,6 +70,16 @@ class ReservedOut(Schema):
     gpus: Annotated[list[str], BeforeValidator(sorted)]
 
 
+class CgroupsOut(Schema):
+    """Whether jobs' cgroups limit memory and CPUs; `version` is `v1`, `v2` or empty. `code` says why not, if not."""
+
+    version: str = ""
+    memory: bool = False
+    cpu: bool = False
+    code: str = ""
+    error: str = ""
+
+
 class HostOut(Schema):
     """`gpus_used` counts GPUs of jobs and GPUs used outside dstackweb; `jobs` counts active jobs."""
 
@@ -78,6 +88,7 @@ class HostOut(Schema):
     draining: bool
     leaving: bool
     isolation: str
+    cgroups: CgroupsOut
     address: str
     cpus: int
     cpus_used: int

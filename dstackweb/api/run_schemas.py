@@ -107,6 +107,7 @@ class JobOut(Schema):
     exit_code: int | None
     termination_reason: str
     message: str
+    log_missing: int = Field(description="Bytes of output that a log over its limit lacks")
 
     @staticmethod
     def resolve_message(job: Job) -> str:

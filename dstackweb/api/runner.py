@@ -23,6 +23,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs import attempts, files
+from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -116,6 +117,8 @@ class ExitIn(Schema):
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
     message: Annotated[str, BeforeValidator(storable)] = ""
     log_size: int | None = Field(None, ge=0, lt=2**62)
+    log_missing: int = Field(0, ge=0, lt=2**62)
+    memory_mib: int | None = Field(None, ge=0, lt=2**40)
 
 
 @router.post("/{job_id}/claim", include_in_schema=False)
@@ -206,7 +209,18 @@ def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
     job = _claimed(request, job_id)
-    attempts.end_job(job.pk, body.reason, exit_code=body.exit_code, message=body.message, log_size=body.log_size)
+    detail = None
+    if body.reason == Reason.OUT_OF_MEMORY:
+        detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
+    attempts.end_job(
+        job.pk,
+        body.reason,
+        exit_code=body.exit_code,
+        message=body.message,
+        detail=detail,
+        log_size=body.log_size,
+        log_missing=body.log_missing,
+    )
     return {}
 
 

@@ -40,7 +40,11 @@ LOG_LIMIT = 4 << 20
 LOG_HEADERS = {
     "X-Next-Offset": {"schema": {"type": "integer"}, "description": "The next offset"},
     "X-Attempt": {"schema": {"type": "integer"}, "description": "0 before the first placement"},
-    "X-Log-Complete": {"schema": {"enum": ["true", "false"]}, "description": "`true`: the log is complete"},
+    "X-Log-Complete": {"schema": {"enum": ["true", "false"]}, "description": "`true`: nothing will follow"},
+    "X-Log-Missing": {
+        "schema": {"type": "integer"},
+        "description": "Bytes of output that a log over its limit lacks, where its text says so; 0 until the job ended",
+    },
 }
 
 
@@ -206,7 +210,8 @@ def read_logs(
 ) -> HttpResponse:
     """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.
 
-    `X-Next-Offset` is the next offset. `X-Log-Complete: true`: the log is complete.
+    `X-Next-Offset` is the next offset. `X-Log-Complete: true`: nothing will follow. `X-Log-Missing`: bytes of output
+    that a log over its limit lacks; offsets don't count them.
     """
     run, _role = run_of(request, project, name)
     part = selectors.log_part(run, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_LIMIT)
@@ -214,6 +219,7 @@ def read_logs(
     response["X-Next-Offset"] = str(part.next_offset)
     response["X-Attempt"] = str(part.attempt)
     response["X-Log-Complete"] = "true" if part.complete else "false"
+    response["X-Log-Missing"] = str(part.missing)
     return response
 
 

@@ -98,6 +98,16 @@ class JoinedHosts(models.Manager["Host"]):
         return super().get_queryset().filter(left_at=None)
 
 
+class CgroupCode(StrEnum):
+    """Why jobs of a host have no cgroups, or no limits by them: `code` of `Host.cgroups`, from `runner.cgroups`."""
+
+    NOT_MOUNTED = "not_mounted"
+    READ_ONLY = "read_only"
+    NOT_PERMITTED = "not_permitted"
+    NO_CONTROLLERS = "no_controllers"
+    FAILED = "failed"
+
+
 class Host(models.Model):
     """A machine of the team, which writes its own hardware.
 
@@ -129,6 +139,11 @@ class Host(models.Model):
     memory_used_mib = models.PositiveBigIntegerField(default=0, editable=False)
 
     isolation = models.CharField(max_length=10, choices=Isolation.choices, default=Isolation.NONE)
+    cgroups: models.JSONField[Any, Any] = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Whether cgroups end and limit its jobs: version, memory, cpu, code, error",
+    )
     job_user = models.CharField(max_length=60, blank=True, help_text="The user jobs run as; empty: the host's own")
     runs_dir = models.CharField(max_length=1024, blank=True, help_text="The directory of runs on the host")
     boot_id = models.CharField(max_length=64, blank=True)

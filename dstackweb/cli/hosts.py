@@ -70,7 +70,14 @@ def list_hosts(as_json: Json = False) -> None:
         note("No hosts.")
         return
     amounts = [Column(title, right=True) for title in ("GPUS", "CPUS", "MEMORY", "JOBS")]
-    columns = [Column("NAME"), Column("STATE"), *amounts, Column("LABELS", wide=True), Column("SEEN", right=True)]
+    columns = [
+        Column("NAME"),
+        Column("STATE"),
+        *amounts,
+        Column("LIMITS"),
+        Column("LABELS", wide=True),
+        Column("SEEN", right=True),
+    ]
     show_table([*columns, Column("ERROR", wide=True)], [_row(host) for host in page["items"]])
 
 
@@ -82,10 +89,19 @@ def _row(host: dict[str, Any]) -> tuple[object, ...]:
         f"{host['cpus_used']}/{host['cpus']}",
         f"{host['memory_used_mib'] / 1024:.0f}/{host['memory_mib'] / 1024:.0f} GB",
         host["jobs"],
+        limits_of(host),
         " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items())),
         age_text(host["seen_at"]),
         "; ".join(filter(None, [host["error"], host["start_error"]])),
     )
+
+
+def limits_of(host: dict[str, Any]) -> str:
+    """What limits a host's jobs: `cgroups v2`, `none`, or `unknown`."""
+    cgroups = host.get("cgroups") or {}  # older servers don't send it
+    if cgroups.get("code"):
+        return "none"
+    return f"cgroups {cgroups['version']}" if cgroups.get("version") else "unknown"
 
 
 def state_of(host: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, note, paint
 from dstackweb.cli.runs import ENDED, status_text
+from dstackweb.spec.units import size_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -42,19 +43,25 @@ def logs(
             note(f"\nStopped following; {found['name']} continues.")
             raise typer.Exit(INTERRUPTED) from None
         note(status_text(ended))
-    elif not print_log(api, found["id"], cursor, to_stdout):
+    elif print_log(api, found["id"], cursor, to_stdout):
+        note_missing(cursor)
+    else:
         note(f"No output yet. {status_text(found)}" if not cursor.complete else "No output.")
 
 
 @dataclass
 class Cursor:
-    """How far the log has been read. `attempt` None is the newest that was placed; `tail` (lines) is used up first."""
+    """How far the log has been read. `attempt` None is the newest that was placed; `tail` (lines) is used up first.
+
+    `missing` counts the bytes of output that the log lacks, until that was shown.
+    """
 
     node: int = 0
     attempt: int | None = None
     offset: int = 0
     tail: int | None = None
     complete: bool = False
+    missing: int = 0
 
     def query(self) -> dict[str, Any]:
         place = {"tail": self.tail} if self.tail is not None else {"offset": self.offset}
@@ -76,8 +83,17 @@ def read(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]
                 write(chunk)
                 cursor.offset += len(chunk)
                 count += len(chunk)
+        if not cursor.complete:
+            cursor.missing = int(response.headers.get("X-Log-Missing", "0"))  # older servers don't send it
         cursor.complete = response.headers["X-Log-Complete"] == "true"
     return count
+
+
+def note_missing(cursor: Cursor, say: Callable[[str], object] = note) -> None:
+    """Once all was read, show how much the log lacks."""
+    if cursor.complete and cursor.missing:
+        say(f"The log was over its limit: {size_text(cursor.missing)} of output are missing before its last part.")
+        cursor.missing = 0
 
 
 def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
@@ -135,7 +151,9 @@ class Follower:
     def _read(self, run: dict[str, Any]) -> int:
         if not self._only and not self._was_placed(run):
             return 0
-        return read(self._api, run["id"], self._cursor, self._write)
+        count = read(self._api, run["id"], self._cursor, self._write)
+        note_missing(self._cursor, self._note)
+        return count
 
     def _write(self, data: bytes) -> None:
         self._status.clear()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from dstackweb.runner import machine, tree
+from dstackweb.runner import cgroups, machine, tree
 from dstackweb.runner.child import acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
 from dstackweb.runner.state import StateDir, runner_lives, say
@@ -238,7 +238,7 @@ class InstanceJobs:
 
     def has_orphans(self, job: str) -> bool:
         """Whether processes of a job run without a runner."""
-        return not self.has_runner(job) and bool(tree.processes(job))
+        return not self.has_runner(job) and bool(tree.processes(job, cgroups.read(self._folder(job))))
 
     def has_end_to_report(self, job: str) -> bool:
         """Whether a new runner would have an end to report, or processes to end first."""

@@ -13,11 +13,13 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from typing import Any
 
+from dstackweb.runner.cgroups import NO_GROUP, Group
 from dstackweb.runner.tree import MARKER
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
@@ -50,15 +52,16 @@ class CannotStart(Exception):
     """The commands can't be started; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """The parts of orders and spec that a start needs."""
+    """The parts of orders and spec that a start needs, and the group that its processes enter."""
 
     spec: dict[str, Any]
     run_dir: str
     user: str | None
     path: str
     api: str
+    group: Group = NO_GROUP
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -93,21 +96,37 @@ def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subpr
     try:
         return subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, umask=0o022, **_identity(job),
+            start_new_session=True, umask=0o022, preexec_fn=_identity(job),
         )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
 
 
-def _identity(job: Job) -> dict[str, Any]:
-    if not job.switches_user:
-        return {}
-    account = job.account
-    return {
-        "user": account.pw_uid,
-        "group": account.pw_gid,
-        "extra_groups": os.getgrouplist(account.pw_name, account.pw_gid),
-    }
+def _identity(job: Job) -> Callable[[], None]:
+    """What a new process of the job does first: enter its group, and become its user."""
+    account = job.account if job.switches_user else None
+    groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
+    return partial(_become, job.group, _oom_score(job.spec), account, groups)
+
+
+def _become(group: Group, oom_score: int | None, account: pwd.struct_passwd | None, groups: list[int]) -> None:
+    group.enter()  # still as root, who alone may
+    if oom_score is not None:
+        with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+            file.write(str(oom_score))
+    if account is not None:
+        os.setgroups(groups)
+        os.setgid(account.pw_gid)
+        os.setuid(account.pw_uid)
+
+
+def _oom_score(spec: dict[str, Any]) -> int | None:
+    """How soon the kernel ends the job when the host is out of memory: before all that use less than they asked for.
+
+    Its measure is 1000 for a process with all memory, plus this. So one above the job's own share counts over 1000.
+    """
+    asked, total = spec.get("memory_mib"), spec.get("host_memory_mib")
+    return max(2, min(999, 1000 - 1000 * asked // total)) if asked and total else None
 
 
 def _enter_working_dir(job: Job) -> None:
@@ -199,9 +218,10 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         try:
             done = subprocess.run(
                 [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"], env=env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False, **_identity(job),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False,
+                preexec_fn=_identity(job),
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(f"the host's set-up snippet failed: {error}") from error
         output.seek(0)
         chatter.seek(0)

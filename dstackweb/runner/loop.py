@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import output, samples, tree
+from dstackweb.runner import cgroups, output, samples, spool, tree
 from dstackweb.runner.child import BadArchive, CannotStart, Job, acting_as, spawn, unpack
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.state import StateDir, say
 from dstackweb.runner.task_lines import TaskLines
 
 POLL_S = 0.2
+OUT_OF_MEMORY = "out_of_memory"
 LEFTOVER_GRACE_S = 2.0
 """Time for background processes between TERM and KILL once the commands have ended."""
 
@@ -37,6 +38,7 @@ class Runner:
         self.job_id: str = orders["job"]
         self.client = self._new_client()
         self.spool = state.path("spool")
+        self.group = cgroups.read(state.folder)
         self.spec: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
         self.heartbeats = 0
@@ -72,7 +74,7 @@ class Runner:
             say(f"the API rejected this runner: {rejected}")
             # Without a start of its own, the processes belong to the runner that has the job.
             if self.state.has("started"):
-                tree.end(self.job_id)
+                tree.end(self.job_id, self.group)
 
     def _go(self) -> None:
         self._claim()
@@ -104,7 +106,7 @@ class Runner:
             self.has_child = True
             pid = self._start(job)
         except (BadArchive, CannotStart, OSError) as error:
-            tree.end(self.job_id)
+            tree.end(self.job_id, self.group)
             self._finish(None, "executor_error", str(error))
         else:
             if self.task_lines is not None:
@@ -118,12 +120,29 @@ class Runner:
         if every_s := self.spec.get("sample_every_s"):
             self.samples = samples.Samples(self.client, samples.start(self.spec["gpus"], float(every_s)))
         try:
+            job.group = self.group = self._make_group()
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
             self.state.write("started", "")
             return spawn(job, pipe)
         finally:
             os.close(pipe)
+
+    def _make_group(self) -> cgroups.Group:
+        """The job's cgroup, stored before anything enters it; one without folders where none can be made."""
+        self.group.remove()  # of a runner that ended before it started anything, perhaps elsewhere
+        limits = cgroups.Limits(self.spec.get("memory_max_mib"), self.spec.get("cpu_max"), self.spec.get("cpus"))
+        try:
+            group = cgroups.make(self.job_id, limits)
+        except cgroups.CannotMake as cannot:
+            say(f"the job has no cgroup: {cannot}")
+            return cgroups.NO_GROUP
+        self.state.write("cgroup", group.stored())
+        return group
+
+    def processes(self) -> set[int]:
+        """The job's living processes."""
+        return tree.processes(self.job_id, self.group)
 
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights."""
@@ -153,12 +172,12 @@ class Runner:
 
     def _salvage(self) -> None:
         """An earlier runner died after the start: end its processes and report that."""
-        tree.end(self.job_id)
+        tree.end(self.job_id, self.group)
         self._finish(None, "instance_unreachable", "its runner was killed; the job's remaining processes were ended")
 
-    def _finish(self, exit_code: int | None, reason: str, message: str) -> None:
+    def _finish(self, exit_code: int | None, reason: str, message: str, **more: Any) -> None:
         """Store the end before reporting it. On a full disk it is only reported."""
-        self.end = {"exit_code": exit_code, "reason": reason, "message": message}
+        self.end = {"exit_code": exit_code, "reason": reason, "message": message, **more}
         try:
             self.state.write("exit", json.dumps(self.end))
         except OSError as error:
@@ -168,7 +187,10 @@ class Runner:
         """The commands ended with this wait status; `reason` is why they were stopped, if they were."""
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
-        if reason is not None:
+        ran_out = self.group.ran_out_of_memory()
+        if ran_out and reason in (None, OUT_OF_MEMORY):
+            self._finish(code, OUT_OF_MEMORY, "", memory_mib=self.group.memory_mib if ran_out == "limit" else None)
+        elif reason is not None:
             self._finish(code, reason, "")
         elif code == 0:
             self._finish(0, "done_by_runner", "")
@@ -180,13 +202,16 @@ class Runner:
         until = time.monotonic() + LAST_OUTPUT_S
         while not output.is_done(self.spool) and time.monotonic() < until:
             self.pause(0.01)
+        spool.close(self.spool)
         while self._retry(lambda: self.shipper.ship(final=True)):
             pass
         if self.samples is not None:
             self.samples.send_last()
         if self.task_lines is not None:
             self.task_lines.finish()
-        self._retry(lambda: self.client.post("exit", self.end | {"log_size": self.shipper.offset}))
+        log = {"log_size": self.shipper.offset, "log_missing": self.shipper.missing()}
+        self._retry(lambda: self.client.post("exit", self.end | log))
+        self.group.remove()
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
         """Send a heartbeat; the answer says what to do."""
@@ -254,7 +279,7 @@ class CommandsRun:
     def until_it_ends(self) -> None:
         """Every POLL_S, check limits, communicate, and see whether the last process of the tree has ended."""
         status: int | None = None
-        while status is None or tree.processes(self.runner.job_id):
+        while status is None or self.runner.processes():
             self._keep_limits()
             self._communicate()
             self.runner.pause(POLL_S)
@@ -273,15 +298,18 @@ class CommandsRun:
             self._stop("max_duration_exceeded", spec["stop_duration_s"])
         if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
             self._stop("instance_unreachable", spec["stop_duration_s"])
+        if self.runner.group.ran_out_of_memory():
+            # The kernel may have killed one process of many.
+            self._stop(OUT_OF_MEMORY, 0)
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            tree.kill(tree.processes(self.runner.job_id))
+            tree.kill(self.runner.processes(), self.runner.group)
 
     def _stop(self, reason: str | None, grace_s: float) -> None:
         """Send TERM to the whole tree now, KILL after the grace. The first reason and the shortest grace apply."""
         kill_at = time.monotonic() + grace_s
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
-            tree.send(tree.processes(self.runner.job_id), signal.SIGTERM)
+            tree.send(self.runner.processes(), signal.SIGTERM)
         self.kill_at = min(self.kill_at, kill_at)
 
     def _communicate(self) -> None:

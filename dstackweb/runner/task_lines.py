@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
-from dstackweb.runner.output import read_masked
+from dstackweb.runner.spool import read_masked
 from dstackweb.runner.state import say
 
 LINE = re.compile(rb"^::task(?=[ \t\r\n]|\Z).*", re.MULTILINE)

@@ -1,4 +1,7 @@
-"""A job's processes: all descendants of the runner, which adopts orphans, and all with the job's marker."""
+"""A job's processes: all of its cgroup, all descendants of the runner, which adopts orphans, and all with its marker.
+
+The cgroup finds them all. The others are what there is without one, and cost little beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+
+from dstackweb.runner.cgroups import Group
 
 MARKER = "DSTACKWEB_JOB"
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
@@ -51,7 +56,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def processes(job: str) -> set[int]:
+def processes(job: str, group: Group) -> set[int]:
     """The living processes of a job except this one. A zombie runs nothing."""
     marker = f"{MARKER}={job}".encode()
     parents = _parents()
@@ -59,7 +64,7 @@ def processes(job: str) -> set[int]:
     above = found | {os.getpid()}
     while below := {pid for pid, parent in parents.items() if parent in above} - above:
         above |= below
-    return above - {os.getpid()}
+    return (above | group.processes()) - {os.getpid()}
 
 
 def _parents() -> dict[int, int]:
@@ -95,8 +100,9 @@ def send(pids: set[int], number: signal.Signals) -> None:
             continue
 
 
-def kill(pids: set[int]) -> None:
+def kill(pids: set[int], group: Group) -> None:
     """Stop all before killing any, so that none sees another's end: a shell would print it, a loop would continue."""
+    group.kill()
     send(pids, signal.SIGSTOP)
     send(pids, signal.SIGKILL)
 
@@ -114,11 +120,11 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def end(job: str) -> None:
+def end(job: str, group: Group) -> None:
     """Kill what is left of a job, until the last process is confirmed gone."""
     pause_s = 0.01
-    while left := processes(job):
-        kill(left)
+    while left := processes(job, group):
+        kill(left, group)
         time.sleep(pause_s)
         # A process that hangs in the kernel may take long.
         pause_s = min(0.5, pause_s * 2)

@@ -85,6 +85,7 @@ def end_job(
     message: str = "",
     detail: dict[str, Any] | None = None,
     log_size: int | None = None,
+    log_missing: int = 0,
 ) -> bool:
     """End a job whose processes are gone: free what it held, and settle the run.
 
@@ -108,6 +109,7 @@ def end_job(
             exit_code=exit_code,
             **_end_message(job, reason, exit_code, message, detail),
             log_size=log_size,
+            log_missing=log_missing,
         )
         if job.host_id is None:
             wakeups.request_job_checks([job])

@@ -171,6 +171,8 @@ class MessageCode(StrEnum):
 
     EXITED = "exited"
     """`exit_code`."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """`memory_mib`: the job's limit, null where its machine had no more."""
     OUT_OF_CAPACITY = "out_of_capacity"
     LOW_UTILIZATION = "low_utilization"
     """What was low, as the event has it."""

@@ -76,6 +76,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "gpus": job.gpus,
         "nodes": spec.nodes,
         "gpus_per_node": len(job.gpus),
+        **_limits(job, spec),
         # A host reads its own GPUs.
         "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S if job.gpus and job.host is None else None,
         **attempt_fields(job),
@@ -85,6 +86,22 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "lost_after_s": settings.DSTACKWEB_LOST_AFTER_S if spec.retry else None,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
         "image": spec.image,
+    }
+
+
+def _limits(job: Job, spec: EffectiveSpec) -> dict[str, Any]:
+    """A host's jobs keep within the upper ends of their ranges, and share what is short by the lower ends.
+
+    A cloud instance is its job's alone.
+    """
+    if job.host is None:
+        return {}
+    return {
+        "cpus": job.cpus,
+        "cpu_max": spec.requirements.cpu_max,
+        "memory_mib": job.memory_mib,
+        "memory_max_mib": spec.requirements.memory_max_mib,
+        "host_memory_mib": job.host.memory_mib,
     }
 
 

@@ -253,6 +253,7 @@ class Job(models.Model):
     stop_grace_s = models.PositiveIntegerField(null=True)
     status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
     log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
+    log_missing = models.BigIntegerField(default=0, help_text="bytes of output that a log over its limit lacks")
     log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
 
     heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")

@@ -173,13 +173,17 @@ def events_of(run: Run, limit: int = EVENTS_AT_ONCE, before: int | None = None) 
 
 @dataclass(frozen=True)
 class LogPart:
-    """Bytes of one job's log. `complete` says that nothing will follow `next_offset`."""
+    """Bytes of one job's log. `complete` says that nothing will follow `next_offset`.
+
+    `missing` counts the bytes of output that a log over its limit lacks before its last part; 0 until the job's end.
+    """
 
     data: bytes
     next_offset: int
     attempt: int
     complete: bool
     job: Job | None
+    missing: int = 0
 
 
 def log_part(
@@ -212,7 +216,8 @@ def log_part(
         offset = files.tail_offset(job.pk, tail)
     data = files.read_log(job.pk, offset, limit)
     following = offset + len(data)
-    return LogPart(data, following, job.attempt, over and following >= files.log_size(job.pk), job)
+    complete = over and following >= files.log_size(job.pk)
+    return LogPart(data, following, job.attempt, complete, job, job.log_missing)
 
 
 def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     TERMINATED_BY_USER = "terminated_by_user"
     TERMINATED_BY_SERVER = "terminated_by_server"
     MAX_DURATION_EXCEEDED = "max_duration_exceeded"
+    OUT_OF_MEMORY = "out_of_memory"
     EXECUTOR_ERROR = "executor_error"
     INSTANCE_UNREACHABLE = "instance_unreachable"
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
@@ -101,6 +102,7 @@ RETRY_EVENT: dict[str, str] = {
     Reason.INSTANCE_UNREACHABLE: "interruption",
     Reason.INTERRUPTED: "interruption",
     Reason.CONTAINER_EXITED_WITH_ERROR: "error",
+    Reason.OUT_OF_MEMORY: "error",
     Reason.EXECUTOR_ERROR: "error",
     Reason.CREATING_CONTAINER_ERROR: "error",
 }

@@ -31,7 +31,7 @@ from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.wording import offers as offer_words
-from dstackweb.wording import retention, units
+from dstackweb.wording import retention, statuses, units
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ def checks() -> list[HealthCheck]:
         health_causes.checks,
         _passes,
         _isolation,
+        _limits,
         _backends,
         _apis,
         _instances,
@@ -132,6 +133,17 @@ def _isolation() -> Iterable[HealthCheck]:
         yield HealthCheck(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
     if not shared and not refusing:
         yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server"))
+
+
+def _limits() -> Iterable[HealthCheck]:
+    """Whether cgroups limit the jobs of each host."""
+    hosts = list(Host.joined.exclude(cgroups={}))
+    free = [f"{host.name} ({statuses.limits(host.cgroups)})" for host in hosts if host.cgroups.get("code")]
+    if free:
+        hint = _("Jobs there can use more memory and CPUs than they asked for. Limits: %s.") % "; ".join(free)
+        yield HealthCheck(_("Limits of jobs"), "info", _("none on some hosts"), hint)
+    elif hosts:
+        yield HealthCheck(_("Limits of jobs"), "go", _("memory and CPUs are limited"))
 
 
 def _backends() -> Iterable[HealthCheck]:

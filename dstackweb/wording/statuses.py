@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
-from dstackweb.backends.models import Isolation
+from dstackweb.backends.models import CgroupCode, Isolation
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
 from dstackweb.runs.rows import RunRow
@@ -18,7 +18,7 @@ from dstackweb.runs.silence import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.wording import offers, policy
 from dstackweb.wording.sentence import Sentence, fill, known, words
-from dstackweb.wording.units import duration, exact_duration
+from dstackweb.wording.units import duration, exact_duration, mebibytes
 
 status = words(
     {
@@ -47,6 +47,7 @@ termination = words(
         Reason.CONTAINER_EXITED_WITH_ERROR: _("A command failed."),
         Reason.TERMINATED_BY_SERVER: _("Stopped because another node of the run ended."),
         Reason.MAX_DURATION_EXCEEDED: _("It reached its max_duration."),
+        Reason.OUT_OF_MEMORY: _("It ran out of memory."),
         Reason.EXECUTOR_ERROR: _("Its runner failed."),
         Reason.INSTANCE_UNREACHABLE: _("Interrupted: its host or its runner was lost."),
         Reason.NO_CAPACITY: _("Its host did not start it in time."),
@@ -94,6 +95,28 @@ isolation = words(
     }
 )
 """How a host isolates jobs."""
+
+no_cgroups = words(
+    {
+        CgroupCode.NOT_MOUNTED: _("the machine has no cgroups"),
+        CgroupCode.READ_ONLY: _("cgroups are read-only, as in a container without privileges"),
+        CgroupCode.NOT_PERMITTED: _("the host's user may not create cgroups; start the host as root"),
+        CgroupCode.NO_CONTROLLERS: _("the machine gives it no memory and CPU controllers"),
+        CgroupCode.FAILED: _("a cgroup could not be created"),
+    }
+)
+"""Why a host's jobs are not limited by cgroups."""
+
+
+def limits(cgroups: Mapping[str, Any]) -> str:
+    """Whether a host limits the memory and CPUs of its jobs."""
+    if not cgroups:
+        return str(_("not known"))
+    if not cgroups.get("code"):
+        return str(_("memory and CPUs, by cgroups %s") % cgroups["version"])
+    why = ": ".join(filter(None, [no_cgroups(cgroups["code"]), cgroups.get("error", "")]))
+    return str(_("none: %s") % why)
+
 
 SIGNALS = {int(one): one.name for one in signal.Signals}
 EXIT_CODES: dict[int, Any] = {
@@ -162,10 +185,19 @@ def beyond_reason(detail: Mapping[str, Any], text: str) -> str:
     return message(detail, text)
 
 
+def out_of_memory(limit_mib: int | None) -> str:
+    if limit_mib is None:
+        return str(_("The memory of its machine was used up. Ask for more with resources.memory."))
+    text = _("It needed more than its limit of %s. Ask for more with resources.memory.")
+    return text % mebibytes(limit_mib)
+
+
 def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
     match code:
         case MessageCode.EXITED:
             return exited(int(data["exit_code"]))
+        case MessageCode.OUT_OF_MEMORY:
+            return out_of_memory(data.get("memory_mib"))
         case MessageCode.OUT_OF_CAPACITY:
             return f"{termination(Reason.OUT_OF_CAPACITY)} {text}".strip()
         case MessageCode.LOW_UTILIZATION:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from django.utils.translation import ngettext
 
-from dstackweb.spec.units import duration_text, memory_text, price_text
+from dstackweb.spec.units import duration_text, memory_text, price_text, size_text
 
 
 def duration(seconds: float | None) -> str:
@@ -24,6 +24,11 @@ def exact_duration(seconds: int) -> str:
 def mebibytes(mib: float | None) -> str:
     """`512 MB`, `80 GB`, `1.5 TB`."""
     return "–" if mib is None else memory_text(mib)
+
+
+def size(count: int) -> str:
+    """Bytes: `312 bytes`, `1.5 MB`."""
+    return size_text(count)
 
 
 def gpus(count: int) -> str:

@@ -105,7 +105,9 @@ class LogView {
     this.offset = Number(response.headers.get("X-Next-Offset"));
     this.complete = response.headers.get("X-Log-Complete") === "true";
     this.append(this.decoder.decode(bytes, { stream: !this.complete }));
-    if (this.complete) this.say(word(this.offset ? "logComplete" : "logNone"));
+    const missing = response.headers.get("X-Log-Missing");
+    if (this.complete && missing) this.say(word("logCut").replace("%s", missing));
+    else if (this.complete) this.say(word(this.offset ? "logComplete" : "logNone"));
     else this.say(word(this.offset ? "logLive" : "logEmpty"));
     return bytes.length > 0 && response.headers.get("X-Log-More") === "true";
   }

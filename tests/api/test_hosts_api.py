@@ -51,6 +51,14 @@ def root(project: Project) -> Call:
     return of(make_user("root", is_superuser=True))
 
 
+def test_a_host_says_whether_its_jobs_are_limited(project: Project, member: User) -> None:
+    make_host("box-1", cgroups={"version": "v1", "memory": True, "cpu": False, "code": "no_controllers", "error": ""})
+    make_host("box-2")
+    limited, unknown = (host["cgroups"] for host in of(member)("GET").json()["items"])
+    assert (limited["version"], limited["memory"], limited["cpu"]) == ("v1", True, False)
+    assert (limited["code"], unknown["version"], unknown["code"]) == ("no_controllers", "", "")
+
+
 def test_a_host_tells_what_is_used_of_what_it_has(project: Project, member: User) -> None:
     make_host("box-1", cpus=8, gpus=3, labels={"disk": "nvme"})
     make_run(project, member, resources={"gpu": 2, "cpu": 4})

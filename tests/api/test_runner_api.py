@@ -11,6 +11,7 @@ from dstackweb.accounts.services import delete_secret, set_secret
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
+from dstackweb.wording.statuses import run_message
 from tests.factories import make_host, make_run, place_all, placed_job
 
 
@@ -66,6 +67,30 @@ def test_a_job_is_claimed_once_described_started_and_ended(run: Run, runner: Run
     assert fresh(run).status == "done"
     assert runner.post("exit", {"exit_code": 1, "reason": "executor_error"}).status_code == 200
     assert fresh(run).status == "done"
+
+
+def test_a_job_keeps_within_the_upper_ends_of_its_ranges(project: Project, member: User) -> None:
+    make_host(memory_gib=32)
+    run = make_run(project, member, resources={"cpu": "2..4", "memory": "1GB..3GB"})
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    spec = runner.get("spec").json()
+    assert (spec["cpus"], spec["cpu_max"]) == (2, 4)
+    assert (spec["memory_mib"], spec["memory_max_mib"], spec["host_memory_mib"]) == (1024, 3072, 32 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [(4096, "It needed more than its limit of 4 GB."), (None, "The memory of its machine was used up.")],
+)
+def test_a_job_that_ran_out_of_memory_is_told_so(run: Run, runner: Runner, limit: int | None, words: str) -> None:
+    runner.claim()
+    runner.post("started")
+    runner.post("exit", {"exit_code": 137, "reason": "out_of_memory", "memory_mib": limit})
+    job = placed_job(run)
+    assert (fresh(run).status, job.termination_reason, job.exit_code) == ("failed", "out_of_memory", 137)
+    assert words in run_message(fresh(run))
 
 
 def test_a_token_opens_its_own_job_only(run: Run, project: Project, member: User) -> None:

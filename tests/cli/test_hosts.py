@@ -32,11 +32,11 @@ def admin(cli: Cli, ada: User) -> Cli:
 
 
 def test_ls_shows_usage_and_state_of_each_host(cli: Cli, project: Project) -> None:
-    make_host("box", gpus=2, labels={"region": "eu", "disk": "nvme"})
+    make_host("box", gpus=2, labels={"region": "eu", "disk": "nvme"}, cgroups={"version": "v1", "code": ""})
     make_host("old", silent_s=9999, draining=True, error="disk full")
     rows = cli.ok("host", "ls").splitlines()
-    assert rows[0].split() == ["NAME", "STATE", "GPUS", "CPUS", "MEMORY", "JOBS", "LABELS", "SEEN", "ERROR"]
-    assert rows[1].split()[:9] == ["box", "online", "0/2", "0/8", "0/32", "GB", "0", "disk=nvme", "region=eu"]
+    assert rows[0].split() == ["NAME", "STATE", "GPUS", "CPUS", "MEMORY", "JOBS", "LIMITS", "LABELS", "SEEN", "ERROR"]
+    assert rows[1].split()[:9] == ["box", "online", "0/2", "0/8", "0/32", "GB", "0", "cgroups", "v1"]
     assert "offline, draining" in rows[2]
     assert rows[2].endswith("disk full")
     assert [host["name"] for host in json.loads(cli.ok("host", "ls", "--json"))["items"]] == ["box", "old"]

@@ -58,6 +58,15 @@ def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> N
         assert cli("logs", "train", *options).exit_code in (1, 2)
 
 
+@pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
+def test_a_log_that_lacks_its_middle_says_how_much(cli: Cli, job: Job, options: list[str]) -> None:
+    files.append_log(job.pk, 0, b"first\nlast\n")
+    attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_missing=3 << 20)
+    result = cli("logs", "train", *options)
+    assert result.stdout.endswith("last\n")
+    assert result.stderr.count("The log was over its limit: 3 MB of output are missing before its last part.") == 1
+
+
 def test_without_output_the_status_is_shown(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "waiting")
     result = cli("logs", "waiting")

@@ -17,6 +17,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.runner import tree
 from dstackweb.runner.agent import UNREPORTED_S, Agent
+from dstackweb.runner.cgroups import Group
 from dstackweb.runner.client import Client
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import runner_lives
@@ -64,7 +65,7 @@ def rent(ada: tuple[Project, User], gate: Gate, open_home: Path) -> Iterator[Ren
     yield make
     for machine, job in machines:
         machine.clear(runs)
-        tree.kill(processes_of(job.pk))
+        tree.kill(processes_of(job.pk), Group())
     connections.close_all()
 
 
@@ -174,7 +175,7 @@ def test_a_job_of_which_nothing_is_left_has_ended(rent: Rent) -> None:
     runner = machine.runner_pid(job.pk)
     machine.kill()
     os.kill(runner, signal.SIGKILL)
-    tree.kill(processes_of(job.pk))
+    tree.kill(processes_of(job.pk), Group())
     shutil.rmtree(machine.home / "jobs" / str(job.pk))
     Job.objects.update(silent_s=100)
     machine.start()

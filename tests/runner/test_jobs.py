@@ -26,7 +26,7 @@ def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
     job = box("echo one", "echo two >&2")
     assert job.launch() == {"pid": job.pid}
     end = job.end()
-    assert end == {"exit_code": 0, "reason": "done_by_runner", "message": "", "log_size": 8}
+    assert end == {"exit_code": 0, "reason": "done_by_runner", "message": "", "log_size": 8, "log_missing": 0}
     assert job.api.log == b"one\ntwo\n"
     names = [call.what for call in job.api.calls]
     assert names[:2] == ["claim", "spec"]

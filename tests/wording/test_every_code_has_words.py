@@ -11,7 +11,7 @@ import pytest
 from django.utils import translation
 
 from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
-from dstackweb.backends.models import HostEvent, HostEventKind, Isolation
+from dstackweb.backends.models import CgroupCode, HostEvent, HostEventKind, Isolation
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.codes import (
@@ -75,6 +75,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: statuses.isolation,
+    CgroupCode: statuses.no_cgroups,
     ThrottleReason: policy.throttled,
     TaskState: progress.state,
 }

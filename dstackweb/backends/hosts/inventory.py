@@ -111,6 +111,7 @@ def register(
         "memory_mib": probe.memory_mib,
         "boot_id": probe.boot_id,
         "isolation": arrangement.isolation,
+        "cgroups": probe.cgroups,
         "job_user": arrangement.job_user,
         "runs_dir": str(arrangement.runs_dir),
         "error": "; ".join(filter(None, [arrangement.error, probe.error])),

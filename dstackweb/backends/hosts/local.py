@@ -23,6 +23,7 @@ from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts.isolation import can_traverse, find_user, make_runs_dir
+from dstackweb.runner import cgroups
 from dstackweb.runner.state import runner_lives
 from dstackweb.runner.tree import MARKER
 
@@ -185,7 +186,9 @@ def kill_job(job_id: UUID) -> bool:
 def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
     """Repeatedly, since a process may fork during the search."""
     ends = time.monotonic() + KILL_S
+    group = cgroups.read(str(state_dir(job_id)))
     while processes := tree_of(job_id, runner):
+        group.kill()
         send(processes, signal.SIGKILL)
         if time.monotonic() > ends:
             return False
@@ -197,6 +200,7 @@ def forget(job_id: UUID) -> bool:
     """Remove the files of a job's runner, after its end was reported. False while a process of the job is alive."""
     if not tree_gone(job_id):
         return False
+    cgroups.read(str(state_dir(job_id))).remove()
     shutil.rmtree(state_dir(job_id), onerror=_log_error)
     return True
 
@@ -314,14 +318,15 @@ def job_of(pid: int) -> str | None:
 
 
 def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]:
-    """The living processes of a job without its runner: those with its marker, and all below these and the runner.
+    """The living processes of a job without its runner: those in its cgroup, those with its marker, and all below these
+    and the runner.
 
-    The runner adopts the job's orphans, which finds processes that cleaned their environment.
+    Without a cgroup, a process that cleaned its environment is found only while its runner lives, which adopts orphans.
     """
     everything = [process for process in psutil.process_iter(["pid", "ppid", "status"]) if _is_alive(process)]
     found = {process.pid for process in everything if job_of(process.pid) == str(job_id)}
     own = {runner.pid} if runner else set()
-    above = found | own
+    above = found | own | cgroups.read(str(state_dir(job_id))).processes()
     while below := {process.pid for process in everything if process.info["ppid"] in above} - above:
         above |= below
     return [process for process in everything if process.pid in above - own]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
+import dstackweb
 from dstackweb.runner import nvml
 
 MIB = 1024 * 1024
+TRY_S = 20.0
 RESERVED_MIB = 512
 RESERVED_PART = 0.05
 """Memory reserved for the system and the server: the larger of the two."""
@@ -36,19 +42,36 @@ class GpuProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """A machine's capacity. `error` says what could not be read; a machine without NVML has no GPUs."""
+    """A machine's capacity. `error` says what could not be read; a machine without NVML has no GPUs.
+
+    `cgroups` is as `runner.cgroups.support` has it.
+    """
 
     cpus: int
     memory_mib: int
     gpus: tuple[GpuProbe, ...]
     boot_id: str
     error: str = ""
+    cgroups: dict[str, Any] = field(default_factory=dict)
 
 
 def probe(is_ours: Callable[[int], bool]) -> Probe:
     """Probe this machine; never raises. `is_ours`: whether a PID belongs to a job that runs here."""
     gpus, error = probe_gpus(is_ours)
-    return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error)
+    return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error, cgroup_support())
+
+
+@cache
+def cgroup_support() -> dict[str, Any]:
+    """Whether jobs' cgroups can be made and limited here, tried once in a process of its own."""
+    command = [sys.executable, "-S", "-m", "dstackweb.runner.cgroups"]
+    env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(Path(dstackweb.__file__).parents[1])}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TRY_S, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return {"version": "", "memory": False, "cpu": False, "code": "failed", "error": str(error)}
+    return found
 
 
 def boot_id() -> str:

@@ -25,7 +25,7 @@ from dstackweb.web.runs import details, hold_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, waiting
+from dstackweb.wording import statuses, units, waiting
 
 PER_PAGE = 50
 LOG_BYTES = 256 * 1024
@@ -144,6 +144,7 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     response["X-Start-Offset"] = str(part.next_offset - len(part.data))
     response["X-Next-Offset"] = str(part.next_offset)
     response["X-Log-Complete"] = "true" if part.complete else "false"
+    response["X-Log-Missing"] = units.size(part.missing) if part.missing else ""
     response["X-Log-More"] = "true" if len(part.data) == LOG_BYTES else "false"
     return response
 

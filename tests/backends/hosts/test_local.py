@@ -21,6 +21,8 @@ from django.test import override_settings
 
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts import local
+from dstackweb.backends.hosts.probe import cgroup_support
+from dstackweb.runner import cgroups
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 
@@ -201,6 +203,28 @@ def test_what_a_killed_runner_left_behind_is_seen_and_killed(serve: Callable[...
     assert not local.tree_gone(api.job)
     assert local.kill_job(api.job)
     assert not lives(daemon)
+
+
+def test_a_cgroup_finds_what_a_killed_runner_left_without_its_marker(serve: Callable[..., JobApi]) -> None:
+    api = serve(f"{NAMELESS}; echo ready; sleep 60")
+    folder = launch(api)
+    eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
+    daemon, shell = int((folder / "daemon").read_text()), psutil.Process(_runner_pid(api.job)).children()
+    os.kill(_runner_pid(api.job), signal.SIGKILL)
+    eventually(lambda: not local.runner_alive(api.job))
+    local.send(shell, signal.SIGKILL)
+    eventually(lambda: not any(map(lives, (process.pid for process in shell))))
+    group = cgroups.read(str(local.state_dir(api.job)))
+    if cgroup_support()["version"]:
+        assert not local.tree_gone(api.job)
+        assert local.kill_job(api.job)
+        assert not lives(daemon)
+        assert local.forget(api.job)
+        assert not any(map(os.path.exists, group.folders))
+    else:
+        assert group.folders == ()
+        eventually(lambda: local.tree_gone(api.job))
+        os.kill(daemon, signal.SIGKILL)
 
 
 def test_a_new_runner_tells_the_end_of_a_job_that_was_killed(serve: Callable[..., JobApi]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -91,6 +92,21 @@ def test_labels_and_what_happened_are_shown_and_polled(root: Client) -> None:
     assert root.get("/p/main/hosts/", headers=poll).status_code == 204
     HostEvent.objects.create(host=host, kind="offline")
     assert "went offline" in root.get("/p/main/hosts/", headers=poll).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "words"),
+    [
+        ({"version": "v2", "memory": True, "cpu": True, "code": "", "error": ""}, "memory and CPUs, by cgroups v2"),
+        ({"version": "v1", "memory": True, "cpu": False, "code": "no_controllers", "error": ""}, "controllers"),
+        ({"version": "", "memory": False, "cpu": False, "code": "read_only", "error": "EROFS"}, "read-only"),
+        ({}, "not known"),
+    ],
+)
+def test_whether_jobs_are_limited_is_shown(root: Client, cgroups: dict[str, Any], words: str) -> None:
+    make_host("box-7", cgroups=cgroups)
+    assert words in root.get("/p/main/hosts/box-7/").content.decode()
+    assert ("can use more memory" in root.get("/p/main/health/").content.decode()) == bool(cgroups.get("code"))
 
 
 def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None:

@@ -105,9 +105,10 @@ def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User,
     assert first.content == b"one\n\xff\xfe\x00two\n"
     assert (first["X-Start-Offset"], first["X-Next-Offset"], first["X-Log-Complete"]) == ("0", "11", "false")
     files.append_log(job.pk, 11, b"three\n")
-    attempts.end_job(job.pk, "done_by_runner", exit_code=0)
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_missing=1536)
     second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
     assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
+    assert (first["X-Log-Missing"], second["X-Log-Missing"]) == ("", "1.5 KB")
 
 
 def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_user: SignIn) -> None:

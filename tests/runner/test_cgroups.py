@@ -1,0 +1,242 @@
+"""A cgroup per job on this machine, or what holds without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dstackweb.backends.models import CgroupCode
+from dstackweb.runner import cgroups, tree
+from dstackweb.runner.child import _oom_score
+from tests.runner.conftest import OTHER_USER, Box, runs
+from tests.support import eventually
+
+MakeBox = Callable[..., Box]
+WORK = "while [ ! -e enough ]; do sleep 0.02; done"
+NAMELESS = "(env -i setsid sh -c 'echo $$ > daemon; exec sleep 600' > /dev/null 2>&1 &)"
+UNTIL_IT_RUNS = "while [ ! -s daemon ]; do sleep 0.01; done"
+EAT = "python3 -S -c 'x = b\"x\" * (200 << 20); print(len(x))'"
+
+
+@cache
+def support() -> dict[str, Any]:
+    return cgroups.support()
+
+
+def test_a_daemon_that_escaped_a_killed_runner_is_ended_by_the_next(box: MakeBox) -> None:
+    """It has no marker, and its parent is no longer the runner."""
+    job = box(NAMELESS, UNTIL_IT_RUNS, "echo up", "sleep 600")
+    job.launch()
+    job.wait_for("up")
+    daemon = int((job.run_dir / "daemon").read_text())
+    job.kill()
+    job.launch()
+    assert job.end()["reason"] == "instance_unreachable"
+    if support()["version"]:
+        assert not runs(daemon)
+    else:
+        assert runs(daemon)
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_a_jobs_group_is_gone_with_it(box: MakeBox) -> None:
+    job = box("cat /proc/self/cgroup", "echo up", WORK)
+    job.launch()
+    job.wait_for("up")
+    group = cgroups.read(str(job.state))
+    assert bool(group.folders) == bool(support()["version"])
+    assert all(f"/dstackweb-{job.api.job}" in job.api.log.decode() for _ in group.folders)
+    assert job.pid not in group.processes()
+    (job.run_dir / "enough").touch()
+    job.end()
+    assert not any(map(os.path.exists, group.folders))
+
+
+@pytest.mark.parametrize("after", ["", " || true; sleep 600"], ids=["at once", "though its command goes on"])
+def test_a_job_over_its_limit_ends_and_its_neighbour_lives(box: MakeBox, after: str) -> None:
+    neighbour = box("echo up", WORK, memory_mib=64, memory_max_mib=64)
+    neighbour.launch()
+    job = box(EAT + (after if support()["memory"] else ""), memory_mib=64, memory_max_mib=64, host_memory_mib=8000)
+    job.launch()
+    end = job.end()
+    if support()["memory"]:
+        assert (end["reason"], end["memory_mib"]) == ("out_of_memory", 64)
+        assert end["exit_code"] in (137, 143)
+    else:
+        assert (end["reason"], job.lines()) == ("done_by_runner", [str(200 << 20)])
+    neighbour.wait_for("up")
+    (neighbour.run_dir / "enough").touch()
+    assert neighbour.end()["reason"] == "done_by_runner"
+
+
+def test_a_stop_that_came_first_stays_the_reason(box: MakeBox) -> None:
+    job = box(f"trap 'eval \"$EAT\"' TERM; echo up; {WORK}", env={"EAT": EAT}, memory_max_mib=64)
+    job.launch()
+    job.wait_for("up")
+    job.api.action = {"action": "stop", "reason": "terminated_by_user", "grace_s": 5}
+    assert job.end()["reason"] == "terminated_by_user"
+
+
+def test_a_job_gets_the_cpus_that_it_may_use_at_most(box: MakeBox) -> None:
+    job = box("echo up", WORK, cpus=1, cpu_max=1)
+    job.launch()
+    job.wait_for("up")
+    group = cgroups.read(str(job.state))
+    assert group.cpus == (1 if support()["cpu"] else None)
+    quotas = [_read(folder, "cpu.max") or _read(folder, "cpu.cfs_quota_us") for folder in group.folders]
+    assert any(quota.startswith("100000") for quota in quotas) == support()["cpu"]
+
+
+def test_without_upper_ends_nothing_is_limited(box: MakeBox) -> None:
+    job = box(EAT, cpus=1, cpu_max=None, memory_mib=64, memory_max_mib=None, host_memory_mib=8000)
+    job.launch()
+    assert job.end()["reason"] == "done_by_runner"
+
+
+def test_whoever_uses_more_than_they_asked_for_is_ended_first(box: MakeBox) -> None:
+    job = box("cat /proc/self/oom_score_adj", memory_mib=2000, host_memory_mib=8000)
+    job.launch()
+    job.end()
+    assert job.lines() == ["750"]
+    assert _oom_score({"memory_mib": 8000, "host_memory_mib": 8000}) == 2
+    assert _oom_score({"memory_mib": 1, "host_memory_mib": 8000}) == 999
+    assert _oom_score({}) is None
+
+
+def test_a_frozen_forking_crowd_is_killed_to_the_last(box: MakeBox) -> None:
+    crowd = "(env -i setsid sh -c 'while :; do (sleep 0.01; exit) & (setsid sleep 30 &); sleep 0.01; done' &)"
+    job = box(f"{crowd} > /dev/null 2>&1", "echo up", WORK)
+    job.launch()
+    job.wait_for("up")
+    group = cgroups.read(str(job.state))
+    (job.run_dir / "enough").touch()
+    assert job.end()["reason"] == "done_by_runner"
+    assert not group.processes()
+
+
+def test_the_check_of_a_machine_leaves_nothing_and_says_why() -> None:
+    found = _support_of(None)
+    assert found == support()
+    assert (found["code"] == "") == (found["memory"] and found["cpu"])
+    assert found["code"] in ("", *CgroupCode)
+    assert not list(Path("/sys/fs/cgroup").glob("**/dstackweb-check-*"))
+    if OTHER_USER:
+        assert _support_of(OTHER_USER)["code"] in ("not_permitted", "not_mounted", "read_only")
+
+
+def _support_of(user: str | None) -> dict[str, Any]:
+    command = [
+        shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable,
+        "-S",
+        "-c",
+        Path(cgroups.__file__).read_text(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", user=user)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture
+def group() -> Iterator[cgroups.Group]:
+    """A group of this test's own, without folders where the machine allows none."""
+    try:
+        made = cgroups.make(f"test-{uuid4()}", cgroups.Limits())
+    except cgroups.CannotMake:
+        made = cgroups.Group()
+    yield made
+    made.kill()
+    eventually(lambda: not made.processes())
+    made.remove()
+
+
+def test_a_kill_takes_what_is_frozen_and_counts_no_zombie(group: cgroups.Group) -> None:
+    process = subprocess.Popen(["sleep", "600"], preexec_fn=group.enter)
+    assert group.processes() == ({process.pid} if group.folders else set())
+    for folder in group.folders:
+        cgroups._freeze(folder, True)
+    group.kill()
+    tree.kill({process.pid}, group)
+    eventually(lambda: not group.processes())
+    assert process.wait() == -signal.SIGKILL
+
+
+def _read(folder: str, name: str) -> str:
+    return cgroups._read(folder, name)
+
+
+def machine(tmp_path: Path, groups: str, mounts: dict[str, str]) -> str:
+    """A /proc with these lines; `mounts` are folders with the rest of their lines."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(groups)
+    lines = [f"30 20 0:{n} {line.replace('TOP', top)}\n" for n, (top, line) in enumerate(mounts.items())]
+    (tmp_path / "self/mountinfo").write_text("".join(lines))
+    return str(tmp_path)
+
+
+def test_both_versions_beside_each_other_are_told_apart(tmp_path: Path) -> None:
+    tops = {name: tmp_path / name for name in ("memory", "cpu", "unified")}
+    for top in tops.values():
+        top.mkdir()
+    (tops["memory"] / "jobs").mkdir()
+    (tops["unified"] / "cgroup.controllers").write_text("hugetlb\n")
+    found = cgroups.hierarchies(
+        machine(
+            tmp_path,
+            "4:memory:/jobs\n1:cpu,cpuacct:/\n0::/\n",
+            {
+                str(tops["memory"]): "/ TOP rw - cgroup cgroup rw,memory",
+                str(tops["cpu"]): "/ TOP rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct",
+                str(tops["unified"]): "/ TOP rw - cgroup2 cgroup2 rw",
+                "/elsewhere": "/ TOP rw - tmpfs tmpfs rw",
+            },
+        )
+    )
+    assert [(one.version, one.own, sorted(one.controllers)) for one in found] == [
+        (1, str(tops["memory"] / "jobs"), ["memory"]),
+        (1, str(tops["cpu"]), ["cpu", "cpuacct"]),
+        (2, str(tops["unified"]), ["hugetlb"]),
+    ]
+    assert found[2].parent() == str(tops["unified"])
+
+
+def test_a_container_that_shows_only_its_own_groups(tmp_path: Path) -> None:
+    top = tmp_path / "cgroup"
+    top.mkdir()
+    (top / "cgroup.controllers").write_text("cpu memory\n")
+    for groups, root in (("0::/docker/abc\n", "/docker/abc"), ("0::/docker/abc\n", "/"), ("0::/../..\n", "/")):
+        place = tmp_path / f"proc{time.monotonic_ns()}"
+        place.mkdir()
+        found = cgroups.hierarchies(machine(place, groups, {str(top): f"{root} TOP rw - cgroup2 cgroup rw"}))
+        assert [(one.version, one.own) for one in found] == [(2, str(top))]
+
+
+def test_in_version_2_jobs_go_as_low_as_controllers_reach(tmp_path: Path) -> None:
+    """A service's own group has processes and may give no controllers; the slice above it gives them."""
+    service = tmp_path / "system.slice/server.service"
+    service.mkdir(parents=True)
+    for folder, gives in ((tmp_path, "cpu memory"), (tmp_path / "system.slice", "cpu memory pids"), (service, None)):
+        (folder / "cgroup.controllers").write_text("cpu memory\n")
+        if gives is not None:
+            (folder / "cgroup.subtree_control").write_text(gives)
+    here = cgroups.Hierarchy(2, str(tmp_path), str(service), frozenset({"cpu", "memory", "io"}))
+    assert here.parent() == str(tmp_path / "system.slice")
+    assert cgroups.Hierarchy(2, str(tmp_path), str(service), frozenset({"io"})).parent() == str(service)
+
+
+def test_a_machine_without_cgroups_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cgroups.hierarchies(str(tmp_path)) == []
+    monkeypatch.setattr(cgroups, "hierarchies", lambda: [])
+    assert cgroups.support()["code"] == "not_mounted"
+    assert cgroups.read(str(tmp_path)) == cgroups.Group()
