@@ -25,10 +25,10 @@ from pydantic import TypeAdapter
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import authenticate_token
 from dstackweb.api.app import auth_of, refusals, run_of
-from dstackweb.lib.errors import Forbidden, Invalid, NotFound, TooLarge, TooMany
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge, TooMany
 from dstackweb.lib.models import room
 from dstackweb.progress import ingest, reports
-from dstackweb.progress.reports import ENTRIES_MAX, EntryList, ParsedRequest, Receipt, parse_request
+from dstackweb.progress.reports import ENTRIES_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs.launch import job_of_tasks_token, scope_for
 from dstackweb.runs.models import Job, Run
@@ -68,19 +68,20 @@ class RefusedOut(Schema):
 class TasksOut(Schema):
     """The result of a request."""
 
+    attempt: int = Field(description="Attempt of the run that counts these tasks")
     applied: int
     outdated: int = Field(description="Entries that are not newer than what is known")
     refused: list[RefusedOut]
 
     @classmethod
-    def of(cls, parsed: ParsedRequest, receipt: Receipt) -> TasksOut:
+    def of(cls, attempt: int, parsed: ParsedRequest, receipt: Receipt) -> TasksOut:
         """List invalid entries and entries that exceed limits, by their indices in the request."""
         uncounted = [
             replace(one, index=parsed.positions[one.list][one.index], detail=REASONS[one.reason])
             for one in receipt.rejected
         ]
         refused = [RefusedOut.from_orm(one) for one in (*parsed.rejected, *uncounted)]
-        return cls(applied=receipt.applied, outdated=receipt.outdated, refused=refused)
+        return cls(attempt=attempt, applied=receipt.applied, outdated=receipt.outdated, refused=refused)
 
 
 PER_RUN = 2
@@ -180,7 +181,8 @@ def report(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
     """States of single tasks, or counts of groups. Repeated and outdated entries change nothing.
 
     With the API token of a member, or the token in `DSTACKWEB_TASKS_TOKEN` of the run's commands. Invalid entries are
-    rejected individually. After a 429, try again after `Retry-After`.
+    rejected individually. After a 429, try again after `Retry-After`. A 409 has a `reason`: `not_yet` (the run waits to
+    start, or for its next attempt: try again later), `attempt_over` (of the request or of the job's token), `run_over`.
     """
     who = auth_of(request)
     if isinstance(who, UUID):
@@ -201,8 +203,16 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
         gate.spend(run.pk, len(raw), now_us)
         parsed = parse_request(_json(raw), reporter, now_us)
         gate.owe(run.pk, parsed.entries)
-        scope_id = scope_for(run, parsed.attempt if attempt is None else attempt)
-        return TasksOut.of(parsed, ingest.ingest_batch(scope_id, parsed.batch, now_us // 1000))
+        receipt = _count(run, parsed.attempt if attempt is None else attempt, parsed.batch, now_us // 1000)
+        return TasksOut.of(run.attempt, parsed, receipt)
+
+
+def _count(run: Run, attempt: int | None, batch: Batch, now_ms: int) -> Receipt:
+    try:
+        return ingest.ingest_batch(scope_for(run, attempt), batch, now_ms)
+    except Conflict:  # the attempt may have ended since the run was read: a reporter of any attempt goes on
+        run.refresh_from_db(fields=["status", "attempt"])
+        return ingest.ingest_batch(scope_for(run, attempt), batch, now_ms)
 
 
 def _job(job_id: UUID, name: str) -> Job:

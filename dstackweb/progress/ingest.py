@@ -16,6 +16,7 @@ from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counters import BatchUpdate, CounterRows, lock_scope
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
+from dstackweb.progress.states import NoReports
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
@@ -36,7 +37,7 @@ def ingest_batch(scope_id: int, batch: Batch, now_ms: int) -> Receipt:
     with transaction.atomic():
         scope = lock_scope(scope_id)
         if scope.ended_ms is not None:
-            raise Conflict("This attempt has ended and accepts no more reports.")
+            raise Conflict("this attempt has ended and accepts no more reports", reason=NoReports.ATTEMPT_OVER)
         update = BatchUpdate(scope, _update_reporter(scope, batch, now_ms), now_ms, CounterRows(scope))
         if batch.ended_seq is not None:
             task_events.release_live(update)

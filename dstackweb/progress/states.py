@@ -20,6 +20,17 @@ class TaskState(StrEnum):
     __hash__ = str.__hash__  # the string's hash, which C computes: counting looks up states all the time
 
 
+class NoReports(StrEnum):
+    """Why tasks of a run can't be reported now: the `reason` of a 409."""
+
+    NOT_YET = "not_yet"
+    """The run waits to start, or for its next attempt. Try again later."""
+    ATTEMPT_OVER = "attempt_over"
+    """The attempt that was named, or that the token is for, has ended."""
+    RUN_OVER = "run_over"
+    """The run has ended. Nothing will be accepted any more."""
+
+
 S = TaskState
 
 SHOWN = (S.MEMORY, S.ERRED, S.RELEASED, S.PROCESSING, S.QUEUED, S.NO_WORKER, S.WAITING)

@@ -19,8 +19,9 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.lib.secrets import decrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
+from dstackweb.progress.states import NoReports
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import PLACED
+from dstackweb.runs.states import ENDED, PLACED
 from dstackweb.runs.transitions import lock_run
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import fill_secrets, secret_names
@@ -145,7 +146,7 @@ def read_id(token: str, salt: str) -> UUID | None:
 def scope_for(run: Run, attempt: int | None = None) -> int:
     """The id of the scope that counts the tasks of the run's current attempt.
 
-    Raises Conflict if `attempt` is another one, or the run is not placed.
+    Raises Conflict, with its `reason` (NoReports), if `attempt` is another one, or the run is not placed.
     """
     _refuse_unless_open(run, attempt)
     scopes = Scope.objects.filter(project=run.project_id, run_id=run.pk, attempt=run.attempt)
@@ -159,9 +160,22 @@ def scope_for(run: Run, attempt: int | None = None) -> int:
 
 
 def _refuse_unless_open(run: Run, attempt: int | None) -> None:
+    reason = _closed(run, attempt)
+    if reason is None:
+        return
+    detail = {
+        NoReports.RUN_OVER: f"the run has ended ({run.status}); its tasks can't be reported any more",
+        NoReports.ATTEMPT_OVER: f"attempt {attempt} has ended; the run is at attempt {run.attempt}",
+        NoReports.NOT_YET: f"attempt {attempt or run.attempt} has not started; report its tasks once it runs",
+    }[reason]
+    raise Conflict(detail, reason=reason, attempt=run.attempt, status=run.status)
+
+
+def _closed(run: Run, attempt: int | None) -> NoReports | None:
+    if run.status in ENDED:
+        return NoReports.RUN_OVER
     if attempt is not None and attempt < run.attempt:
-        raise Conflict(f"attempt {attempt} has ended; report tasks of attempt {run.attempt}", attempt=run.attempt)
-    if attempt is not None and attempt > run.attempt:
-        raise Conflict(f"there is no attempt {attempt} yet", attempt=run.attempt)
-    if run.status not in PLACED:
-        raise Conflict("tasks can only be reported while the run is placed", status=run.status)
+        return NoReports.ATTEMPT_OVER
+    if run.status not in PLACED or (attempt is not None and attempt > run.attempt):
+        return NoReports.NOT_YET
+    return None

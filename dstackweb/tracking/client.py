@@ -33,17 +33,22 @@ class Outcome(Enum):
     RETRY = "retry"  # no response, a response that is not from the API, or 429: send the same batch again
     SPLIT = "split"  # too large: send smaller batches
     REJECTED = "rejected"  # the API will never accept it
-    ENDED = "ended"  # the attempt has ended: the API accepts nothing more
+    WAIT = "wait"  # the run waits to start, or for its next attempt: send the same batch again later
+    ENDED = "ended"  # the attempt or the run has ended: the API accepts nothing more
 
 
 @dataclass(frozen=True)
 class SendResult:
-    """`wait_s`: seconds the server asks to wait, None for the sender's own back-off. `rejected`: number of entries."""
+    """`wait_s`: seconds the server asks to wait, None for the sender's own back-off. `rejected`: number of entries.
+
+    `attempt`: of the run, which counts the entries; None if unknown.
+    """
 
     outcome: Outcome
     wait_s: float | None = None
     detail: str = ""
     rejected: int = 0
+    attempt: int | None = None
 
 
 class TasksClient:
@@ -108,11 +113,12 @@ def classify(status: int, reason: str, retry_after: str | None, raw: bytes) -> S
     if status in (408, 425, 429) or status >= 500 or body is None:
         return SendResult(Outcome.RETRY, _seconds(retry_after), detail)
     if status < 300:
-        refused = body.get("refused")
+        refused, attempt = body.get("refused"), body.get("attempt")
         rejected = len(refused) if isinstance(refused, list) else 0
-        return SendResult(Outcome.ACCEPTED, detail=_first(refused), rejected=rejected)
+        number = attempt if isinstance(attempt, int) else None
+        return SendResult(Outcome.ACCEPTED, detail=_first(refused), rejected=rejected, attempt=number)
     if status == 409:
-        return SendResult(Outcome.ENDED, detail=detail)
+        return SendResult(Outcome.WAIT if body.get("reason") == "not_yet" else Outcome.ENDED, detail=detail)
     if status in (400, 422):
         return SendResult(Outcome.REJECTED, detail=detail)
     return SendResult(Outcome.RETRY, LONGEST_WAIT_S, detail)  # 401, 403, 404: an admin may fix it

@@ -136,10 +136,13 @@ class ReportingPlugin(SchedulerPlugin):
             await self._end()
 
     async def _tick(self) -> None:
-        moved = 0
+        moved = changes = 0
         try:
             while not self._sender.stopped and self._scheduler.plugins.get(self.name) is self:
                 began = time.thread_time()
+                if changes != self._sender.attempt_changes:
+                    changes = self._sender.attempt_changes
+                    self._counter.repeat_all()
                 self._mark_changed()
                 if self._sender.backlog < BACKLOG_MAX:
                     self._report(GROUPS_PER_TICK)
@@ -249,6 +252,7 @@ class GroupCounter:
         """Changed groups, longest waiting first, with the number of tasks timed since."""
         self._contributions: dict[TaskGroup, Contribution] = {}
         self._totals: dict[GroupName, Totals] = {}
+        self._to_repeat: dict[GroupName, None] = {}
         self._prefixes: set[str] = set()
         self._groups_max = groups_max
         self._prefixes_max = prefixes_max
@@ -268,13 +272,20 @@ class GroupCounter:
             ):
                 self.dirty[group] = 0
 
+    def repeat_all(self) -> None:
+        """Collect all counts again, for the next attempt of the run."""
+        self._to_repeat = dict.fromkeys(self._totals)
+
     def collect(self, limit: int | None = None) -> list[CountArgs]:
-        """Counts of at most `limit` dirty groups (None: all), which become clean."""
+        """Counts of at most `limit` dirty groups (None: all), which become clean, and of those to be repeated."""
         changed: dict[GroupName, Totals] = {}
         for group in list(islice(self.dirty, limit)):
             timed = self.dirty.pop(group)
             contribution = self._contributions.get(group) or self._add_contribution(group, 0.0)
             changed[contribution.name] = self._add_changes(group, contribution, timed)
+        for name in list(islice(self._to_repeat, limit)):
+            del self._to_repeat[name]
+            changed.setdefault(name, self._totals[name])
         return [(*name, total.nonzero(), total.timed, total.seconds) for name, total in changed.items()]
 
     def reported_name(self, group: TaskGroup) -> GroupName:

@@ -36,6 +36,8 @@ SPLIT_MIN = 16_384
 PENDING_MAX = 100_000
 """Most tasks, and most groups, that wait to be sent."""
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 30.0
+START_CAP_S = 10.0
+"""Longest pause between two questions whether the run, or its next attempt, has started."""
 EXIT_S = 5.0
 """Longest time that the end of a program waits for its last batches."""
 
@@ -89,6 +91,10 @@ class Sender:
         self._deadline = 0.0
         self._stopped = self._all_sent = self._attempt_ended = False
         self._unreachable = False
+        self._waiting = ""
+        self._attempt: int | None = None
+        self.attempt_changes = 0
+        """How often the run went on to its next attempt, which starts at zero: counts are to be reported again."""
         self._warned_rejected = False
         self._thread: threading.Thread | None = None
         self.spool = spool
@@ -285,9 +291,10 @@ class Sender:
             result = (
                 SendResult(Outcome.SPLIT) if len(body) > BODY_MAX and size > 1 else self._send_within_deadline(body)
             )
-            if result.outcome is Outcome.RETRY:
-                self._warn_unreachable(result.detail)
-                if not self._pause(result.wait_s, failed):
+            if result.outcome in (Outcome.RETRY, Outcome.WAIT):
+                self._explain_pause(result)
+                cap_s = BACKOFF_CAP_S if result.outcome is Outcome.RETRY else START_CAP_S
+                if not self._pause(result.wait_s, failed, cap_s):
                     return
                 failed += 1
                 continue
@@ -301,11 +308,15 @@ class Sender:
     def _settle(self, result: SendResult, size: int) -> None:
         """Handle a final response to a batch."""
         if result.outcome is Outcome.ENDED:
-            log.info("nothing more is reported: %s", result.detail)
+            log.warning("tasks are no longer reported; %d were not counted: %s", self.backlog, result.detail)
             self._stopped = self._attempt_ended = True
             return
+        self._waiting = ""
         if result.outcome is Outcome.ACCEPTED:
             self._has_sent = True
+            if result.attempt is not None:
+                self.attempt_changes += self._attempt not in (None, result.attempt)
+                self._attempt = result.attempt
             self._batch = min(BATCH, self._batch + self._batch // 8 + 1)
             if self._unreachable:
                 self._unreachable = False
@@ -315,19 +326,27 @@ class Sender:
             self._warned_rejected = True
             log.warning("%d reported tasks were rejected (%s); this is logged once", lost, result.detail)
 
-    def _warn_unreachable(self, detail: str) -> None:
-        """Warn once while the server is unreachable. 429 is a response."""
-        if not self._unreachable and not detail.startswith("429"):
+    def _explain_pause(self, result: SendResult) -> None:
+        """Log once that the run has not started, or that the server is unreachable. 429 is a response."""
+        if result.outcome is Outcome.WAIT:
+            if not self._waiting:
+                log.info("tasks are reported later: %s", result.detail)
+            self._waiting = result.detail
+        elif not self._unreachable and not result.detail.startswith("429"):
             self._unreachable = True
-            log.warning("cannot report tasks to %s, will retry (%s)", self.url, detail)
+            log.warning("cannot report tasks to %s, will retry (%s)", self.url, result.detail)
 
-    def _pause(self, retry_after_s: float | None, failed: int) -> bool:
-        """Wait before the next attempt. Returns False when the program ends before that."""
+    def _pause(self, retry_after_s: float | None, failed: int, cap_s: float = BACKOFF_CAP_S) -> bool:
+        """Wait before the next try. Returns False when the program ends before that.
+
+        A requested wait is up to doubled, so that many reporters do not return at the same moment.
+        """
         closing = self._closing.is_set()
-        wait_s = retry_after_s
-        if wait_s is None:
-            cap_s = 1.0 if closing else BACKOFF_CAP_S
+        if retry_after_s is None:
+            cap_s = 1.0 if closing else cap_s
             wait_s = random.random() * min(cap_s, BACKOFF_BASE_S * 2.0 ** min(failed, 20))
+        else:
+            wait_s = retry_after_s * (1 + random.random())
         until = time.monotonic() + wait_s
         if not closing and (not self._closing.wait(wait_s) or retry_after_s is None):
             return True
@@ -360,7 +379,8 @@ class Sender:
         lost = self._dropped + self.backlog
         self._all_sent = not lost and not self._stopped
         if lost and not self._stopped:
-            log.warning("%d tasks or groups were not reported", lost)
+            why = f": {self._waiting}" if self._waiting else ""
+            log.warning("%d tasks or groups were not reported%s", lost, why)
 
     def _forget(self) -> None:
         with self.lock:

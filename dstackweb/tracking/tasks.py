@@ -20,7 +20,8 @@ from dstackweb.tracking.sender import Sender
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-Counts = tuple[dict[str, int], int, float]
+Counts = tuple[int, dict[str, int], int, float]
+"""Number of the sender's attempt changes, states, timed items, and their total seconds."""
 
 _calls = itertools.count(1)
 
@@ -285,7 +286,7 @@ class _LoopCounts:
             states = {
                 "memory": done, "erred": failed, "released": released, "processing": running, "waiting": waiting,
             }  # fmt: skip
-            counts = (states, done, seconds)
+            counts = (self._sender.attempt_changes, states, done, seconds)
             if counts == self._last_reported:
                 return bool(self._live)
             if self._sender.count(*self._place, states, done, seconds):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.http import HttpResponse
 from django.test import Client
 
@@ -15,6 +17,7 @@ from dstackweb.lib.errors import TooMany
 from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
 from dstackweb.runs.launch import job_token, tasks_token
 from dstackweb.runs.models import Run
+from dstackweb.runs.states import RunStatus
 from tests.api.conftest import Api
 from tests.api.test_runner_api import Runner
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
@@ -58,14 +61,20 @@ def states(run: Run) -> dict[str, int]:
     return {name: n for name in ("memory", "erred", "released", "processing", "waiting") if (n := getattr(scope, name))}
 
 
+def refused(answer: HttpResponse) -> tuple[str, int]:
+    """Why, and the run's attempt."""
+    assert answer.status_code == 409
+    return answer.json()["reason"], answer.json()["attempt"]
+
+
 def ended(run: Run) -> None:
     Runner(placed_job(run), "nonce").post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
 
 
 def test_the_runs_own_commands_tell_of_its_tasks(run: Run, commands: Commands) -> None:
     answer = commands.tell(DONE)
-    assert (answer.status_code, answer.json()) == (200, {"applied": 1, "outdated": 0, "refused": []})
-    assert commands.tell(DONE).json() == {"applied": 0, "outdated": 1, "refused": []}
+    assert (answer.status_code, answer.json()) == (200, {"attempt": 1, "applied": 1, "outdated": 0, "refused": []})
+    assert commands.tell(DONE).json() == {"attempt": 1, "applied": 0, "outdated": 1, "refused": []}
     assert states(run) == {"memory": 1}
     assert Reporter.objects.get().name == "job-0"
     assert TaskPrefix.objects.get(scope__run_id=run.pk).name == "train"
@@ -132,23 +141,46 @@ def test_viewers_and_strangers_tell_nothing(project: Project, run: Run, stranger
 
 def test_only_the_attempt_that_is_under_way_is_told_of(api: Api, run: Run, commands: Commands) -> None:
     assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 1}).status_code == 200
-    assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 2}).status_code == 409
+    assert refused(api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 2})) == ("not_yet", 1)
     ended(run)
-    assert commands.tell(DONE).status_code == 409
-    assert api("POST", "projects/main/runs/search/tasks", DONE).status_code == 409
+    assert refused(commands.tell(DONE)) == ("run_over", 1)
+    assert refused(api("POST", "projects/main/runs/search/tasks", DONE)) == ("run_over", 1)
 
 
 def test_what_an_earlier_attempts_commands_tell_late_is_refused(run: Run, commands: Commands) -> None:
     Run.objects.filter(pk=run.pk).update(attempt=2)
     answer = commands.tell(DONE)
-    assert answer.status_code == 409
+    assert refused(answer) == ("attempt_over", 2)
     assert "attempt 1 has ended" in answer.json()["detail"]
     assert not Scope.objects.filter(run_id=run.pk).exists()
 
 
 def test_a_run_that_waits_has_no_tasks_yet(api: Api, project: Project, member: User) -> None:
     make_run(project, member, "waits")
-    assert api("POST", "projects/main/runs/waits/tasks", DONE).status_code == 409
+    assert refused(api("POST", "projects/main/runs/waits/tasks", DONE)) == ("not_yet", 1)
+
+
+def test_a_member_who_reports_as_the_run_is_retried_is_counted_in_its_next_attempt_or_asked_to_wait(
+    api: Api, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was read while its first attempt went on."""
+    real = tasks.scope_for
+    api("POST", "projects/main/runs/search/tasks", DONE)
+
+    def retried(status: RunStatus) -> Callable[..., int]:
+        def late(stale: Run, attempt: int | None = None) -> int:
+            found = real(stale, attempt)
+            monkeypatch.setattr(tasks, "scope_for", real)
+            Scope.objects.filter(pk=found).update(ended_ms=1)
+            Run.objects.filter(pk=run.pk).update(attempt=F("attempt") + 1, status=status)
+            return found
+
+        return late
+
+    monkeypatch.setattr(tasks, "scope_for", retried(RunStatus.RUNNING))
+    assert api("POST", "projects/main/runs/search/tasks", DONE).json()["attempt"] == 2
+    monkeypatch.setattr(tasks, "scope_for", retried(RunStatus.PENDING))
+    assert refused(api("POST", "projects/main/runs/search/tasks", DONE)) == ("not_yet", 3)
 
 
 def test_a_request_of_another_form_is_refused_as_a_whole(api: Api, run: Run) -> None:

@@ -28,6 +28,8 @@ NO = b'{"detail": "no"}'
         (404, None, NO, SendResult(Outcome.RETRY, LONGEST_WAIT_S, "404 no")),
         (404, None, b"<html>", SendResult(Outcome.RETRY, None, "404 OK")),
         (409, None, NO, SendResult(Outcome.ENDED, None, "409 no")),
+        (409, None, b'{"detail": "no", "reason": "run_over"}', SendResult(Outcome.ENDED, None, "409 no")),
+        (409, None, b'{"detail": "no", "reason": "not_yet"}', SendResult(Outcome.WAIT, None, "409 no")),
         (413, None, b"<html>", SendResult(Outcome.SPLIT, None, "413 OK")),
         (422, None, b'{"detail": [{"loc": ["body"]}]}', SendResult(Outcome.REJECTED, None, "422 [{'loc': ['body']}]")),
         (429, "2.5", NO, SendResult(Outcome.RETRY, 2.5, "429 no")),

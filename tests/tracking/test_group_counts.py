@@ -182,3 +182,19 @@ def test_a_group_that_is_gone_is_held_no_longer() -> None:
         scheduler.put(f"a-{i}-0", "forgotten")
         counter.collect()
     assert not counter._contributions
+
+
+def test_for_a_next_attempt_all_counts_are_collected_again_some_at_a_time() -> None:
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
+    for name in ("a-1-0", "a-2-0", "b-1-0"):
+        scheduler.put(name, "memory")
+    scheduler.put("a-1-0", "forgotten")
+    show(page, counter)
+    counter.repeat_all()
+    again = Page()
+    show(again, counter, limit=2)
+    assert len(again) == 2
+    show(again, counter, limit=2)
+    assert again == page
+    assert counter.collect() == []

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ def sending(post: FakeServer, **options: Any) -> Sender:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_BASE_S", 0.01)
     monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
+    monkeypatch.setattr(module, "START_CAP_S", 0.02)
 
 
 def test_of_a_task_only_the_newest_state_is_sent() -> None:
@@ -195,11 +197,46 @@ def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCapture
     assert caplog.messages == ["2 tasks or groups were not reported"]  # counts are absolute, and reported again
 
 
-def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept() -> None:
+def test_a_run_that_has_not_started_is_waited_for_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dstackweb.tracking")
+    post = FakeServer(*[SendResult(Outcome.WAIT, detail="409 not started")] * 8)
+    sender = sending(post)
+    sender.event("a-1", "processing")
+    eventually(lambda: len(post.asked) > 2, deadline=5)
+    assert not sender.stopped
+    sender.event("a-1", "memory")
+    assert sender.flush()
+    assert [event["state"] for event in post.entries("events")] == ["processing", "memory"]
+    assert caplog.messages == ["tasks are reported later: 409 not started"]
+    sender.close()
+
+
+def test_a_program_that_ends_before_its_run_starts_says_what_was_lost_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    post = FakeServer(*[SendResult(Outcome.WAIT, detail="409 not started")] * 1000)
+    sender = sending(post)
+    sender.event("a-1", "memory")
+    assert not sender.close(0.1)
+    assert caplog.messages == ["1 tasks or groups were not reported: 409 not started"]
+
+
+def test_a_next_attempt_of_the_run_is_noticed() -> None:
+    post = FakeServer(*[replace(OK, attempt=attempt) for attempt in (1, 1, 3)])
+    sender = sending(post)
+    seen = []
+    for number in range(4):
+        sender.event(f"a-{number}", "memory")
+        assert sender.flush()
+        seen.append(sender.attempt_changes)
+    assert seen == [0, 0, 1, 1]
+    sender.close()
+
+
+def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(SendResult(Outcome.ENDED, detail="409 the attempt is over"))
     sender = sending(post)
     sender.event("a-1", "waiting")
     assert not sender.flush()
+    assert caplog.messages == ["tasks are no longer reported; 1 were not counted: 409 the attempt is over"]
     assert sender.stopped
     assert not sender.event("a-2", "waiting")
     assert not sender.count("a", "a", {"memory": 1})

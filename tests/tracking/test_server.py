@@ -15,6 +15,7 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
+from dstackweb.accounts.services import create_token
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
 from dstackweb.progress.recount import differences
 from dstackweb.progress.states import STATE_OF, TaskState
@@ -226,5 +227,76 @@ assert current.current_sender().stopped
     move_run(job.run, RunStatus.TERMINATED, now=timezone.now())
     output, errors = process.communicate("\n", timeout=60)
     assert process.returncode == 0, output + errors
-    assert errors == ""
+    assert "tasks are no longer reported; 1 were not counted: 409 the run has ended (terminated)" in errors
     assert set(kept()) == {"a-1"}
+
+
+def test_a_reporter_outside_the_run_waits_for_its_start_and_goes_on_with_its_next_attempt(
+    transactional_db: None, live_server: Any, tmp_path: Path
+) -> None:
+    project = make_project("main")
+    make_host()
+    ada = join(project, make_user("ada"))
+    run = make_run(project, ada, "search", retry={"on_events": ["error"]})
+    env = {
+        "DSTACKWEB_TASKS_URL": f"{live_server.url}/api/v1/projects/main/runs/search/tasks",
+        "DSTACKWEB_TASKS_TOKEN": create_token(ada, "outside")[1],
+    }
+    code = """
+import sys
+from dstackweb.tracking import flush, task, track, waiting
+def until_told():
+    print("there", flush=True)
+    return sys.stdin.readline()
+waiting(f"train-{n}" for n in range(11))
+for step in track(range(4), prefix="step"):
+    if step == 1:
+        flush(0.5)
+        until_told()        # the run is started
+        assert flush(30)
+        until_told()        # it is retried
+        for n in range(5):
+            with task(f"train-{n}"):
+                pass
+        flush(0.5)
+        until_told()        # and started again
+        assert flush(30)
+"""
+    file = tmp_path / "program.py"
+    file.write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, file], env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+
+    def go_on() -> None:
+        process.stdin.write("\n")  # type: ignore[union-attr]  # a pipe
+        process.stdin.flush()  # type: ignore[union-attr]  # a pipe
+
+    assert process.stdout.readline() == "there\n"
+    assert not Task.objects.exists()
+    place_all()
+    start(placed_job(run))
+    go_on()
+    assert process.stdout.readline() == "there\n"
+    assert counted("train") == {"waiting": 11}
+    assert counted("step") == {"memory": 1, "processing": 1, "waiting": 2}
+    run.refresh_from_db()
+    move_run(run, RunStatus.TERMINATING, now=timezone.now())
+    run.refresh_from_db()
+    move_run(run, RunStatus.PENDING, now=timezone.now(), attempt=2)
+    go_on()
+    assert process.stdout.readline() == "there\n"
+    assert not Scope.objects.filter(run_id=run.pk, attempt=2).exists()
+    run.refresh_from_db()
+    move_run(run, RunStatus.SUBMITTED, now=timezone.now())
+    run.refresh_from_db()
+    move_run(run, RunStatus.PROVISIONING, now=timezone.now())
+    _output, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    second = TaskPrefix.objects.filter(scope__attempt=2)
+    assert {row.name: (row.memory, row.total) for row in second} == {"train": (5, 5), "step": (4, 4)}
+    all_agree()
