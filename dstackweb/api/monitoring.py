@@ -23,7 +23,7 @@ from dstackweb.gpus.samples.selectors import is_fresh, newest
 from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
-from dstackweb.progress.states import TaskState
+from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
 from dstackweb.runs import spend
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.states import RunStatus
@@ -212,10 +212,17 @@ def _tasks(now: dt.datetime) -> Iterator[Metric]:
     scopes = list(Scope.objects.filter(run_id__gt=0, ended_ms=None).select_related("project").order_by("id"))
     names = dict(Run.objects.filter(pk__in=[scope.run_id for scope in scopes]).values_list("pk", "name"))
     found = {(scope.project.name, names[scope.run_id]): scope for scope in scopes if scope.run_id in names}
-    rows = [((*run, state.value), getattr(scope, state.value)) for run, scope in found.items() for state in TaskState]
+    counts = {run: {state: getattr(scope, state.value) for state in TaskState} for run, scope in found.items()}
+    rows = [((*run, state.value), n) for run in counts for state, n in folded(counts[run], AS_REPORTED).items()]
     yield _gauge("tasks", "Tasks of running attempts", ["project", "run", "state"], rows)
+    ended = [
+        ((*run, word), folded(counts[run], AS_ENDED)[state]) for run in counts
+        for word, state in (("done", TaskState.MEMORY), ("failed", TaskState.ERRED))
+    ]  # fmt: skip
+    text = "Tasks of running attempts that were done or have failed, also those that are released or forgotten now"
+    yield _gauge("tasks_ended", text, ["project", "run", "outcome"], ended)
     groups = [(run, scope.groups) for run, scope in found.items()]
-    yield _gauge("task_groups", "Task groups with tasks that are not forgotten", ["project", "run"], groups)
+    yield _gauge("task_groups", "Task groups of running attempts", ["project", "run"], groups)
     unsettled = Scope.objects.filter(ended_ms__isnull=False, settled=False).count()
     text = "Ended attempts whose unfinished tasks are not released yet"
     yield _gauge("task_attempts_unsettled", text, [], [((), unsettled)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
+from typing import Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -15,8 +15,8 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress
-from dstackweb.progress.states import SHOWN, TaskState
+from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress, TaskRow
+from dstackweb.progress.states import AS_ENDED, AS_REPORTED, PLAIN, TaskState, folded
 from dstackweb.runs.models import Run
 
 
@@ -32,6 +32,19 @@ class StatesOut(Schema):
     waiting: int
 
 
+class OutcomesOut(Schema):
+    """How finished tasks ended; `done`, `failed`, `released` and `forgotten` sum to `finished`."""
+
+    done: int = Field(description="Done, whatever has become of them since")
+    released_done: int = Field(description="Those of `done` that are released now")
+    forgotten_done: int = Field(description="Those of `done` that are forgotten now")
+    failed: int = Field(description="Failed, whatever has become of them since")
+    released_failed: int = Field(description="Those of `failed` that are released now")
+    forgotten_failed: int = Field(description="Those of `failed` that are forgotten now")
+    released: int = Field(description="Released without being done or failed")
+    forgotten: int = Field(description="Forgotten without being done or failed, or it is not known")
+
+
 class GroupOut(Schema):
     """Counters of one group."""
 
@@ -39,6 +52,7 @@ class GroupOut(Schema):
     total: int = Field(description="All `states` and `forgotten`")
     states: StatesOut
     forgotten: int = Field(description="Finished, and dropped by their reporter; `total` includes them")
+    outcomes: OutcomesOut
     finished: int = Field(description="`memory`, `erred`, `released` and `forgotten`")
     mean_s: float | None = Field(description="Mean duration of a task; null if none was timed")
     recent_s: float | None = Field(description="Recent duration: each report weighs as much as all earlier ones")
@@ -48,7 +62,7 @@ class GroupOut(Schema):
 class PrefixOut(GroupOut):
     """Counters of all tasks with the same prefix, their rate, and the time left."""
 
-    groups: int = Field(description="Groups with tasks that are not forgotten")
+    groups: int = Field(description="Number of groups, also of those whose tasks are all forgotten")
     rate_per_s: float | None = Field(description="Current rate of finished tasks; null if none finished recently")
     rate_low: float | None
     rate_high: float | None
@@ -100,7 +114,8 @@ class TaskOut(Schema):
     """A task that was reported individually."""
 
     key: str
-    state: TaskState
+    state: Literal[tuple(PLAIN)]  # type: ignore[valid-type]  # Dask's states, as reported
+    outcome: Literal["done", "failed"] | None = Field(description="How it ended, also if it is released now")
     since: dt.datetime
 
 
@@ -126,11 +141,19 @@ def prefix_of(bar: ProgressBar) -> dict[str, Any]:
 
 
 def group_of(bar: ProgressBar) -> dict[str, Any]:
+    states, counts = folded(bar.states, AS_REPORTED), bar.counts
     return {
         "name": bar.name,
         "total": bar.total,
-        "states": {state.value: bar.counts[state] for state in SHOWN},
-        "forgotten": bar.counts[TaskState.FORGOTTEN],
+        "states": {state.value: states[state] for state in PLAIN if state != TaskState.FORGOTTEN},
+        "forgotten": states[TaskState.FORGOTTEN],
+        "outcomes": {
+            "done": counts[TaskState.MEMORY],
+            "failed": counts[TaskState.ERRED],
+            "released": counts[TaskState.RELEASED],
+            "forgotten": counts[TaskState.FORGOTTEN],
+            **{state.value: bar.states[state] for state in AS_ENDED},
+        },
         "finished": bar.finished,
         "mean_s": bar.mean_s,
         "recent_s": bar.recent_s,
@@ -142,6 +165,16 @@ def failure_of(failed: FailedTask) -> dict[str, Any]:
     shown = failed._asdict()
     del shown["id"]
     return shown | {"at": to_moment(shown.pop("at_ms"))}
+
+
+def task_of(task: TaskRow) -> dict[str, Any]:
+    ended = AS_ENDED.get(task.state, task.state)
+    return {
+        "key": task.key,
+        "state": AS_REPORTED.get(task.state, task.state),
+        "outcome": {TaskState.MEMORY: "done", TaskState.ERRED: "failed"}.get(ended),
+        "since": to_moment(task.since_ms),
+    }
 
 
 router = Router(tags=["progress"])
@@ -234,8 +267,7 @@ def tasks_of_run(
     if bar is None:
         raise NotFound(f"there is no group {wanted.group!r} in {wanted.prefix}")
     found, following = selectors.tasks(bar.id, wanted.cursor or None, wanted.limit)
-    tasks = [{"key": task.key, "state": task.state, "since": to_moment(task.since_ms)} for task in found]
-    return ready(request, {"items": tasks, "next": following})
+    return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
 
 def _prefixes(
@@ -248,10 +280,11 @@ def _prefixes(
         nothing = ProgressBar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
         overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
     else:
-        bars, following = selectors.prefixes(
+        totals, bars, following = selectors.prefixes(
             overview.scope_id, to_ms(timezone.now()), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
             limit=wanted.limit,
         )  # fmt: skip
+        overview = totals or overview
     answer = {
         "run": run and run.name,
         "id": run and str(run.uid),

@@ -193,7 +193,12 @@ def summary(overview: Mapping[str, Any]) -> list[str]:
 
 
 def counts_of(item: Mapping[str, Any]) -> dict[str, int]:
-    counts = {**item["states"], "forgotten": item["forgotten"]}
+    """Tasks by how they ended or what they do: those that were released or forgotten later are done or failed."""
+    ended = item["outcomes"]
+    counts = {
+        **item["states"], "memory": ended["done"], "erred": ended["failed"], "released": ended["released"],
+        "forgotten": ended["forgotten"],
+    }  # fmt: skip
     return {state: counts[state] for state in WORDS}
 
 
@@ -263,7 +268,7 @@ def drawn(items: Sequence[Mapping[str, Any]], width: int) -> Table:
     def cell(item: Mapping[str, Any], column: Column, value: object) -> RenderableType:
         if column.title:
             return str(value)
-        style = "red" if item["states"]["erred"] else "green"
+        style = "red" if item["outcomes"]["failed"] else "green"
         return ProgressBar(max(1, item["total"]), item["finished"], len(str(value)), complete_style=style,
                            finished_style=style)  # fmt: skip
 

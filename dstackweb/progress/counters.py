@@ -3,8 +3,9 @@
 A writer first locks the scope's row (`lock_scope`). The scope's prefixes, groups, reporters and tasks that it reads
 afterwards are current, and no other writer changes them before the commit.
 
-Prefixes and scopes keep counting forgotten tasks, so that their bars never shrink. A group is deleted once all its
-tasks are forgotten; if it is created again, its own count of forgotten tasks and its durations start at zero.
+Forgotten tasks stay counted, so that bars never shrink. While a scope has more than GROUPS_KEPT groups, those whose
+tasks are all forgotten are deleted; if such a group is created again, its own count of forgotten tasks and its
+durations start at zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dstackweb.lib import bulk
 from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
-from dstackweb.progress.states import FINISHED, LIVE, SHOWN, TaskState
+from dstackweb.progress.states import FINISHED, GONE, LIVE, SHOWN, TaskState
 
 GROUP_COLUMNS = {
     **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
@@ -142,9 +143,12 @@ class CounterRows:
             of_prefix[group_name[0]].add(delta)
             group = self.groups[group_name]
             _count(group, delta, scope.version, now_ms)
-            if group.forgotten < 0:  # tasks return that were forgotten before it was created again
-                group.total, group.forgotten = group.total - group.forgotten, 0
-            more = _has_tasks(group) - bool(group.id)
+            for state in GONE:  # tasks return that were forgotten before it was created again
+                if (missing := -getattr(group, state)) > 0:
+                    group.total += missing
+                    setattr(group, state, 0)
+            group.kept = _has_tasks(group) or (group.total > 0 and scope.groups + (not group.id) <= GROUPS_KEPT)
+            more = group.kept - bool(group.id)
             self.prefixes[group_name[0]].groups += more
             scope.groups += more
         finished = 0
@@ -212,12 +216,11 @@ class CounterRows:
         empty: list[_GroupRow] = []
         for group_name in group_names:
             group = self.groups[group_name]
-            has_tasks = _has_tasks(group)
             if not group.id:
-                if has_tasks:
+                if group.kept:
                     fresh.append(group_name)
             elif group.version == self.scope.version:
-                (known if has_tasks else empty).append(group)
+                (known if group.kept else empty).append(group)
         values = attrgetter(*GROUP_COLUMNS)
         bulk.insert(
             "progress_taskgroup",
@@ -237,11 +240,15 @@ class CounterRows:
 
 @dataclass(slots=True)
 class _GroupRow:
-    """GROUP_COLUMNS of a row."""
+    """GROUP_COLUMNS of a row. `kept`: whether it stays."""
 
     id: int
     memory: int = 0
+    released_done: int = 0
+    forgotten_done: int = 0
     erred: int = 0
+    released_failed: int = 0
+    forgotten_failed: int = 0
     released: int = 0
     processing: int = 0
     queued: int = 0
@@ -254,6 +261,7 @@ class _GroupRow:
     duration_ewma_s: float | None = None
     version: int = 0
     changed_ms: int = 0
+    kept: bool = field(default=True, kw_only=True)
 
 
 @dataclass(slots=True)
@@ -308,6 +316,8 @@ _shown = attrgetter(*SHOWN)
 TASKS_MAX = 1_000_000
 """Task rows of a scope, and stored counts of reporters: at most so many of each."""
 GROUPS_MAX = 200_000
+GROUPS_KEPT = 20_000
+"""Groups of a scope that stay when all their tasks are forgotten."""
 PREFIXES_MAX = 2_000
 
 

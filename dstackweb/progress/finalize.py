@@ -16,7 +16,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
 from dstackweb.lib import bulk
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
-from dstackweb.progress.states import CODES, LIVE, TaskState
+from dstackweb.progress.states import CODES, GONE, LIVE, TaskState
 
 ROWS_AT_ONCE = 5_000
 MOST_STEPS = 100
@@ -29,6 +29,7 @@ COUNTERS_KEPT_MS = settings.DSTACKWEB_PROGRESS_DAYS * DAY_MS
 
 IS_LIVE = Q.create([Q(**{f"{state}__gt": 0}) for state in LIVE], connector=Q.OR)
 LIVE_CODES = tuple(CODES[state] for state in LIVE)
+GONE_CODES = tuple(CODES[state] for state in GONE)
 
 
 def end(attempts: Collection[tuple[int, int]], now_ms: int) -> int:
@@ -86,7 +87,7 @@ def _ends_in(most: int, steps: Iterator[None]) -> bool:
 def _settle(scope: Scope) -> Iterator[None]:
     for prefix_id in TaskPrefix.objects.filter(IS_LIVE, scope=scope).order_by("pk").values_list("pk", flat=True):
         yield from _release(scope, prefix_id)
-    yield from _delete_counted(scope.pk, "tasks", Task.objects.filter(scope=scope, state=CODES[TaskState.FORGOTTEN]))
+    yield from _delete_counted(scope.pk, "tasks", Task.objects.filter(scope=scope, state__in=GONE_CODES))
     of_counts = Reporter.objects.filter(Exists(ReporterCount.objects.filter(reporter=OuterRef("pk"))), scope=scope)
     for reporter_id in of_counts.values_list("pk", flat=True):
         yield from _delete_counted(scope.pk, "counted", ReporterCount.objects.filter(reporter=reporter_id))

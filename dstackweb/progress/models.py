@@ -14,17 +14,24 @@ NAME_MAX = 200
 KEY_MAX = 300
 
 
+HAS_FAILED = Q(erred__gt=0) | Q(released_failed__gt=0) | Q(forgotten_failed__gt=0)
+
+
 class StateCounts(models.Model):
     """Number of tasks in each state (states.TaskState), and their processing times."""
 
     memory = models.BigIntegerField(default=0)
+    released_done = models.BigIntegerField(default=0)
+    forgotten_done = models.BigIntegerField(default=0)
     erred = models.BigIntegerField(default=0)
-    released = models.BigIntegerField(default=0)
+    released_failed = models.BigIntegerField(default=0)
+    forgotten_failed = models.BigIntegerField(default=0)
+    released = models.BigIntegerField(default=0, help_text="Neither done nor failed before, or not known")
     processing = models.BigIntegerField(default=0)
     queued = models.BigIntegerField(default=0)
     no_worker = models.BigIntegerField(default=0)
     waiting = models.BigIntegerField(default=0)
-    forgotten = models.BigIntegerField(default=0, help_text="Finished, and dropped by their reporter")
+    forgotten = models.BigIntegerField(default=0, help_text="Dropped by their reporter; how they ended as `released`")
     duration_n = models.BigIntegerField(default=0, help_text="Number of timed tasks")
     duration_s = models.FloatField(default=0, help_text="Total processing time of timed tasks, seconds")
 
@@ -67,7 +74,7 @@ class Scope(StateCounters, RateCounters):
     run_id = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     prefixes = models.IntegerField(default=0)
-    groups = models.IntegerField(default=0, help_text="Groups with tasks that are not forgotten")
+    groups = models.IntegerField(default=0, help_text="Number of TaskGroup rows")
     tasks = models.IntegerField(default=0, help_text="Number of Task rows")
     counted = models.IntegerField(default=0, help_text="Number of ReporterCount rows")
     ended_ms = models.BigIntegerField(null=True, help_text="End of the attempt: its live tasks are to be released")
@@ -105,9 +112,10 @@ class TaskPrefix(StateCounters, RateCounters):
 
 
 class TaskGroup(StateCounters):
-    """The tasks of a prefix that were submitted together. Deleted when all of them are forgotten.
+    """The tasks of a prefix that were submitted together.
 
-    Its `forgotten` and total count from its latest creation; prefix and scope count all forgotten tasks.
+    Deleted when all of them are forgotten and the scope has many groups (counters.GROUPS_KEPT). Its forgotten tasks and
+    its total count from its latest creation; prefix and scope count all forgotten tasks.
     """
 
     prefix = models.ForeignKey(TaskPrefix, on_delete=models.CASCADE, related_name="task_groups", db_index=False)
@@ -117,7 +125,7 @@ class TaskGroup(StateCounters):
         constraints = [models.UniqueConstraint(fields=["prefix", "name"], name="progress_group_once")]
         indexes = [
             models.Index("prefix", "id", name="progress_group_page"),
-            models.Index("prefix", "id", condition=Q(erred__gt=0), name="progress_group_erred"),
+            models.Index("prefix", "id", condition=HAS_FAILED, name="progress_group_erred"),
         ]
 
     def __str__(self) -> str:
@@ -168,6 +176,10 @@ class Task(models.Model):
     state = models.SmallIntegerField(help_text="states.CODES")
     seq = models.BigIntegerField(help_text="Of the latest event; increases per reporter")
     since_ms = models.BigIntegerField(help_text="When it entered this state")
+    before = models.BigIntegerField(
+        null=True, help_text="Of a released or forgotten task: its newest other report (outcomes.Before)"
+    )
+    before_by = models.BigIntegerField(null=True, help_text="The reporter of `before`")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["scope", "key"], name="progress_task_once")]

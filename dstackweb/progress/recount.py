@@ -18,7 +18,7 @@ from typing import Any
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
 
 from dstackweb.progress.models import ReporterCount, Scope, Task, TaskGroup, TaskPrefix
-from dstackweb.progress.states import LIVE, SHOWN, STATE_OF, TaskState
+from dstackweb.progress.states import GONE, LIVE, SHOWN, STATE_OF, TaskState
 
 STATES = [state.value for state in TaskState]
 OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
@@ -52,7 +52,7 @@ def _totals() -> Iterator[Difference]:
         wrong: QuerySet[Any] = model._default_manager.annotate(everything=everything).exclude(total=F("everything"))
         for row in wrong:
             yield Difference(f"total of {_name(row)}", row.total, row.everything)
-    for group in TaskGroup.objects.filter(**{state.value: 0 for state in SHOWN}):
+    for group in TaskGroup.objects.filter(total=0):
         yield Difference(f"groups called {_name(group)} that have no tasks", 1, 0)
 
 
@@ -74,10 +74,10 @@ def _sums(
 
 @dataclass
 class _Counted:
-    """Rows of a scope, counted: tasks by (prefix, group, state), forgotten ones by prefix, and numbers of rows."""
+    """Rows of a scope, counted: tasks by (prefix, group, state), forgotten ones by (prefix, state), numbers of rows."""
 
     groups: Counter[tuple[int, str, TaskState]] = field(default_factory=Counter)
-    forgotten: Counter[int] = field(default_factory=Counter)
+    forgotten: Counter[tuple[int, TaskState]] = field(default_factory=Counter)
     tasks: int = 0
     reports: int = 0
 
@@ -101,8 +101,8 @@ def _count_tasks(counted: defaultdict[int, _Counted]) -> None:
     for row in tasks:
         into, state = counted[row["scope"]], STATE_OF[row["state"]]
         into.tasks += row["n"]
-        if state == TaskState.FORGOTTEN:
-            into.forgotten[row["prefix"]] += row["n"]
+        if state in GONE:
+            into.forgotten[row["prefix"], state] += row["n"]
         else:
             into.groups[row["prefix"], row["group__name"] or "", _folded(state, row["over"])] += row["n"]
 
@@ -114,8 +114,8 @@ def _count_reports(counted: defaultdict[int, _Counted]) -> None:
         into = counted[scope_id]
         into.reports += number
         for state, tasks in zip(TaskState, sums, strict=True):
-            if state == TaskState.FORGOTTEN:
-                into.forgotten[prefix_id] += tasks
+            if state in GONE:
+                into.forgotten[prefix_id, state] += tasks
             else:
                 into.groups[prefix_id, group, _folded(state, over)] += tasks
 
@@ -138,9 +138,10 @@ def _compare(scope: Scope, rows: _Counted) -> Iterator[Difference]:
         if found[key] > kept[key] or (found[key] != kept[key] and not over):
             yield Difference(f"{key[2]} of group {key[1]!r} of {scope}", kept[key], found[key])
     for prefix in TaskPrefix.objects.filter(scope=scope):
-        number = rows.forgotten[prefix.pk]
-        if number > prefix.forgotten or (number != prefix.forgotten and not over):
-            yield Difference(f"forgotten of {_name(prefix)}", prefix.forgotten, number)
+        for state in sorted(GONE):
+            number, stored = rows.forgotten[prefix.pk, state], getattr(prefix, state)
+            if number > stored or (number != stored and not over):
+                yield Difference(f"{state} of {_name(prefix)}", stored, number)
 
 
 def _name(row: Model) -> str:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
-from dstackweb.progress.states import ALIASES, TaskState
+from dstackweb.progress.states import ALIASES, COUNTED, TaskState
 
 ENTRIES_MAX = 5000
 REPORTER_MAX = 100
@@ -110,9 +110,10 @@ def _storable(message: object) -> object:
 
 
 if TYPE_CHECKING:
-    Word = str
+    Word = CountedWord = str
 else:
     Word = Literal[tuple(ALIASES)]
+    CountedWord = Literal[tuple(COUNTED)]
 Key = Annotated[str, Field(min_length=1, max_length=KEY_MAX, pattern=STORABLE)]
 Name = Annotated[str, Field(max_length=NAME_MAX, pattern=STORABLE)]
 Prefix = Annotated[Name | None, Field(description="Default: derived from the key")]
@@ -141,7 +142,7 @@ class CountEntry(TypedDict):
     """A count as reported."""
 
     prefix: Annotated[Name, Field(min_length=1)]
-    states: dict[Word, Number]
+    states: dict[CountedWord, Number]
     group: NotRequired[Group]
     seq: NotRequired[Seq]
     duration_n: NotRequired[Annotated[Number | None, Field(description="How many finished tasks were timed so far")]]
@@ -257,8 +258,8 @@ def _bounded(given: object, fields: Collection[str]) -> object:
     if len(given) > len(fields):
         given = _with_one_unknown(given, fields)
     states = given.get("states")
-    if type(states) is dict and len(states) > len(ALIASES):
-        given = {**given, "states": _with_one_unknown(states, ALIASES)}
+    if type(states) is dict and len(states) > len(COUNTED):
+        given = {**given, "states": _with_one_unknown(states, COUNTED)}
     return given
 
 
@@ -286,7 +287,7 @@ def _count(given: CountEntry, default: int) -> Count:
     prefix, seq = given["prefix"], given.get("seq")
     states: dict[TaskState, int] = {}
     for word, number in given["states"].items():
-        state = ALIASES[word]
+        state = COUNTED[word]
         states[state] = states.get(state, 0) + number
     return Count(
         prefix,

@@ -11,7 +11,7 @@ from django.db import connection
 
 from dstackweb.lib import sql
 from dstackweb.progress.estimate import Left, Rate, RateSample, left, rate
-from dstackweb.progress.states import FINISHED, LIVE, STATE_OF, TaskState
+from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, STATE_OF, TaskState, folded
 
 Order = Literal["active", "failed", "name"]
 GroupFilter = Literal["", "failed", "running"]
@@ -19,7 +19,7 @@ GroupFilter = Literal["", "failed", "running"]
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """One row of counters. `finished` and `live` are sums of `counts`, which has all eight states and sums to `total`.
+    """One row of counters. `states` has all states and sums to `total`; `finished` and `live` are sums of them.
 
     A group has no rate and no groups. `mean_s` is the average processing time of timed tasks, `recent_s` a moving
     average in which each report weighs as much as all before it.
@@ -27,7 +27,7 @@ class ProgressBar:
 
     id: int
     name: str
-    counts: dict[TaskState, int]
+    states: dict[TaskState, int]
     total: int
     finished: int
     live: int
@@ -37,6 +37,11 @@ class ProgressBar:
     recent_s: float | None
     version: int
     changed_ms: int
+
+    @cached_property
+    def counts(self) -> dict[TaskState, int]:
+        """Tasks by how they ended or what they do: those that were released or forgotten later are done or failed."""
+        return folded(self.states, AS_ENDED)
 
     @cached_property
     def rate(self) -> Rate | None:
@@ -87,11 +92,17 @@ _COUNTS = f"{_STATES}, total, duration_n, duration_s, duration_ewma_s, version, 
 _RATED = "first_ms, finished_1m, finished_10m, rated_ms"
 _PREFIX = f"SELECT id, name, groups, {_COUNTS}, {_RATED} FROM progress_taskprefix"
 _GROUP = f"SELECT id, name, 0, {_COUNTS} FROM progress_taskgroup"
-_SCOPE = f"SELECT id, '', groups, {_COUNTS}, {_RATED}, attempt, prefixes, ended_ms FROM progress_scope"
+_SCOPE_COLUMNS = f"groups, {_COUNTS}, {_RATED}, attempt, prefixes, ended_ms".split(", ")
+_SCOPE_WIDTH = 2 + len(_SCOPE_COLUMNS)
+_SCOPE = f"SELECT scope.id, '', {', '.join(f'scope.{name}' for name in _SCOPE_COLUMNS)} FROM progress_scope scope"
 _LIVE = " + ".join(LIVE)
-_IS_LAST = {"active": f"CASE WHEN {_LIVE} > 0 THEN 0 ELSE 1 END", "failed": "CASE WHEN erred > 0 THEN 0 ELSE 1 END"}
+_HAS_FAILED = f"({' OR '.join(f'{state} > 0' for state in FAILED)})"
+_IS_LAST = {
+    "active": f"CASE WHEN {_LIVE} > 0 THEN 0 ELSE 1 END",
+    "failed": f"CASE WHEN {_HAS_FAILED} THEN 0 ELSE 1 END",
+}
 """1 for the prefixes listed after the others."""
-_ONLY = {"": "", "failed": " AND erred > 0", "running": " AND processing > 0"}
+_ONLY = {"": "", "failed": f" AND {_HAS_FAILED}", "running": " AND processing > 0"}
 
 _STATES_END = 3 + len(_ALL)
 """Index behind the states of a row."""
@@ -120,12 +131,31 @@ def running_runs(project_id: int, now_ms: int, limit: int) -> list[tuple[int, Sc
 
 def prefixes(
     scope_id: int, now_ms: int, *, find: str = "", order: Order = "active", after: str | None = None, limit: int = 50
-) -> tuple[list[ProgressBar], str | None]:
-    """A page of prefixes, and the cursor of the next page (None after the last). Raises ValueError for a bad `after`.
+) -> tuple[ScopeProgress | None, list[ProgressBar], str | None]:
+    """The totals (None: the scope is gone), a page of prefixes, and the cursor of the next page (None after the last).
 
-    `active` lists prefixes with unfinished tasks first, `failed` those with failed tasks. Ties keep the order of their
-    first report, so that rows do not move while counts change. `find` is a part of the name, case-insensitive.
+    Read by one statement, so that totals are the sums of all prefixes. `active` lists prefixes with unfinished tasks
+    first, `failed` those with failed tasks. Ties keep the order of their first report, so that rows do not move while
+    counts change. `find` is a part of the name, case-insensitive. Raises ValueError for a bad `after`.
     """
+    page, values = _prefix_page(scope_id, find, order, after)
+    found = sql.rows(
+        f"{_SCOPE.replace(' FROM', ', page.* FROM')} LEFT JOIN ({page} LIMIT %s) page ON TRUE WHERE scope.id = %s"
+        " ORDER BY page.place",
+        [*values, limit + 1, scope_id],
+    )
+    if not found:
+        return None, [], None
+    totals = _scope_progress(found[0][:_SCOPE_WIDTH], now_ms)
+    listed = [row[_SCOPE_WIDTH:-1] for row in found if row[-1] is not None]
+    bars = [_bar(row, now_ms) for row in listed[:limit]]
+    is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
+    following = _next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
+    return totals, bars, following
+
+
+def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> tuple[str, list[int | str]]:
+    """A statement for prefixes in their order, with their `place` as the last column, and its parameters."""
     where = " WHERE scope_id = %s"
     values: list[int | str] = [scope_id]
     if find:
@@ -133,21 +163,17 @@ def prefixes(
         where += like
         values.append(value)
     if order == "name":
-        by, name = "id", 'name COLLATE "C"' if connection.vendor == "postgresql" else "name"
+        by = 'name COLLATE "C"' if connection.vendor == "postgresql" else "name"
         if after is not None:
-            where += f" AND {name} > (SELECT {name} FROM progress_taskprefix WHERE id = %s)"
+            where += f" AND {by} > (SELECT {by} FROM progress_taskprefix WHERE id = %s)"
             values.append(_parse_cursor(after)[1])
-        by = name
     else:
-        last = _IS_LAST[order]
-        by = f"{last}, id"
+        by = f"{_IS_LAST[order]}, id"
         if after is not None:
-            where += f" AND ({last}, id) > (%s, %s)"
+            where += f" AND ({by}) > (%s, %s)"
             values += _parse_cursor(after)
-    found = sql.rows(f"{_PREFIX}{where} ORDER BY {by} LIMIT %s", [*values, limit + 1])
-    bars = [_bar(row, now_ms) for row in found[:limit]]
-    is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
-    return bars, _next_cursor(found, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
+    columns = _PREFIX.replace(" FROM", f", row_number() OVER (ORDER BY {by}) AS place FROM")
+    return f"{columns}{where} ORDER BY {by}", values
 
 
 def prefix(scope_id: int, name: str, now_ms: int) -> ProgressBar | None:
@@ -246,7 +272,7 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> ProgressBar:
     return ProgressBar(
         id=pk,
         name=name,
-        counts=dict(zip(_ALL, row[3:_STATES_END], strict=True)),
+        states=dict(zip(_ALL, row[3:_STATES_END], strict=True)),
         total=total,
         finished=sum([row[at] for at in _FINISHED_AT]),
         live=sum([row[at] for at in _LIVE_AT]),

@@ -1,22 +1,23 @@
 """Events of single tasks: which of them count, and the rows that store them.
 
 Per task the event with the highest (sequence, reporter's name) counts, but `forgotten` overrides all others and is
-final. Repeated and overtaken events change nothing.
+final. Repeated events change nothing, and overtaken ones only how a released or forgotten task had ended (outcomes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 from django.db import connection
 
 from dstackweb.lib import bulk
 from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta, GroupName
-from dstackweb.progress.models import Reporter, TaskGroup
+from dstackweb.progress.models import Reporter, Task, TaskGroup
+from dstackweb.progress.outcomes import Before, Endings, StoredTask, as_reported
 from dstackweb.progress.reports import Event, Failure
-from dstackweb.progress.states import CODES, LIVE, STATE_OF, TaskState
+from dstackweb.progress.states import CODES, DROPPED, GONE, LIVE, STATE_OF, TaskState
 
 FORGOTTEN = TaskState.FORGOTTEN
 TIMED = (TaskState.MEMORY, TaskState.ERRED)
@@ -25,26 +26,23 @@ IS_LIVE = f"state IN ({', '.join(str(CODES[state]) for state in LIVE)})"
 
 MOVED = {"group_id": "bigint", "reporter_id": "bigint", "state": "smallint", "seq": "bigint", "since_ms": "bigint"}
 FRESH = {"scope_id": "bigint", "prefix_id": "bigint", "key": "text", **MOVED}
-
-
-class StoredTask(NamedTuple):
-    """The row of a task that was reported before."""
-
-    id: int
-    key: str
-    state: int
-    seq: int
-    since_ms: int
-    group_id: int | None
-    reporter_id: int
+BEFORE = {"before": "bigint", "before_by": "bigint"}
+NOTHING = (None, None)
+"""BEFORE of tasks that are neither released nor forgotten."""
 
 
 @dataclass(slots=True)
 class TaskChanges:
-    """Changes of a batch: new tasks and stored ones with their new state."""
+    """Changes of a batch: new tasks and stored ones with their new state.
+
+    `late`: stored tasks, already released or forgotten, of which is now known how they had ended, with their new state.
+    `before`: what to store of released and forgotten tasks, by key.
+    """
 
     fresh: list[tuple[Event, TaskState]] = field(default_factory=list)
     moved: list[tuple[StoredTask, Event, TaskState]] = field(default_factory=list)
+    late: list[tuple[StoredTask, TaskState]] = field(default_factory=list)
+    before: dict[str, Before] = field(default_factory=dict)
     failed: list[Failure] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
@@ -76,9 +74,14 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
     update.counters.read({(event.prefix, event.group) for event in events})
     known = _load(update.scope.pk, {event.key for event in events})
     group_name_of = _group_names(update.counters, known.values())
-    for index, event in _effective_events(update, events, known):
+    names = _reporter_names(update, known.values())
+    endings = Endings(events, update.reporter.pk, known, names)
+    for index, event in _effective_events(update, events, known, names):
         row = known.get(event.key)
         state = TaskState.RELEASED if update.is_released(event.state, event.seq) else event.state
+        if event.state in DROPPED:
+            tasks.before[event.key] = before = endings.of(event.key)
+            state = before.dropped(state)
         if row is None:
             group_name = (event.prefix, event.group)
             full = update.scope.tasks >= TASKS_MAX
@@ -96,7 +99,29 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
             tasks.failed.append(Failure(event.key, *group_name, event.seq, event.message))
         elif state == TaskState.MEMORY:
             tasks.done.append(event.key)
+    _decide_late(update, tasks, endings, events, group_name_of)
     return tasks
+
+
+def _decide_late(
+    update: BatchUpdate,
+    tasks: TaskChanges,
+    endings: Endings,
+    events: Sequence[Event],
+    group_name_of: Mapping[int | None, GroupName],
+) -> None:
+    """Find tasks that are released or forgotten, and of which overtaken events say how they had ended."""
+    found = list(endings.late({row.key for row, _, _ in tasks.moved}))
+    gone = [row.id for row, _ in found if not row.group_id]
+    prefixes = dict(Task.objects.filter(pk__in=gone).values_list("pk", "prefix__name")) if gone else {}
+    group_of = {event.key: event.group for event in events} if gone else {}
+    for row, before in found:
+        tasks.before[row.key] = before
+        old, new = STATE_OF[row.state], before.dropped(as_reported(row.state))
+        tasks.late.append((row, new))
+        if old != new:
+            group_name = group_name_of[row.group_id] if row.group_id else (prefixes[row.id], group_of[row.key])
+            update.deltas[group_name].move(old, new)
 
 
 def write(update: BatchUpdate, tasks: TaskChanges) -> None:
@@ -104,14 +129,28 @@ def write(update: BatchUpdate, tasks: TaskChanges) -> None:
     fresh, moved, mine = [], [], update.reporter.pk
     for event, state in tasks.fresh:
         prefix, group = update.counters.ids((event.prefix, event.group))
-        values = (None if state == FORGOTTEN else group, mine, CODES[state], event.seq, update.now_ms)
+        values = (None if state in GONE else group, mine, CODES[state], event.seq, update.now_ms)
         fresh.append((update.scope.pk, prefix, event.key, *values))
     for row, event, state in tasks.moved:
-        group_id = None if state == FORGOTTEN else row.group_id
+        group_id = None if state in GONE else row.group_id
         since_ms = row.since_ms if CODES[state] == row.state else update.now_ms
         moved.append((group_id, mine, CODES[state], event.seq, since_ms, row.id))
-    bulk.insert("progress_task", FRESH, fresh)
-    bulk.update("progress_task", MOVED, moved)
+    for row, state in tasks.late:
+        moved.append((row.group_id, row.reporter_id, CODES[state], row.seq, row.since_ms, row.id))
+    _write_rows(tasks, fresh, moved)
+
+
+def _write_rows(tasks: TaskChanges, fresh: list[tuple[Any, ...]], moved: list[tuple[Any, ...]]) -> None:
+    """Insert and update rows. Most batches release and forget nothing, and leave out the columns for that."""
+    insert_types, update_types = FRESH, MOVED
+    if tasks.before or any(row.before is not None for row, _, _ in tasks.moved):
+        insert_types, update_types = FRESH | BEFORE, MOVED | BEFORE
+        stored = {key: before.stored for key, before in tasks.before.items()}
+        keys = [row.key for row, *_ in (*tasks.moved, *tasks.late)]
+        fresh = [(*row, *stored.get(row[2], NOTHING)) for row in fresh]
+        moved = [(*row[:-1], *stored.get(key, NOTHING), row[-1]) for row, key in zip(moved, keys, strict=True)]
+    bulk.insert("progress_task", insert_types, fresh)
+    bulk.update("progress_task", update_types, moved)
 
 
 def _load(scope_id: int, keys: Iterable[str]) -> dict[str, StoredTask]:
@@ -134,13 +173,20 @@ def _group_names(counters: CounterRows, tasks: Iterable[StoredTask]) -> dict[int
     return group_name_of | {pk: (prefix, name) for pk, prefix, name in found}
 
 
+def _reporter_names(update: BatchUpdate, tasks: Collection[StoredTask]) -> dict[int, str]:
+    """Names of the reporters of these tasks and of the batch, by id."""
+    others = {row.reporter_id for row in tasks} | {row.before_by for row in tasks if row.before_by}
+    others.discard(update.reporter.pk)
+    names = dict(Reporter.objects.filter(pk__in=others).values_list("pk", "name")) if others else {}
+    names[update.reporter.pk] = update.reporter.name
+    return names
+
+
 def _effective_events(
-    update: BatchUpdate, events: Sequence[Event], known: Mapping[str, StoredTask]
+    update: BatchUpdate, events: Sequence[Event], known: Mapping[str, StoredTask], names: Mapping[int, str]
 ) -> Iterator[tuple[int, Event]]:
     """The event of each task that counts, if any. Of two with the same sequence, the later one counts."""
-    others = {row.reporter_id for row in known.values()} - {update.reporter.pk}
-    names = dict(Reporter.objects.filter(pk__in=others).values_list("pk", "name")) if others else {}
-    names[update.reporter.pk] = mine = update.reporter.name
+    mine = update.reporter.name
     best: dict[str, int] = {}
     for index, event in enumerate(events):
         at = best.setdefault(event.key, index)
@@ -149,7 +195,7 @@ def _effective_events(
     for index, event in enumerate(events):
         row = known.get(event.key)
         gone_seq = None
-        if row is not None and STATE_OF[row.state] == FORGOTTEN:
+        if row is not None and STATE_OF[row.state] in GONE:
             gone_seq = row.seq
         elif index == best[event.key] and (row is None or _outranks(event, mine, row, names[row.reporter_id])):
             yield index, event

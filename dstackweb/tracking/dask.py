@@ -53,6 +53,11 @@ STATES = {
 }  # fmt: skip
 """Dask's states and the server's names for them. An unknown state counts as waiting, which keeps totals right."""
 
+HOW = {"memory": "done", "erred": "failed"}
+"""How a task ends in these states. Tasks that are released or forgotten afterwards are counted apart."""
+ENDING = frozenset((*HOW, "released"))
+"""States of tasks that may have ended."""
+
 GroupName = tuple[str, str]
 """Prefix and group, as reported."""
 CountArgs = tuple[str, str, dict[str, int], int, float]
@@ -125,6 +130,8 @@ class ReportingPlugin(SchedulerPlugin):
             dirty[group] = dirty.get(group, 0) + 1
         elif group not in dirty:
             dirty[group] = 0
+        if start in ENDING:
+            self._counter.note_end(key, group, start, finish)
         if finish == "erred":
             self._add_failure(task)
 
@@ -219,11 +226,15 @@ def _unpickle_plugin(code: bytes, url: str, token: str) -> Any:
 
 @dataclass(slots=True)
 class Contribution:
-    """What a live group object has added to the totals of its name so far."""
+    """What a live group object has added to the totals of its name so far.
+
+    `ended`: released and forgotten tasks that were done or failed before, by the server's names for that.
+    """
 
     name: GroupName
     states: dict[str, int]
     seconds: float
+    ended: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -233,6 +244,10 @@ class Totals:
     states: dict[str, int]
     timed: int = 0
     seconds: float = 0.0
+
+    def add(self, state: str, n: int) -> None:
+        """Count `n` more tasks in a state."""
+        self.states[state] = self.states.get(state, 0) + n
 
     def nonzero(self) -> dict[str, int]:
         """The states that have tasks."""
@@ -250,6 +265,9 @@ class GroupCounter:
     def __init__(self, groups_max: int = GROUPS_MAX, prefixes_max: int = PREFIXES_MAX) -> None:
         self.dirty: dict[TaskGroup, int] = {}
         """Changed groups, longest waiting first, with the number of tasks timed since."""
+        self._ended: dict[TaskGroup, dict[str, int]] = {}
+        self._how: dict[Any, str] = {}
+        """How released tasks had ended, by key."""
         self._contributions: dict[TaskGroup, Contribution] = {}
         self._totals: dict[GroupName, Totals] = {}
         self._to_repeat: dict[GroupName, None] = {}
@@ -262,6 +280,20 @@ class GroupCounter:
         for group in groups:
             self._add_contribution(group, _seconds(group))
             self.dirty.setdefault(group, 0)
+
+    def note_end(self, key: Any, group: TaskGroup, start: str, finish: str) -> None:
+        """Note how a task had ended that leaves a state of ENDING. Call at each such transition."""
+        how = self._how.pop(key, None) if start == "released" else HOW.get(start)
+        if how is None:
+            return
+        ended = self._ended.setdefault(group, {})
+        if start == "released":
+            ended[f"released_{how}"] = ended.get(f"released_{how}", 0) - 1
+        if finish == "released":
+            self._how[key] = how
+        if finish in ("released", "forgotten"):
+            name = f"{finish}_{how}"
+            ended[name] = ended.get(name, 0) + 1
 
     def mark_changed(self, groups: Iterable[TaskGroup]) -> None:
         """Mark groups that changed without a transition, such as scattered data. Some may have been dropped since."""
@@ -297,7 +329,7 @@ class GroupCounter:
         name = self._name(group)
         self._prefixes.add(name[0])
         self._totals.setdefault(name, Totals({}))
-        self._contributions[group] = contribution = Contribution(name, {}, seconds)
+        self._contributions[group] = contribution = Contribution(name, {}, seconds, {})
         return contribution
 
     def _add_changes(self, group: TaskGroup, contribution: Contribution, timed: int) -> Totals:
@@ -306,8 +338,14 @@ class GroupCounter:
         was = contribution.states
         for state, n in now.items():
             if n != (before := was.get(state, 0)):
-                reported = STATES.get(state, "waiting")
-                total.states[reported] = total.states.get(reported, 0) + n - before
+                total.add(STATES.get(state, "waiting"), n - before)
+        ended = self._ended.get(group)
+        if ended is not None:
+            for state, n in ended.items():
+                if more := n - contribution.ended.get(state, 0):
+                    total.add(state, more)
+                    total.add(state.partition("_")[0], -more)  # where it is counted otherwise
+            contribution.ended = dict(ended)
         if timed:
             seconds = _seconds(group)
             total.timed += timed
@@ -317,6 +355,7 @@ class GroupCounter:
             contribution.states = now
         else:  # the scheduler drops this object: it changes no more
             del self._contributions[group]
+            self._ended.pop(group, None)
         return total
 
     def _name(self, group: TaskGroup) -> GroupName:

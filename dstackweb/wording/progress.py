@@ -27,7 +27,11 @@ BESIDE_BAR = (
 state = words(
     {
         TaskState.MEMORY: gettext_lazy("done"),
+        TaskState.RELEASED_DONE: gettext_lazy("done, then released"),
+        TaskState.FORGOTTEN_DONE: gettext_lazy("done, then forgotten"),
         TaskState.ERRED: gettext_lazy("failed"),
+        TaskState.RELEASED_FAILED: gettext_lazy("failed, then released"),
+        TaskState.FORGOTTEN_FAILED: gettext_lazy("failed, then forgotten"),
         TaskState.RELEASED: gettext_lazy("released"),
         TaskState.PROCESSING: gettext_lazy("running"),
         TaskState.QUEUED: gettext_lazy("queued"),
@@ -41,13 +45,19 @@ state = words(
 meaning = words(
     {
         TaskState.MEMORY: gettext_lazy("The task has finished, and its result is available."),
+        TaskState.RELEASED_DONE: gettext_lazy("The task has finished, and its result is no longer needed."),
+        TaskState.FORGOTTEN_DONE: gettext_lazy("The task has finished, and its reporter has dropped it."),
         TaskState.ERRED: gettext_lazy("The task has failed."),
-        TaskState.RELEASED: gettext_lazy("The task was stopped, or its result is no longer needed."),
+        TaskState.RELEASED_FAILED: gettext_lazy("The task has failed, and is no longer needed."),
+        TaskState.FORGOTTEN_FAILED: gettext_lazy("The task has failed, and its reporter has dropped it."),
+        TaskState.RELEASED: gettext_lazy("The task was stopped before its end, or how it ended is not known."),
         TaskState.PROCESSING: gettext_lazy("The task is running."),
         TaskState.QUEUED: gettext_lazy("The task is ready to run and waits for its turn."),
         TaskState.NO_WORKER: gettext_lazy("The task is ready to run, but no worker can run it."),
         TaskState.WAITING: gettext_lazy("The task waits for other tasks to finish."),
-        TaskState.FORGOTTEN: gettext_lazy("The task has finished and its reporter has dropped it; it still counts."),
+        TaskState.FORGOTTEN: gettext_lazy(
+            "The task's reporter has dropped it; it was not done and had not failed, as far as known."
+        ),
     }
 )
 """A sentence about a task's state."""

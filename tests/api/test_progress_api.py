@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.api.progress import FailuresOut, GroupsOut, ProgressOut, TaskListOut
-from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure
+from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.states import CODES, TaskState
 from dstackweb.runs.models import Run
 from tests.api.conftest import Api
@@ -68,12 +68,31 @@ def test_a_runs_tasks_by_prefix_active_ones_first(scope: Scope, api: Api) -> Non
     assert (train["name"], evaluation["name"]) == ("train", "eval")
     assert train["states"] == {**NOTHING, "memory": 30, "erred": 1, "processing": 3, "waiting": 7}
     assert (train["total"], train["forgotten"], train["finished"], train["groups"]) == (51, 10, 41, 2)
+    assert {word: n for word, n in train["outcomes"].items() if n} == {"done": 30, "failed": 1, "forgotten": 10}
     assert train["rate_low"] < train["rate_per_s"] < train["rate_high"]
     assert train["left_s"] == pytest.approx(10 / train["rate_per_s"])
     assert train["left_low_s"] < train["left_s"] < train["left_high_s"]
     assert evaluation["left_s"] is None
     assert found["total"]["total"] == 52
     assert found["total"]["name"] == ""
+
+
+def test_how_tasks_ended_stays_known(project: Project, run: Run, api: Api) -> None:
+    counts = {"memory": 1, "released_done": 2, "forgotten_done": 3, "erred": 4, "forgotten_failed": 5, "released": 6}
+    add_group(make_scope(project, run.pk, 1), "score", "score", **counts)
+    [score] = told(api, "runs/sweep/progress")["prefixes"]
+    assert score["states"] == {**NOTHING, "memory": 1, "erred": 4, "released": 8}
+    assert (score["forgotten"], score["finished"], score["total"]) == (8, 21, 21)
+    assert score["outcomes"] == {
+        "done": 6, "released_done": 2, "forgotten_done": 3, "failed": 9, "released_failed": 0, "forgotten_failed": 5,
+        "released": 6, "forgotten": 0,
+    }  # fmt: skip
+    Task.objects.create(
+        scope=Scope.objects.get(run_id=run.pk), prefix=TaskPrefix.objects.get(), group=TaskGroup.objects.get(),
+        reporter_id=1, key="score-1", state=CODES[TaskState.RELEASED_FAILED], seq=1, since_ms=now_ms(),
+    )  # fmt: skip
+    [task] = told(api, "runs/sweep/progress/tasks?prefix=score&group=score")["items"]
+    assert (task["state"], task["outcome"]) == ("released", "failed")
 
 
 def test_pages_and_orders(scope: Scope, api: Api) -> None:
@@ -193,6 +212,7 @@ def test_prometheus_gets_runs_whose_attempt_goes_on(scope: Scope, project: Proje
     found = scrape()
     assert found['dstackweb_tasks{project="main",run="sweep",state="processing"}'] == 3
     assert found['dstackweb_tasks{project="main",run="sweep",state="forgotten"}'] == 10
+    assert found['dstackweb_tasks_ended{outcome="done",project="main",run="sweep"}'] == 31
     assert found['dstackweb_task_groups{project="main",run="sweep"}'] == 3
     assert not any('run="over"' in name for name in found)
     assert found["dstackweb_task_attempts_unsettled"] == 1

@@ -16,7 +16,7 @@ from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.progress import WORDS, drawn, left_text, rate_text, show_live, summary, table
 from dstackweb.progress.models import Scope, TaskFailure
-from dstackweb.progress.states import TaskState
+from dstackweb.progress.states import PLAIN
 from tests.cli.conftest import Cli
 from tests.factories import make_run
 from tests.progress.rows import add_group, make_scope
@@ -102,7 +102,7 @@ def test_options_of_a_run_need_a_run(cli: Cli, project: Project, ada: User) -> N
 
 
 def test_all_states_have_words() -> None:
-    assert set(WORDS) == set(TaskState)
+    assert set(WORDS) == set(PLAIN)
 
 
 @pytest.mark.parametrize(("changes", "finished", "cells"), [({}, 30, 24), ({"total": 0, "finished": 0}, 0, 24)])
@@ -114,8 +114,7 @@ def test_a_progress_bar_shows_the_share_that_has_finished(changes: dict[str, Any
 
 def test_a_progress_bar_is_red_where_tasks_have_failed() -> None:
     def bar_of(failed: int) -> Any:
-        states = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 30, "erred": failed}
-        return next(iter(drawn([item(states=states)], 140).columns[1].cells))
+        return next(iter(drawn([item(outcomes=outcomes(done=30, failed=failed))], 140).columns[1].cells))
 
     assert (bar_of(0).complete_style, bar_of(1).complete_style) == ("green", "red")
 
@@ -128,10 +127,15 @@ def test_rates_in_units_that_read_well(per_s: float | None, said: str) -> None:
     assert rate_text(per_s) == said
 
 
+def outcomes(**counts: int) -> dict[str, int]:
+    return {"done": 0, "failed": 0, "released": 0, "forgotten": 0, **counts}
+
+
 def item(**changes: Any) -> dict[str, Any]:
     states = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 30, "processing": 10}
     return {
-        "name": "train", "total": 40, "finished": 30, "states": states, "forgotten": 0, "groups": 1,
+        "name": "train", "total": 40, "finished": 30, "states": states, "forgotten": 0, "outcomes": outcomes(done=30),
+        "groups": 1,
         "rate_per_s": 0.5, "left_s": 20.0, "left_low_s": 15.0, "left_high_s": 30.0, **changes,
     }  # fmt: skip
 
@@ -172,7 +176,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width
 
 def test_thousands_are_grouped_and_finished_items_have_no_rate() -> None:
     many = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 2000}
-    over = item(total=2000, finished=2000, states=many, groups=1500, left_s=None)
+    over = item(total=2000, finished=2000, states=many, outcomes=outcomes(done=2000), groups=1500, left_s=None)
     columns, rows = table([over], None)
     figures = dict(zip([column.title for column in columns], rows[0], strict=True))
     assert (figures["DONE"], figures["GROUPS"], figures["RATE"]) == ("2,000", "1,500", "")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.reports import Batch, Count, Event
-from dstackweb.progress.states import LIVE, SHOWN, TaskState
+from dstackweb.progress.states import DROPPED, GONE, LIVE, PLAIN, SHOWN, TaskState
 
 S = TaskState
 KEYS = [f"{prefix}-{group}-{task}" for prefix in "ab" for group in (1, 2) for task in (1, 2)]
@@ -24,7 +24,7 @@ seqs = st.integers(0, 12)
 events = st.builds(
     lambda key, state, seq: Event(key, state, seq, key[0], key.rpartition("-")[0]),
     st.sampled_from(KEYS),
-    st.sampled_from(TaskState),
+    st.sampled_from(PLAIN),
     seqs,
 )
 counts = st.builds(
@@ -69,7 +69,7 @@ def modelled(batches: Iterable[Batch]) -> Counters:
     found: Counters = {}
 
     def add(prefix: str, group: str, state: TaskState, number: int) -> None:
-        for name in ("", prefix, group) if state != S.FORGOTTEN else ("", prefix):
+        for name in ("", prefix, group) if state not in GONE else ("", prefix):
             found.setdefault(name, Counter())[state] += number
 
     for key in {event.key for _seq, _reporter, event in events}:
@@ -77,13 +77,23 @@ def modelled(batches: Iterable[Batch]) -> Counters:
         seq, reporter, event = max(
             mine, key=lambda reported: (reported[2].state == S.FORGOTTEN, reported[0], reported[1])
         )
-        add(event.prefix, event.group, now(event.state, seq, reporter), 1)
+        add(event.prefix, event.group, _dropped(event, mine) or now(event.state, seq, reporter), 1)
     for reporter, group in {(reporter, count.group) for _seq, reporter, count in counts}:
         mine_too = [reported for reported in counts if reported[1] == reporter and reported[2].group == group]
         seq, _reporter, count = max(mine_too, key=lambda reported: reported[0])
         for state, number in count.states.items():
             add(count.prefix, group, now(state, seq, reporter), number)
     return {name: +states for name, states in found.items() if +states}
+
+
+def _dropped(event: Event, reported: Sequence[tuple[int, str, Event]]) -> TaskState | None:
+    """Of a released or forgotten task: that, by how it had ended by the newest of its other events."""
+    if event.state not in DROPPED:
+        return None
+    others = [one for one in reported if one[2].state not in DROPPED]
+    ended = max(others, key=lambda one: one[:2])[2].state if others else None
+    word = {S.MEMORY: "_done", S.ERRED: "_failed"}.get(ended, "") if ended else ""
+    return TaskState(event.state + word)
 
 
 def kept(scope_id: int) -> Counters:

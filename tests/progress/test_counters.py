@@ -8,6 +8,7 @@ import pytest
 from django.db import transaction
 
 from dstackweb.accounts.models import Project
+from dstackweb.progress import counters
 from dstackweb.progress.counters import CounterRows, Delta, ensure_scope, lock_scope, shift
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
@@ -73,22 +74,31 @@ def test_only_what_changed_gets_the_new_version(scope_id: int) -> None:
     assert dict(TaskGroup.objects.values_list("name", "version")) == {"a-1": 2, "b": 1}
 
 
-def test_a_group_goes_with_its_last_task_and_its_prefix_remembers(scope_id: int) -> None:
+def test_a_group_stays_when_all_its_tasks_are_forgotten(scope_id: int) -> None:
+    shifted(scope_id, {("a", "a-1"): states(memory=2), ("a", "a-2"): states(memory=1)})
+    scope = shifted(scope_id, {("a", "a-1"): states(memory=-2, forgotten_done=2), ("a", "a-3"): states(forgotten=1)})
+    assert (scope.groups, scope.total, scope.forgotten_done, scope.forgotten) == (3, 4, 2, 1)
+    assert list(TaskGroup.objects.order_by("name").values_list("name", "total")) == [("a-1", 2), ("a-2", 1), ("a-3", 1)]
+    assert shifted(scope_id, {("a", "a-1"): states(forgotten_done=-2)}).groups == 2
+
+
+def test_of_many_groups_one_goes_with_its_last_task_and_its_prefix_remembers(
+    scope_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "GROUPS_KEPT", 1)
     shifted(scope_id, {("a", "a-1"): states(memory=2), ("a", "a-2"): states(memory=1)})
     scope = shifted(scope_id, {("a", "a-1"): states(memory=-2, forgotten=2)})
     assert (scope.groups, scope.total, scope.forgotten) == (1, 3, 2)
     assert list(TaskGroup.objects.values_list("name", flat=True)) == ["a-2"]
     prefix = TaskPrefix.objects.get()
     assert (prefix.groups, prefix.total, prefix.forgotten, prefix.memory) == (1, 3, 2, 1)
+    scope = shifted(scope_id, {("a", "a-3"): states(forgotten=1), ("a", "a-1"): states(forgotten=-1, waiting=1)})
+    assert (scope.groups, scope.total, scope.forgotten) == (2, 4, 2)
+    assert dict(TaskGroup.objects.values_list("name", "total")) == {"a-2": 1, "a-1": 1}
 
 
-def test_what_was_forgotten_before_it_was_heard_of_makes_no_group(scope_id: int) -> None:
-    scope = shifted(scope_id, {("a", "a-1"): states(forgotten=1)})
-    assert (scope.prefixes, scope.groups, scope.total) == (1, 0, 1)
-    assert not TaskGroup.objects.exists()
-
-
-def test_where_tasks_are_counted_is_known_afterwards(scope_id: int) -> None:
+def test_where_tasks_are_counted_is_known_afterwards(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "GROUPS_KEPT", 0)
     with transaction.atomic():
         deltas = {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}
         book = CounterRows(lock_scope(scope_id))

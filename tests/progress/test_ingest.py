@@ -118,11 +118,10 @@ def test_within_a_batch_the_last_event_of_a_task_counts(scope_id: int) -> None:
 def test_forgotten_is_for_good_whatever_came_before(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.MEMORY, 9))
     assert outcome(ingest_entries(scope_id, event("a-1", S.FORGOTTEN, 5))) == (1, 0, [])
-    assert counted(scope_id) == {"forgotten": 1}
-    assert not TaskGroup.objects.exists()
+    assert counted(scope_id) == {"forgotten_done": 1}
     assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 6))) == (0, 0, [(0, "forgotten")])
     assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), event("a-1", S.FORGOTTEN, 8))) == (0, 2, [])
-    assert counted(scope_id) == {"forgotten": 1}
+    assert counted(scope_id) == {"forgotten_done": 1}
 
 
 def test_within_a_batch_nothing_follows_forgotten(scope_id: int) -> None:
@@ -322,3 +321,53 @@ def test_counts_of_too_many_groups_are_refused_and_the_rest_taken(
     assert (receipt.rejected[0].list, receipt.rejected[0].key) == ("counts", "c")
     assert counted(scope_id) == {"memory": 1, "waiting": 1}
     assert Scope.objects.get(pk=scope_id).counted == ReporterCount.objects.count() == 2
+
+
+def test_how_a_task_ended_is_kept_when_it_is_released_and_forgotten(scope_id: int) -> None:
+    for seq, state in enumerate((S.MEMORY, S.RELEASED)):
+        ingest_entries(scope_id, event("a-1", state, seq))
+    for seq, state in enumerate((S.PROCESSING, S.ERRED, S.RELEASED, S.FORGOTTEN)):
+        ingest_entries(scope_id, event("a-2", state, seq))
+    ingest_entries(scope_id, event("a-3", S.PROCESSING, 1), event("a-3", S.FORGOTTEN, 2), event("a-4", S.RELEASED, 1))
+    assert counted(scope_id) == {"released_done": 1, "forgotten_failed": 1, "forgotten": 1, "released": 1}
+    group = TaskGroup.objects.get()
+    assert states_of(group) == counted(scope_id)
+    assert list(differences()) == []
+
+
+def test_a_task_that_ran_again_before_it_was_released_was_not_done(scope_id: int) -> None:
+    for seq, state in enumerate((S.MEMORY, S.RELEASED, S.WAITING, S.RELEASED)):
+        ingest_entries(scope_id, event("a-1", state, seq))
+    assert counted(scope_id) == {"released": 1}
+    assert Task.objects.get().before == 2 << 2
+
+
+def test_in_one_request_a_task_may_end_and_be_forgotten(scope_id: int) -> None:
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 5), event("a-1", S.FORGOTTEN, 5), event("a-2", S.ERRED, 5))
+    ingest_entries(scope_id, event("a-2", S.RELEASED, 6))
+    assert counted(scope_id) == {"forgotten_done": 1, "released_failed": 1}
+
+
+@pytest.mark.parametrize("gone", [S.RELEASED, S.FORGOTTEN])
+def test_an_end_that_is_heard_of_late_counts_too(scope_id: int, gone: TaskState) -> None:
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
+    ingest_entries(scope_id, event("a-1", gone, 5))
+    assert counted(scope_id) == {gone: 1, "processing": 1}
+    assert outcome(ingest_entries(scope_id, event("a-1", S.ERRED, 3), event("a-1", S.MEMORY, 2))) == (0, 2, [])
+    assert counted(scope_id) == {f"{gone}_failed": 1, "processing": 1}
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 4), reporter="another")
+    assert counted(scope_id) == states_of(TaskGroup.objects.get()) == {f"{gone}_done": 1, "processing": 1}
+    assert list(differences()) == []
+
+
+def test_what_was_live_as_its_reporter_ended_is_released_without_being_done(scope_id: int) -> None:
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 1), event("a-2", S.PROCESSING, 1))
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 2), ended=3)
+    assert counted(scope_id) == {"released": 2}
+
+
+def test_counts_say_themselves_how_tasks_ended(scope_id: int) -> None:
+    ingest_entries(scope_id, count("a-1", 1, memory=4, erred=1))
+    ingest_entries(scope_id, count("a-1", 2, forgotten_done=4, forgotten_failed=1))
+    assert counted(scope_id) == states_of(TaskGroup.objects.get()) == {"forgotten_done": 4, "forgotten_failed": 1}
+    assert list(differences()) == []

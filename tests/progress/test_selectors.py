@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import selectors
+from dstackweb.progress.counters import Delta
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
 from dstackweb.progress.selectors import FailedTask, Order, ProgressBar, TaskRow
 from dstackweb.progress.states import CODES, TaskState
+from tests.browser.task_demo import shift
 from tests.factories import make_project
 from tests.progress.rows import add_group, make_scope
 
@@ -44,19 +47,22 @@ def all_of(page: Callable[..., tuple[list[Any], str | None]], limit: int) -> lis
 
 
 def names(scope: Scope, limit: int = 50, **asked: Any) -> list[str]:
-    return [bar.name for bar in all_of(lambda **page: selectors.prefixes(scope.pk, NOW, **asked, **page), limit)]
+    return [bar.name for bar in all_of(lambda **page: selectors.prefixes(scope.pk, NOW, **asked, **page)[1:], limit)]
 
 
 def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> None:
     add_group(scope, "train", "train-a", NOW - 60_000, memory=30, erred=2, processing=4, queued=3, no_worker=1)
     add_group(scope, "train", "train-b", NOW, waiting=5, released=1, forgotten=7)
     TaskPrefix.objects.update(duration_n=4, duration_s=10, duration_ewma_s=1.5)
-    [bar], following = selectors.prefixes(scope.pk, NOW)
+    totals, [bar], following = selectors.prefixes(scope.pk, NOW)
+    assert totals is not None
+    assert (totals.bar.total, totals.prefixes, totals.version) == (53, 1, 2)
     assert following is None
     assert bar.counts == {
         "memory": 30, "erred": 2, "released": 1, "processing": 4, "queued": 3, "no_worker": 1, "waiting": 5,
         "forgotten": 7,
     }  # fmt: skip
+    assert {state: n for state, n in bar.states.items() if n} == {state: n for state, n in bar.counts.items() if n}
     assert (bar.name, bar.total, bar.finished, bar.live, bar.groups) == ("train", 53, 40, 13, 2)
     assert (bar.mean_s, bar.recent_s) == (2.5, 1.5)
     assert bar.rate is not None
@@ -65,6 +71,43 @@ def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> Non
     assert bar.left.seconds == pytest.approx(12 / bar.rate.per_s)
     assert bar.left.high == math.inf
     assert (bar.version, bar.changed_ms) == (2, NOW)
+
+
+def test_what_is_released_and_forgotten_stays_done_or_failed(scope: Scope) -> None:
+    add_group(scope, "odd", "odd-a", memory=1, released_done=2, forgotten_done=3, released=4, forgotten=5)
+    add_group(scope, "odd", "odd-b", released_failed=1)
+    add_group(scope, "odd", "odd-c", forgotten_failed=1)
+    add_group(scope, "even", "even", forgotten_done=1)
+    _, [first, _second], _ = selectors.prefixes(scope.pk, NOW, order="failed")
+    assert {state: n for state, n in first.counts.items() if n} == {
+        "memory": 6, "erred": 2, "released": 4, "forgotten": 5,
+    }  # fmt: skip
+    assert (first.name, first.total, first.finished) == ("odd", 17, 17)
+    assert [bar.name for bar in selectors.groups(first.id, only="failed")[0]] == ["odd-b", "odd-c"]
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_totals_are_the_sums_of_prefixes_while_others_write(project: Project) -> None:
+    scope_id, stop = make_scope(project, 7, 1).pk, threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            shift(scope_id, {(f"p{number % 7}", "g"): Delta({TaskState.WAITING: 1})}, NOW)
+        connection.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(400):
+            totals, bars, _ = selectors.prefixes(scope_id, NOW)
+            assert totals is not None
+            assert totals.bar.total == sum(bar.total for bar in bars)
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_an_overview_is_the_scopes_own_row(project: Project, scope: Scope) -> None:
@@ -194,7 +237,7 @@ def plan(statement: str) -> str:
 def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
     for number in range(400):
         add_group(scope, f"fit-{number % 8}", f"fit-{number}", memory=1, erred=number % 50 == 3)
-    of: ProgressBar = selectors.prefixes(scope.pk, NOW, order="failed")[0][0]
+    of: ProgressBar = selectors.prefixes(scope.pk, NOW, order="failed")[1][0]
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE progress_taskgroup; ANALYZE progress_task; SET LOCAL enable_seqscan = off")

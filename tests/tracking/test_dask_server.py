@@ -12,9 +12,9 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress import recount
+from dstackweb.progress import recount, selectors
 from dstackweb.progress.models import Scope, TaskFailure, TaskGroup, TaskPrefix
-from dstackweb.progress.states import TaskState
+from dstackweb.progress.states import AS_REPORTED, TaskState, folded
 from dstackweb.runs.launch import tasks_token
 from dstackweb.runs.models import Run
 from dstackweb.tracking.dask import watch
@@ -55,15 +55,19 @@ def client(run: Run, live_server: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def kept(run: Run) -> dict[str, dict[str, int]]:
-    """What the server counts, by prefix."""
-    rows = TaskPrefix.objects.filter(scope__run_id=run.pk)
-    return {row.name: {state.value: n for state in TaskState if (n := getattr(row, state))} for row in rows}
+    """What the server counts, by prefix, in Dask's states."""
+    return {row.name: states_of(row) for row in TaskPrefix.objects.filter(scope__run_id=run.pk)}
+
+
+def states_of(row: TaskPrefix | TaskGroup) -> dict[str, int]:
+    counts = {state: getattr(row, state) for state in TaskState}
+    return {state.value: n for state, n in folded(counts, AS_REPORTED).items() if n}
 
 
 def by_group(run: Run) -> dict[str, dict[str, int]]:
     """What the server counts of each group that has tasks which are not forgotten."""
     rows = TaskGroup.objects.filter(prefix__scope__run_id=run.pk)
-    return {row.name: {state.value: n for state in TaskState if (n := getattr(row, state))} for row in rows}
+    return {row.name: states for row in rows if (states := states_of(row)).keys() - {"forgotten"}}
 
 
 class Once:
@@ -120,3 +124,37 @@ def test_after_20_000_tasks_in_5_000_groups_the_counters_are_the_schedulers(run:
     assert len(by_group(run)) == GROUPS // 2 + 100
     assert Scope.objects.get(run_id=run.pk).total == GROUPS * TASKS + 100
     assert list(recount.differences()) == []
+
+
+def test_after_the_end_it_is_known_how_each_task_ended(run: Run, client: Client) -> None:
+    """As in examples/dask.yaml: some scores fail, then the program drops everything and ends."""
+    loaded = client.map(work, range(60), key=[f"load-{i}" for i in range(60)])
+    scores = client.map(score, loaded, key=[f"score-{i}" for i in range(60)])
+    wait(scores)
+    failed = sum(future.status == "error" for future in scores)
+    assert failed == 3
+    del loaded, scores
+    client.close()
+    client.cluster.close()
+
+    def ended() -> dict[str, tuple[int, int, int]]:
+        rows = TaskPrefix.objects.filter(scope__run_id=run.pk)
+        return {row.name: (row.total, row.forgotten_done, row.forgotten_failed) for row in rows}
+
+    eventually(lambda: ended() == {"load": (60, 60, 0), "score": (60, 57, 3)}, deadline=30)
+    totals, [first, second], _ = selectors.prefixes(Scope.objects.get(run_id=run.pk).pk, 0, order="failed")
+    assert totals is not None
+    assert (totals.bar.counts["memory"], totals.bar.counts["erred"]) == (117, 3)  # type: ignore[index]  # by value
+    assert (first.name, second.name) == ("score", "load")
+    assert [group.name for group in selectors.groups(first.id, only="failed")[0]] == ["score"]
+    assert list(recount.differences()) == []
+
+
+def work(i: int) -> int:
+    return i
+
+
+def score(i: int) -> int:
+    if i % 20 == 7:
+        raise ValueError(f"file {i} has no labels")
+    return i

@@ -36,6 +36,9 @@ class Scheduler:
         self.groups: dict[str, Group] = {}
         self.tasks: dict[str, tuple[Group, str]] = {}
         self.gone: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.released: dict[str, tuple[str, str]] = {}
+        self.how: dict[str, str] = {}
 
     def put(self, key: str, state: str, seconds: float = 1.0, *, marked: bool = True) -> None:
         """Move a task, which is made where there is none."""
@@ -45,6 +48,8 @@ class Scheduler:
         if key in self.tasks:
             group.states[before] -= 1
         group.states[state] += 1
+        self.counter.note_end(key, group, before, state)  # type: ignore[arg-type]
+        self._note_end(key, name, before, state)
         timed = int(before == "processing" and state == "memory")
         if timed:
             group.all_durations["compute"] = group.all_durations.get("compute", 0.0) + seconds
@@ -57,11 +62,29 @@ class Scheduler:
                 del self.groups[name]
                 self.gone[name]["forgotten"] += group.states["forgotten"]
 
+    def _note_end(self, key: str, name: str, before: str, state: str) -> None:
+        """How a task had ended that is released or forgotten now."""
+        if before != "released":
+            self.how[key] = {"memory": "_done", "erred": "_failed"}.get(before, "")
+        how = self.how.pop(key, "") if state == "forgotten" else self.how.get(key, "")
+        self.released.pop(key, None)
+        if how and state == "released":
+            self.released[key] = (name, how)
+        elif how and state == "forgotten":
+            self.dropped[name][f"forgotten{how}"] += 1
+
     def sums(self) -> dict[str, Counter[str]]:
-        """By group's name: what all of its tasks, of all its lives, are."""
+        """By group's name: what all of its tasks, of all its lives, are, and how those ended that are gone."""
         sums = {name: Counter(counts) for name, counts in self.gone.items()}
         for name, group in self.groups.items():
             sums.setdefault(name, Counter()).update({STATES[state]: n for state, n in group.states.items()})
+        apart = {name: Counter(counts) for name, counts in self.dropped.items()}
+        for name, how in self.released.values():
+            apart.setdefault(name, Counter())[f"released{how}"] += 1
+        for name, counts in apart.items():
+            for state, n in counts.items():
+                sums[name][state] += n
+                sums[name][state.split("_")[0]] -= n
         return {name: +counts for name, counts in sums.items()}
 
 
@@ -126,7 +149,7 @@ def test_times_add_up_over_the_lives_of_a_group_and_begin_where_watching_does() 
         scheduler.put("a-1-0", "memory", 2.0)
         scheduler.put("a-1-0", "forgotten")
         show(page, counter)
-        assert page["a", "a-1-"] == ({"forgotten": life + 1}, life + 1, 2.0 * (life + 1))
+        assert page["a", "a-1-"] == ({"forgotten_done": life + 1}, life + 1, 2.0 * (life + 1))
 
 
 def test_two_lives_between_two_ticks_are_both_counted() -> None:
@@ -135,7 +158,7 @@ def test_two_lives_between_two_ticks_are_both_counted() -> None:
     for state in ("memory", "forgotten", "waiting"):
         scheduler.put("a-1-0", state)
     show(page, counter)
-    assert page["a", "a-1-"][0] == {"forgotten": 1, "waiting": 1}
+    assert page["a", "a-1-"][0] == {"forgotten_done": 1, "waiting": 1}
 
 
 def test_what_no_transition_reported_is_found_by_looking_over() -> None:
@@ -162,7 +185,7 @@ def test_a_group_that_died_since_the_looking_began_is_not_counted_again() -> Non
     show(page, counter)
     counter.mark_changed(seen)
     show(page, counter)
-    assert page["a", "a-1-"][0] == {"forgotten": 1}
+    assert page["a", "a-1-"][0] == {"forgotten_done": 1}
 
 
 def test_a_state_that_is_not_known_counts_as_waiting() -> None:
@@ -198,3 +221,16 @@ def test_for_a_next_attempt_all_counts_are_collected_again_some_at_a_time() -> N
     show(again, counter, limit=2)
     assert again == page
     assert counter.collect() == []
+
+
+def test_a_result_that_is_computed_again_and_given_up_was_not_done() -> None:
+    counter, page = GroupCounter(), Page()
+    scheduler = Scheduler(counter)
+    seen = []
+    for state in ("memory", "released", "waiting", "released", "forgotten"):
+        scheduler.put("a-1-0", state)
+        show(page, counter)
+        seen.append(page["a", "a-1-"][0])
+    assert seen == [{"memory": 1}, {"released_done": 1}, {"waiting": 1}, {"released": 1}, {"forgotten": 1}]
+    assert not counter._how
+    assert not counter._ended

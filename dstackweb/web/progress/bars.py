@@ -96,7 +96,7 @@ class ProgressRow:
     @property
     def counts(self) -> str:
         """All counts in the order of the states, for the tooltip."""
-        return ",".join(str(self.bar.counts[state]) for state in TaskState)
+        return ",".join(str(self.bar.states[state]) for state in TaskState)
 
     @property
     def parts(self) -> list[tuple[TaskState, str]]:
@@ -106,7 +106,7 @@ class ProgressRow:
     @property
     def sentence(self) -> str:
         """Text for screen readers."""
-        return progress_words.sentence(self.bar.name or _("All"), self.bar.counts, self.bar.finished, self.bar.total)
+        return progress_words.sentence(self.bar.name or _("All"), self.bar.states, self.bar.finished, self.bar.total)
 
     @property
     def rate(self) -> str:
@@ -129,7 +129,6 @@ class ProgressRow:
         if not bar.total:
             return "–"
         if not bar.live:
-            # How forgotten tasks ended is unknown.
             return _("done") if counts[TaskState.MEMORY] == bar.total else _("finished")
         if bar.left:
             return progress_words.left(bar.left)

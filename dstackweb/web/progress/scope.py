@@ -140,15 +140,16 @@ class Card:
 
     def context(self) -> dict[str, Any]:
         """The template's context, with the prefixes that have unfinished tasks first."""
-        bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=ON_A_CARD)
+        current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=ON_A_CARD)
+        totals = current or self.totals
         card = {
             "version": self.version,
             "ended": self.ended,
             "poll_s": POLL_S,
             "url": self.scope.url("card"),
             "page": self.scope.url(),
-            "prefixes": self.totals.prefixes,
-            "summary": ProgressRow(self.totals.bar, failures_url=self.scope.url(order="failed")),
+            "prefixes": totals.prefixes,
+            "summary": ProgressRow(totals.bar, failures_url=self.scope.url(order="failed")),
             "rows": [self.scope.row(bar) for bar in bars],
         }
         return {"card": card}

@@ -15,6 +15,7 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
+from dstackweb.progress.states import AS_ENDED
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.progress.bars import ProgressRow
 from dstackweb.web.progress.live import PageRows, live_response, now_ms
@@ -72,9 +73,10 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
 
 
 def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters, now: int, limit: int) -> PageRows:
-    bars, following = progress.prefixes(
+    current, bars, following = progress.prefixes(
         totals.scope_id, now, find=filters.find, order=filters.order, after=filters.after, limit=limit
     )
+    totals = current or totals
     context = {
         **_context(scope, filters, totals),
         **pager(scope.url(**filters.query), filters.after, following),
@@ -188,7 +190,9 @@ def group_page(request: PageRequest, run: str) -> HttpResponse:
             **pager(scope.url("group", prefix=bar.name, group=name), after, following),
             "prefix": bar,
             "summary": ProgressRow(group, bar.name, failures_url=scope.row(bar).failures_url),
-            "tasks": [(one, state(one.state), to_moment(one.since_ms)) for one in found],
+            "tasks": [
+                (one, AS_ENDED.get(one.state, one.state), state(one.state), to_moment(one.since_ms)) for one in found
+            ],
             "prefix_url": scope.url("prefix", prefix=bar.name),
         }
         return PageRows([], found, context)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.selectors import ProgressBar
-from dstackweb.progress.states import FINISHED, LIVE, TaskState
+from dstackweb.progress.states import FINISHED, LIVE, PLAIN, TaskState
 from dstackweb.web.progress.bars import COLOURS, MIN_WIDTH, ProgressRow, colour, segments
 from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import meaning, state
 
 S = TaskState
-COUNTS = st.dictionaries(st.sampled_from(list(TaskState)), st.integers(0, 10**9))
+COUNTS = st.dictionaries(st.sampled_from(PLAIN), st.integers(0, 10**9))
 
 
 def bar(name: str = "train", rate: Rate | None = None, left: Left | None = None, **counts: int) -> ProgressBar:
@@ -105,6 +105,8 @@ def test_with_tasks_without_a_worker_only_the_lower_bound_is_shown() -> None:
         ({}, "–"),
         ({"memory": 3}, "done"),
         ({"forgotten": 3}, "finished"),
+        ({"forgotten_done": 2, "released_done": 1}, "done"),
+        ({"forgotten_done": 2, "forgotten_failed": 1}, "finished"),
         ({"memory": 3, "erred": 1}, "finished"),
         ({"memory": 3, "released": 1}, "finished"),
         ({"released": 3}, "finished"),
@@ -127,6 +129,14 @@ def test_a_rate_is_reported_only_while_something_is_left() -> None:
 def test_a_bar_is_a_sentence_for_those_who_cant_see_it() -> None:
     told = ProgressRow(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
     assert told == "train: 41,222 of 50,000 finished; 41,210 done, 12 failed, 640 running, 8,138 queued"
+
+
+def test_what_is_forgotten_is_drawn_and_told_as_it_ended() -> None:
+    line = ProgressRow(bar("score", memory=1, forgotten_done=56, forgotten_failed=3))
+    assert [(part.state, part.width) for part in line.segments] == [("memory", "95"), ("erred", "5")]
+    assert [words for _state, words in line.parts] == ["3\N{NO-BREAK SPACE}failed"]
+    told = "score: 60 of 60 finished; 1 done, 56 done, then forgotten, 3 failed, then forgotten"
+    assert line.sentence == told
 
 
 def test_it_is_not_all_before_it_is_all() -> None:

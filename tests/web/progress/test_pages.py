@@ -123,6 +123,20 @@ def test_what_had_failed_before_it_was_forgotten_still_leads_to_what_it_said(cli
     assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
 
 
+def test_a_dask_run_that_is_over_still_shows_how_its_tasks_ended(client: Client, scope: int) -> None:
+    done = {S.FORGOTTEN_DONE: 57, S.FORGOTTEN_FAILED: 3}
+    tell(scope, score=done, train={S.PROCESSING: -2, S.QUEUED: -8, S.FORGOTTEN_DONE: 10})
+    text = page(client, f"{PAGE}?order=failed")
+    assert rows(text)[0] == "score"
+    assert "67 done" in text
+    assert 'prefix=score&amp;show=failures">3\N{NO-BREAK SPACE}failed</a>' in text
+    assert "60 <span>/ 60" in text
+    assert "forgotten</span>" not in text
+    assert rows(page(client, f"{PAGE}prefix/?prefix=score&show=failed")) == ["score-1"]
+    assert rows(page(client, f"{PAGE}prefix/?prefix=train")) == ["train-1"]
+    assert 'class="pg-erred"' in page(client, f"{PAGE}group/?prefix=score&group=score-1")
+
+
 def test_what_is_forgotten_is_not_said_to_be_done(client: Client, scope: int) -> None:
     tell(scope, gone={S.FORGOTTEN: 5})
     text = page(client)
