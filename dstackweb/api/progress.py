@@ -71,6 +71,13 @@ class PrefixOut(GroupOut):
     left_high_s: float | None = Field(description="Null too if the rate may be almost zero")
 
 
+class SilentOut(Schema):
+    """Reporters that have unfinished tasks and stopped reporting without saying that they ended."""
+
+    reporters: int
+    since: dt.datetime = Field(description="The last report of the one that is silent for the longest time")
+
+
 class ProgressOut(Schema):
     """A page of prefixes, and the totals of all prefixes."""
 
@@ -79,6 +86,7 @@ class ProgressOut(Schema):
     status: str | None = Field(description="Of the run")
     attempt: int | None = Field(description="The run's attempt; null too if nothing was reported")
     ended: bool = Field(description="The attempt has ended; shortly after the end there may be changes")
+    silent: SilentOut | None = Field(description="While it is not null, no time left is given")
     version: int = Field(description="Increases with every change")
     count: int = Field(description="Number of prefixes")
     total: PrefixOut = Field(description="The totals; the name is empty")
@@ -116,6 +124,7 @@ class TaskOut(Schema):
     key: str
     state: Literal[tuple(PLAIN)]  # type: ignore[valid-type]  # Dask's states, as reported
     outcome: Literal["done", "failed"] | None = Field(description="How it ended, also if it is released now")
+    message: str = Field(description="The newest that was reported with another state than failed; empty without one")
     since: dt.datetime
 
 
@@ -173,6 +182,7 @@ def task_of(task: TaskRow) -> dict[str, Any]:
         "key": task.key,
         "state": AS_REPORTED.get(task.state, task.state),
         "outcome": {TaskState.MEMORY: "done", TaskState.ERRED: "failed"}.get(ended),
+        "message": task.message,
         "since": to_moment(task.since_ms),
     }
 
@@ -291,6 +301,8 @@ def _prefixes(
         "status": run and run.status,
         "attempt": overview.attempt or None,
         "ended": overview.ended,
+        "silent": overview.silence
+        and {"reporters": overview.silence.reporters, "since": to_moment(overview.silence.since_ms)},
         "version": overview.version,
         "count": overview.prefixes,
         "total": prefix_of(overview.bar),

@@ -27,8 +27,9 @@ from dstackweb.accounts.services import authenticate_token
 from dstackweb.api.app import auth_of, refusals, run_of
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge, TooMany
 from dstackweb.lib.models import room
-from dstackweb.progress import ingest, reports
+from dstackweb.progress import reports
 from dstackweb.progress.reports import ENTRIES_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
+from dstackweb.progress.together import Together
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs.launch import job_of_tasks_token, scope_for
 from dstackweb.runs.models import Job, Run
@@ -85,7 +86,7 @@ class TasksOut(Schema):
 
 
 PER_RUN = 2
-"""Concurrent requests of one run: one is counted while the next one is parsed."""
+"""Concurrent requests that one run can always have: one is counted while the next one is parsed."""
 COST = 50
 """The cost of a request in addition to its entries, in entries."""
 ENTRY_BYTES = 1000
@@ -98,7 +99,7 @@ REMEMBERED = 1000
 class Gate:
     """Limits of task reports in a process: `at_once` requests; `rate` entries per second and run, `burst` saved up.
 
-    Requests are refused immediately and never wait, so that reports of one run don't block pages.
+    Further requests are refused immediately, so that reports don't block pages. One run leaves a place for others.
     """
 
     def __init__(self, at_once: int, rate: float, burst: float) -> None:
@@ -111,7 +112,7 @@ class Gate:
     def enter(self, run_id: int) -> Iterator[None]:
         """Enter a limited section. Raises TooMany if it is full."""
         with self._lock:
-            if self._inside.total() >= self._at_once or self._inside[run_id] >= PER_RUN:
+            if self._inside.total() >= self._at_once or self._inside[run_id] >= max(PER_RUN, self._at_once - 1):
                 raise TooMany("too many task reports at once", AGAIN_S)
             self._inside[run_id] += 1
         try:
@@ -154,6 +155,7 @@ class Gate:
 
 
 router = Router(tags=["progress"])
+together = Together()
 
 BURST_S = 2
 gate = Gate(
@@ -209,10 +211,10 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
 
 def _count(run: Run, attempt: int | None, batch: Batch, now_ms: int) -> Receipt:
     try:
-        return ingest.ingest_batch(scope_for(run, attempt), batch, now_ms)
+        return together.ingest(scope_for(run, attempt), batch, now_ms)
     except Conflict:  # the attempt may have ended since the run was read: a reporter of any attempt goes on
         run.refresh_from_db(fields=["status", "attempt"])
-        return ingest.ingest_batch(scope_for(run, attempt), batch, now_ms)
+        return together.ingest(scope_for(run, attempt), batch, now_ms)
 
 
 def _job(job_id: UUID, name: str) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -123,7 +124,7 @@ def _show(page: dict[str, Any], as_json: bool, empty: str, show: Callable[[Seque
 
 def show_groups(items: Sequence[dict[str, Any]]) -> None:
     columns = {
-        "GROUP": [item["name"] for item in items],
+        "GROUP": [name_text(item["name"]) for item in items],
         "FINISHED": [finished_text(item) for item in items],
         **_states(items, everything=not sys.stdout.isatty()),
     }
@@ -176,7 +177,7 @@ def _has_no_tasks(overview: dict[str, Any]) -> bool:
 
 
 def summary(overview: Mapping[str, Any]) -> list[str]:
-    """The totals in two lines; one line if there are none."""
+    """The totals in two lines, one if there are none; then a line if reporters are silent."""
     total, of_run = overview["total"], bool(overview["run"])
     name = f"{clean(overview['run'])}: {overview['status']}" if of_run else "Runs"
     if not total["total"]:
@@ -189,7 +190,16 @@ def summary(overview: Mapping[str, Any]) -> list[str]:
     states = ", ".join(f"{number:,} {WORDS[state]}" for state, number in counts_of(total).items() if number)
     left = f"{left_text(total)} left" if total["left_s"] is not None else ""
     pace = ", ".join(filter(None, [pace_text(total), left]))
-    return [first, f"{states}; {pace}" if pace else states]
+    return [first, f"{states}; {pace}" if pace else states, *_silence(overview["silent"])]
+
+
+def _silence(silent: Mapping[str, Any] | None) -> list[str]:
+    """What is said of reporters that stopped reporting."""
+    if silent is None:
+        return []
+    since = datetime.fromisoformat(silent["since"]).astimezone()
+    who = plural(silent["reporters"], "reporter")
+    return [f"No report since {since:%H:%M} ({who} with unfinished tasks, perhaps killed), so no time left is given."]
 
 
 def counts_of(item: Mapping[str, Any]) -> dict[str, int]:
@@ -200,6 +210,12 @@ def counts_of(item: Mapping[str, Any]) -> dict[str, int]:
         "forgotten": ended["forgotten"],
     }  # fmt: skip
     return {state: counts[state] for state in WORDS}
+
+
+def name_text(name: str) -> str:
+    """A name that can be seen: in quotes if it is blank at its ends."""
+    text = clean(name)
+    return text if text and text.strip() == text else repr(text)
 
 
 def finished_text(item: Mapping[str, Any], short: bool = False) -> str:
@@ -245,7 +261,7 @@ def table(items: Sequence[Mapping[str, Any]], width: int | None) -> tuple[list[C
     short = width is not None and width < TIGHT
     longest = None if width is None else max(8, width // 4)
     cells: dict[str, Sequence[object]] = {
-        "PREFIX": [_cut(clean(item["name"]), longest) for item in items],
+        "PREFIX": [_cut(name_text(item["name"]), longest) for item in items],
         "": [" " * (NARROW_BAR if width is None or width < ROOMY else BAR)] * len(items),
         "FINISHED": [finished_text(item, short) for item in items],
         **_states(items, everything=width is None),

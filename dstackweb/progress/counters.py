@@ -10,7 +10,7 @@ durations start at zero.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -333,6 +333,8 @@ class BatchUpdate:
     deltas: defaultdict[GroupName, Delta] = field(default_factory=lambda: defaultdict(Delta))
     new_prefixes: set[str] = field(default_factory=set)
     new_groups: set[GroupName] = field(default_factory=set)
+    unfinished: Counter[int] = field(default_factory=Counter)
+    """Change of the number of live tasks, by the id of their reporter."""
 
     def is_released(self, state: TaskState, seq: int) -> bool:
         """Whether a live state is outdated because the reporter has ended since: the task is released."""

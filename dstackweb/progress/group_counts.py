@@ -56,7 +56,7 @@ def release_live(update: BatchUpdate) -> None:
     for prefix, group, *values in found:
         old = ReportedCount.of(*values)
         new = old._replace(states=_released(old.states))
-        update.deltas[prefix, group].add(_difference(old, new))
+        _add(update, (prefix, group), old, new)
         rows.append(_row(new))
     bulk.update("progress_reportercount", COUNT_COLUMNS, rows)
 
@@ -85,7 +85,7 @@ def decide(update: BatchUpdate, counts: Sequence[Count]) -> Counts:
         if update.is_released(TaskState.WAITING, count.seq):
             states = _released(states)
         newest[group_name] = new = ReportedCount(old.id, count.seq, states, count.duration_n, count.duration_s)
-        update.deltas[group_name].add(_difference(old, new))
+        _add(update, group_name, old, new)
         update.receipt.applied += 1
     return newest
 
@@ -115,6 +115,12 @@ def _load(update: BatchUpdate, group_names: Iterable[GroupName]) -> Counts:
         update.reporter.pk,
     )
     return {(prefix, group): ReportedCount.of(*values) for prefix, group, *values in found}
+
+
+def _add(update: BatchUpdate, group_name: GroupName, old: ReportedCount, new: ReportedCount) -> None:
+    delta = _difference(old, new)
+    update.deltas[group_name].add(delta)
+    update.unfinished[update.reporter.pk] += sum([delta.states.get(state, 0) for state in LIVE])
 
 
 def _row(count: ReportedCount) -> tuple[float, ...]:

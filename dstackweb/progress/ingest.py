@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from django.db import transaction
+from django.db.models import F
 
 from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
@@ -20,6 +21,8 @@ from dstackweb.progress.states import NoReports
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
+SILENT_AFTER = 3
+"""A reporter is silent after so many times the interval of its heartbeat."""
 FAILURES_KEPT = 1_000
 """Failed tasks kept per prefix, the newest ones."""
 
@@ -34,39 +37,84 @@ def ingest_batch(scope_id: int, batch: Batch, now_ms: int) -> Receipt:
 
     Raises Scope.DoesNotExist; Conflict when the attempt has ended; TooLarge when the scope has too many reporters.
     """
+    if batch.is_empty and _note_heartbeat(scope_id, batch, now_ms):
+        return Receipt()
+    (receipt,) = ingest_batches(scope_id, [batch], now_ms)
+    if isinstance(receipt, TooLarge):
+        raise receipt
+    return receipt
+
+
+def ingest_batches(scope_id: int, batches: Sequence[Batch], now_ms: int) -> list[Receipt | TooLarge]:
+    """Apply several batches, one after the other, in one transaction. Those of too many reporters are left out.
+
+    Raises Scope.DoesNotExist, and Conflict when the attempt has ended.
+    """
     with transaction.atomic():
         scope = lock_scope(scope_id)
         if scope.ended_ms is not None:
             raise Conflict("this attempt has ended and accepts no more reports", reason=NoReports.ATTEMPT_OVER)
-        update = BatchUpdate(scope, _update_reporter(scope, batch, now_ms), now_ms, CounterRows(scope))
-        if batch.ended_seq is not None:
-            task_events.release_live(update)
-            group_counts.release_live(update)
-        tasks = task_events.decide(update, batch.events)
-        counts = group_counts.decide(update, batch.counts)
-        failed = _new_failures(update, batch.failures)
-        update.counters.read(update.deltas)
-        update.counters.shift(update.deltas, now_ms)
-        task_events.write(update, tasks)
-        group_counts.write(update, counts)
-        _write_failures(update, [*failed, *tasks.failed], tasks.done)
+        return [_apply(scope, batch, now_ms) for batch in batches]
+
+
+def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
+    """Apply a batch to a locked scope."""
+    try:
+        reporter = _reporter(scope, batch, now_ms)
+    except TooLarge as error:  # nothing was written yet
+        return error
+    update = BatchUpdate(scope, reporter, now_ms, CounterRows(scope))
+    if batch.ended_seq is not None:
+        task_events.release_live(update)
+        group_counts.release_live(update)
+    tasks = task_events.decide(update, batch.events)
+    counts = group_counts.decide(update, batch.counts)
+    failed = _new_failures(update, batch.failures)
+    update.counters.read(update.deltas)
+    update.counters.shift(update.deltas, now_ms)
+    task_events.write(update, tasks)
+    group_counts.write(update, counts)
+    _write_failures(update, [*failed, *tasks.failed], tasks.done)
+    _write_reporters(update)
     return update.receipt
 
 
-def _update_reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
-    """Create or update the reporter's row."""
+def _due_ms(batch: Batch, now_ms: int) -> int | None:
+    """When its reporter counts as silent."""
+    if batch.heartbeat_s is None or batch.ended_seq is not None:
+        return None
+    return now_ms + SILENT_AFTER * 1000 * batch.heartbeat_s
+
+
+def _note_heartbeat(scope_id: int, batch: Batch, now_ms: int) -> bool:
+    """Note that a known reporter goes on, which changes no counter. False if it is unknown or the attempt has ended."""
+    mine = Reporter.objects.filter(scope=scope_id, scope__ended_ms=None, name=batch.reporter)
+    return mine.update(last_ms=now_ms, due_ms=_due_ms(batch, now_ms)) > 0
+
+
+def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
+    """The reporter's row, created if missing, with its new values, which `_write_reporters` saves."""
     reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
     if reporter is None:
         if Reporter.objects.filter(scope=scope).count() >= REPORTERS_MAX:
             raise TooLarge(f"This attempt already has {REPORTERS_MAX:,} reporters.")
-        reporter = Reporter(scope=scope, name=batch.reporter)
+        reporter = Reporter.objects.create(scope=scope, name=batch.reporter)
     seqs = [entry.seq for entries in (batch.events, batch.counts, batch.failures) for entry in entries]
     reporter.last_seq = max(reporter.last_seq, batch.ended_seq or 0, *seqs)
     reporter.last_ms = now_ms
+    reporter.due_ms = _due_ms(batch, now_ms)
     if batch.ended_seq is not None:
         reporter.ended_seq = max(batch.ended_seq, reporter.ended_seq or 0)
-    reporter.save()
     return reporter
+
+
+def _write_reporters(update: BatchUpdate) -> None:
+    """Save the reporter, and the numbers of unfinished tasks of others whose tasks it has taken over."""
+    mine = update.reporter
+    mine.unfinished += update.unfinished.pop(mine.pk, 0)
+    mine.save()
+    for pk, more in sorted(update.unfinished.items()):
+        Reporter.objects.filter(pk=pk).update(unfinished=F("unfinished") + more)
 
 
 def _new_failures(update: BatchUpdate, failures: Sequence[Failure]) -> list[Failure]:

@@ -139,6 +139,10 @@ class Reporter(models.Model):
     name = models.CharField(max_length=100)
     last_seq = models.BigIntegerField(default=0)
     last_ms = models.BigIntegerField(default=0, help_text="Time of its latest report")
+    due_ms = models.BigIntegerField(
+        null=True, help_text="It is silent if nothing came by then; null: it promised nothing"
+    )
+    unfinished = models.BigIntegerField(default=0, help_text="Live tasks of which its report is the newest")
     ended_seq = models.BigIntegerField(
         null=True, help_text="It has ended: live tasks that it reported up to here are released"
     )
@@ -180,6 +184,7 @@ class Task(models.Model):
         null=True, help_text="Of a released or forgotten task: its newest other report (outcomes.Before)"
     )
     before_by = models.BigIntegerField(null=True, help_text="The reporter of `before`")
+    message = models.TextField(db_default="", help_text="The newest one; of a failure: TaskFailure.message")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["scope", "key"], name="progress_task_once")]

@@ -17,8 +17,8 @@ from typing import Any
 
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
 
-from dstackweb.progress.models import ReporterCount, Scope, Task, TaskGroup, TaskPrefix
-from dstackweb.progress.states import GONE, LIVE, SHOWN, STATE_OF, TaskState
+from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskGroup, TaskPrefix
+from dstackweb.progress.states import CODES, GONE, LIVE, SHOWN, STATE_OF, TaskState
 
 STATES = [state.value for state in TaskState]
 OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
@@ -43,6 +43,7 @@ def differences() -> Iterator[Difference]:
     yield from _sums(TaskGroup, TaskPrefix, "prefix", [state.value for state in SHOWN], "groups")
     yield from _sums(TaskPrefix, Scope, "scope", [*STATES, "duration_n", "duration_s", "groups"], "prefixes")
     yield from _rows()
+    yield from _unfinished()
 
 
 def _totals() -> Iterator[Difference]:
@@ -118,6 +119,19 @@ def _count_reports(counted: defaultdict[int, _Counted]) -> None:
                 into.forgotten[prefix_id, state] += tasks
             else:
                 into.groups[prefix_id, group, _folded(state, over)] += tasks
+
+
+def _unfinished() -> Iterator[Difference]:
+    """Numbers of unfinished tasks of reporters, in attempts that go on, that differ from their rows."""
+    found: Counter[int] = Counter()
+    live = Task.objects.filter(state__in=[CODES[state] for state in LIVE])
+    found.update(dict(live.order_by().values_list("reporter").annotate(n=Count("pk"))))
+    counts = ReporterCount.objects.order_by().values_list("reporter")
+    found.update(dict(counts.annotate(n=Sum(reduce(add, (F(state) for state in LIVE))))))
+    for reporter in Reporter.objects.filter(scope__ended_ms=None).select_related("scope__project"):
+        if reporter.unfinished != found[reporter.pk]:
+            what = f"unfinished tasks of reporter {reporter.name!r} of {reporter.scope}"
+            yield Difference(what, reporter.unfinished, found[reporter.pk])
 
 
 def _folded(state: TaskState, over: bool | None) -> TaskState:

@@ -1,21 +1,20 @@
-"""Reports: their JSON, parsed to plain data, and prefix and group of a task from its key.
+"""Reports: their JSON, parsed to plain data.
 
 An invalid entry is rejected alone.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from dstackweb.lib.errors import Invalid, TooLarge
+from dstackweb.progress.keys import split
 from dstackweb.progress.models import KEY_MAX, NAME_MAX
 from dstackweb.progress.states import ALIASES, COUNTED, TaskState
 
@@ -73,13 +72,22 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The reports of one request. `ended_seq`: the reporter has ended; its live tasks up to here are released."""
+    """The reports of one request. `ended_seq`: the reporter has ended; its live tasks up to here are released.
+
+    `heartbeat_s`: the reporter sends at least an empty batch within so many seconds; None if it promises nothing.
+    """
 
     reporter: str
     events: tuple[Event, ...] = ()
     counts: tuple[Count, ...] = ()
     failures: tuple[Failure, ...] = ()
     ended_seq: int | None = None
+    heartbeat_s: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it only says that the reporter goes on."""
+        return self.ended_seq is None and not (self.events or self.counts or self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,8 @@ def _storable(message: object) -> object:
 
 
 if TYPE_CHECKING:
-    Word = CountedWord = str
+    Word = str
+    CountedWord = str
 else:
     Word = Literal[tuple(ALIASES)]
     CountedWord = Literal[tuple(COUNTED)]
@@ -121,7 +130,7 @@ Group = Annotated[Name | None, Field(description="Default: the prefix, or derive
 Seq = Annotated[int | None, Field(ge=0, le=SEQ_MAX, description="Increases; default: the body's")]
 Number = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)]
-Message = Annotated[str | None, BeforeValidator(_storable), Field(description="Why it failed")]
+Message = Annotated[str | None, BeforeValidator(_storable), Field(description="Why it failed, or what it is doing")]
 
 
 @with_config(extra="forbid", strict=True)
@@ -173,6 +182,12 @@ class Body(TypedDict):
     failures: NotRequired[list[Any] | None]
     ended: NotRequired[
         Annotated[bool | None, Field(description="The reporter has finished: its unfinished tasks are released")]
+    ]
+    heartbeat_s: NotRequired[
+        Annotated[
+            int | None,
+            Field(ge=1, le=3600, description="Another request, if only an empty one, follows within so many seconds"),
+        ]
     ]
     attempt: NotRequired[Annotated[int | None, Field(ge=1, description="409 unless it is the current attempt")]]
 
@@ -247,7 +262,8 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
     if body.get("ended"):
         seqs = [entry.seq for entries in (events, counts, failures) for entry in entries]
         ended_seq = max(seqs if seqs and own_seq is None else [default, *seqs])
-    batch = Batch(body.get("reporter") or reporter[:REPORTER_MAX], events, counts, failures, ended_seq)
+    heartbeat_s = body.get("heartbeat_s")
+    batch = Batch(body.get("reporter") or reporter[:REPORTER_MAX], events, counts, failures, ended_seq, heartbeat_s)
     return ParsedRequest(batch, body.get("attempt"), rejected, positions)
 
 
@@ -329,61 +345,3 @@ def _rejection(name: EntryList, index: int, entry: object, fault: ErrorDetails) 
 def _printable(text: str) -> str:
     """A given text, shortened, in characters that every response can contain."""
     return text[:KEY_MAX].encode("utf-8", "replace").decode()
-
-
-OTHER = "Other"
-"""Prefix of keys without a name."""
-
-DATA = "data"
-"""Prefix of keys that are a hash, as Dask gives to data sent to workers."""
-
-_HASH = re.compile(r"[a-f0-9]{32}")
-_LETTERS_OF_A_HASH = re.compile(r"[a-f]{8}")
-
-
-class ParsedKey(NamedTuple):
-    """Prefix and group, each at most NAME_MAX characters."""
-
-    prefix: str
-    group: str
-
-
-def split(key: object) -> ParsedKey:
-    """The prefix (the name without numbers and hashes), and the group (the name of a tuple key, else the prefix).
-
-    Keys are strings, bytes, or tuples whose first item is the name. Anything else is OTHER.
-    """
-    if type(key) is str:
-        return _of_text(key)
-    if type(key) is bytes:
-        return _of_text(key.decode(errors="replace"))
-    if type(key) is tuple and key:
-        name = key[0]
-        parsed = split(name)
-        return ParsedKey(parsed.prefix, name[:NAME_MAX]) if type(name) is str and name else parsed
-    return ParsedKey(OTHER, OTHER)
-
-
-@lru_cache(16_384)
-def _of_text(key: str) -> ParsedKey:
-    prefix = _prefix(key)[:NAME_MAX]
-    if key.startswith("("):
-        return ParsedKey(prefix, key.split(",", 1)[0].strip("()\"'")[:NAME_MAX] or prefix)
-    return ParsedKey(prefix, prefix)
-
-
-def _prefix(key: str) -> str:
-    first, *words = key.split("-")
-    if not first:
-        return OTHER
-    name = first if first[0].isalpha() else first.split(",")[0].strip("_'()\"")
-    for word in words:
-        if not word.isalpha() or _LETTERS_OF_A_HASH.fullmatch(word):
-            break
-        name += f"-{word}"
-    if _HASH.fullmatch(name):
-        return DATA
-    if name.startswith("<"):
-        kind = name.strip("<>").split()
-        return (kind[0].split(".")[-1] if kind else "") or OTHER
-    return name or OTHER

@@ -37,6 +37,8 @@ class ProgressBar:
     recent_s: float | None
     version: int
     changed_ms: int
+    silent_since_ms: int = 0
+    """Last report of a silent reporter that has unfinished tasks in this attempt; 0 without one."""
 
     @cached_property
     def counts(self) -> dict[TaskState, int]:
@@ -50,8 +52,17 @@ class ProgressBar:
 
     @cached_property
     def left(self) -> Left | None:
-        """The time left. None when no task can finish."""
+        """The time left. None when no task can finish, or a reporter of unfinished tasks is silent."""
+        if self.silent_since_ms:
+            return None
         return left(self.live, self.rate, self.counts[TaskState.NO_WORKER])
+
+
+class Silence(NamedTuple):
+    """Reporters that have unfinished tasks and did not send what they promised, since the last report of the first."""
+
+    reporters: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,7 @@ class ScopeProgress:
     prefixes: int
     bar: ProgressBar
     ended: bool
+    silence: Silence | None = None
 
 
 class FailedTask(NamedTuple):
@@ -84,6 +96,7 @@ class TaskRow(NamedTuple):
     key: str
     state: TaskState
     since_ms: int
+    message: str
 
 
 _ALL = tuple(TaskState)
@@ -93,8 +106,23 @@ _RATED = "first_ms, finished_1m, finished_10m, rated_ms"
 _PREFIX = f"SELECT id, name, groups, {_COUNTS}, {_RATED} FROM progress_taskprefix"
 _GROUP = f"SELECT id, name, 0, {_COUNTS} FROM progress_taskgroup"
 _SCOPE_COLUMNS = f"groups, {_COUNTS}, {_RATED}, attempt, prefixes, ended_ms".split(", ")
-_SCOPE_WIDTH = 2 + len(_SCOPE_COLUMNS)
-_SCOPE = f"SELECT scope.id, '', {', '.join(f'scope.{name}' for name in _SCOPE_COLUMNS)} FROM progress_scope scope"
+_SCOPE_WIDTH = 4 + len(_SCOPE_COLUMNS)
+_SILENT = (
+    "FROM progress_reporter reporter WHERE reporter.scope_id = scope.id AND scope.ended_ms IS NULL"
+    " AND reporter.unfinished > 0 AND reporter.due_ms < {now_ms}"
+)
+
+
+def _scope_sql(now_ms: int, more: str = "") -> str:
+    """A statement for scopes. `more`: more columns, at the end."""
+    columns = ", ".join(f"scope.{name}" for name in _SCOPE_COLUMNS)
+    silent = _SILENT.format(now_ms=int(now_ms))
+    return (
+        f"SELECT scope.id, '', {columns}, (SELECT count(*) {silent}), (SELECT min(reporter.last_ms) {silent}){more}"
+        " FROM progress_scope scope"
+    )
+
+
 _LIVE = " + ".join(LIVE)
 _HAS_FAILED = f"({' OR '.join(f'{state} > 0' for state in FAILED)})"
 _IS_LAST = {
@@ -112,21 +140,21 @@ _FINISHED_AT = [3 + _ALL.index(state) for state in FINISHED]
 
 def of_project(project_id: int, now_ms: int) -> ScopeProgress | None:
     """Progress of a project's runs. None when it never had a run."""
-    return _find_scope(f"{_SCOPE} WHERE project_id = %s AND run_id = 0 AND attempt = 0", [project_id], now_ms)
+    return _find_scope("project_id = %s AND run_id = 0 AND attempt = 0", [project_id], now_ms)
 
 
 def of_run(run_id: int, now_ms: int, attempt: int | None = None) -> ScopeProgress | None:
     """Progress of the tasks of a run's attempt, by default the latest that reported any. None without reports."""
     if attempt is None:
-        return _find_scope(f"{_SCOPE} WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id], now_ms)
-    return _find_scope(f"{_SCOPE} WHERE run_id = %s AND attempt = %s", [run_id, attempt], now_ms)
+        return _find_scope("run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id], now_ms)
+    return _find_scope("run_id = %s AND attempt = %s", [run_id, attempt], now_ms)
 
 
 def running_runs(project_id: int, now_ms: int, limit: int) -> list[tuple[int, ScopeProgress]]:
     """Ids of a project's runs whose attempt has not ended, newest first, with the progress of their tasks."""
     open_ones = " WHERE project_id = %s AND run_id > 0 AND ended_ms IS NULL ORDER BY run_id DESC LIMIT %s"
-    found = sql.rows(_SCOPE.replace("SELECT ", "SELECT run_id, ", 1) + open_ones, [project_id, limit])
-    return [(run_id, _scope_progress(row, now_ms)) for run_id, *row in found]
+    found = sql.rows(_scope_sql(now_ms, ", scope.run_id") + open_ones, [project_id, limit])
+    return [(run_id, _scope_progress(row, now_ms)) for *row, run_id in found]
 
 
 def prefixes(
@@ -140,7 +168,7 @@ def prefixes(
     """
     page, values = _prefix_page(scope_id, find, order, after)
     found = sql.rows(
-        f"{_SCOPE.replace(' FROM', ', page.* FROM')} LEFT JOIN ({page} LIMIT %s) page ON TRUE WHERE scope.id = %s"
+        f"{_scope_sql(now_ms, ', page.*')} LEFT JOIN ({page} LIMIT %s) page ON TRUE WHERE scope.id = %s"
         " ORDER BY page.place",
         [*values, limit + 1, scope_id],
     )
@@ -148,7 +176,7 @@ def prefixes(
         return None, [], None
     totals = _scope_progress(found[0][:_SCOPE_WIDTH], now_ms)
     listed = [row[_SCOPE_WIDTH:-1] for row in found if row[-1] is not None]
-    bars = [_bar(row, now_ms) for row in listed[:limit]]
+    bars = [_bar(row, now_ms, totals.bar.silent_since_ms) for row in listed[:limit]]
     is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
     following = _next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
     return totals, bars, following
@@ -176,10 +204,10 @@ def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> t
     return f"{columns}{where} ORDER BY {by}", values
 
 
-def prefix(scope_id: int, name: str, now_ms: int) -> ProgressBar | None:
-    """The prefix with this name. None when there is none."""
+def prefix(scope_id: int, name: str, now_ms: int, silent_since_ms: int = 0) -> ProgressBar | None:
+    """The prefix with this name. None when there is none. `silent_since_ms`: of the scope's totals."""
     found = sql.rows(f"{_PREFIX} WHERE scope_id = %s AND name = %s", [scope_id, name])
-    return _bar(found[0], now_ms) if found else None
+    return _bar(found[0], now_ms, silent_since_ms) if found else None
 
 
 def group(prefix_id: int, name: str) -> ProgressBar | None:
@@ -247,25 +275,26 @@ def tasks(group_id: int, after: str | None = None, limit: int = 50) -> tuple[lis
     """
     where, values = _after("group_id", group_id, after)
     found = sql.rows(
-        f"SELECT id, key, state, since_ms FROM progress_task{where} ORDER BY group_id, id LIMIT %s",
+        f"SELECT id, key, state, since_ms, message FROM progress_task{where} ORDER BY group_id, id LIMIT %s",
         [*values, limit + 1],
     )
-    rows = [TaskRow(pk, key, STATE_OF[state], since_ms) for pk, key, state, since_ms in found[:limit]]
+    rows = [TaskRow(pk, key, STATE_OF[state], since_ms, text) for pk, key, state, since_ms, text in found[:limit]]
     return rows, _next_cursor(found, limit, lambda: (0, rows[-1].id))
 
 
-def _find_scope(statement: str, values: Sequence[int], now_ms: int) -> ScopeProgress | None:
-    found = sql.rows(statement, values)
+def _find_scope(where: str, values: Sequence[int], now_ms: int) -> ScopeProgress | None:
+    found = sql.rows(f"{_scope_sql(now_ms)} WHERE {where}", values)
     return _scope_progress(found[0], now_ms) if found else None
 
 
 def _scope_progress(columns: Sequence[Any], now_ms: int) -> ScopeProgress:
-    *row, attempt, count, ended_ms = columns
-    bar = _bar(row, now_ms)
-    return ScopeProgress(bar.id, attempt, bar.version, count, bar, ended_ms is not None)
+    *row, attempt, count, ended_ms, silent, since_ms = columns
+    bar = _bar(row, now_ms, since_ms or 0)
+    silence = Silence(silent, since_ms) if silent else None
+    return ScopeProgress(bar.id, attempt, bar.version, count, bar, ended_ms is not None, silence)
 
 
-def _bar(row: Sequence[Any], now_ms: int | None) -> ProgressBar:
+def _bar(row: Sequence[Any], now_ms: int | None, silent_since_ms: int = 0) -> ProgressBar:
     """A row of `_PREFIX`, or of `_GROUP`, which has no rate."""
     pk, name, number_of_groups = row[:3]
     total, duration_n, duration_s, recent_s, version, changed_ms = row[_STATES_END : _STATES_END + 6]
@@ -282,6 +311,7 @@ def _bar(row: Sequence[Any], now_ms: int | None) -> ProgressBar:
         recent_s=recent_s,
         version=version,
         changed_ms=changed_ms,
+        silent_since_ms=silent_since_ms,
     )
 
 

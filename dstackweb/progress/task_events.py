@@ -22,11 +22,14 @@ from dstackweb.progress.states import CODES, DROPPED, GONE, LIVE, STATE_OF, Task
 FORGOTTEN = TaskState.FORGOTTEN
 TIMED = (TaskState.MEMORY, TaskState.ERRED)
 """Entering one of these ends the timing of a task's processing."""
-IS_LIVE = f"state IN ({', '.join(str(CODES[state]) for state in LIVE)})"
+IS_LIVE = frozenset(LIVE)
+LIVE_CODES = frozenset(CODES[state] for state in LIVE)
+HAS_LIVE_STATE = f"state IN ({', '.join(map(str, sorted(LIVE_CODES)))})"
 
 MOVED = {"group_id": "bigint", "reporter_id": "bigint", "state": "smallint", "seq": "bigint", "since_ms": "bigint"}
 FRESH = {"scope_id": "bigint", "prefix_id": "bigint", "key": "text", **MOVED}
 BEFORE = {"before": "bigint", "before_by": "bigint"}
+MESSAGE = {"message": "text"}
 NOTHING = (None, None)
 """BEFORE of tasks that are neither released nor forgotten."""
 
@@ -36,13 +39,14 @@ class TaskChanges:
     """Changes of a batch: new tasks and stored ones with their new state.
 
     `late`: stored tasks, already released or forgotten, of which is now known how they had ended, with their new state.
-    `before`: what to store of released and forgotten tasks, by key.
+    `before`: what to store of released and forgotten tasks, by key. `messages`: by key, of tasks that have not failed.
     """
 
     fresh: list[tuple[Event, TaskState]] = field(default_factory=list)
     moved: list[tuple[StoredTask, Event, TaskState]] = field(default_factory=list)
     late: list[tuple[StoredTask, TaskState]] = field(default_factory=list)
     before: dict[str, Before] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
     failed: list[Failure] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
@@ -54,14 +58,16 @@ def release_live(update: BatchUpdate) -> None:
         cursor.execute(
             "SELECT p.name, g.name, t.state, count(*) FROM progress_task t"
             " JOIN progress_taskgroup g ON g.id = t.group_id JOIN progress_taskprefix p ON p.id = t.prefix_id"
-            f" WHERE t.reporter_id = %s AND t.seq <= %s AND t.{IS_LIVE}"
+            f" WHERE t.reporter_id = %s AND t.seq <= %s AND t.{HAS_LIVE_STATE}"
             " GROUP BY p.name, g.name, t.state",
             mine,
         )
         for prefix, group, state, count in cursor.fetchall():
             update.deltas[prefix, group].move(STATE_OF[state], TaskState.RELEASED, count)
+            update.unfinished[update.reporter.pk] -= count
         cursor.execute(
-            f"UPDATE progress_task SET state = %s, since_ms = %s WHERE reporter_id = %s AND seq <= %s AND {IS_LIVE}",
+            "UPDATE progress_task SET state = %s, since_ms = %s"
+            f" WHERE reporter_id = %s AND seq <= %s AND {HAS_LIVE_STATE}",
             [CODES[TaskState.RELEASED], update.now_ms, *mine],
         )
 
@@ -76,6 +82,7 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
     group_name_of = _group_names(update.counters, known.values())
     names = _reporter_names(update, known.values())
     endings = Endings(events, update.reporter.pk, known, names)
+    unfinished = 0
     for index, event in _effective_events(update, events, known, names):
         row = known.get(event.key)
         state = TaskState.RELEASED if update.is_released(event.state, event.seq) else event.state
@@ -93,12 +100,18 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
         else:
             group_name = group_name_of[row.group_id]
             tasks.moved.append((row, event, state))
+            if row.state in LIVE_CODES:
+                update.unfinished[row.reporter_id] -= 1
         update.receipt.applied += 1
+        unfinished += state in IS_LIVE
+        if event.message and state != TaskState.ERRED:
+            tasks.messages[event.key] = event.message
         _add_change(update.deltas[group_name], row, event, state, update.now_ms)
         if state == TaskState.ERRED:
             tasks.failed.append(Failure(event.key, *group_name, event.seq, event.message))
         elif state == TaskState.MEMORY:
             tasks.done.append(event.key)
+    update.unfinished[update.reporter.pk] += unfinished
     _decide_late(update, tasks, endings, events, group_name_of)
     return tasks
 
@@ -146,10 +159,18 @@ def _write_rows(tasks: TaskChanges, fresh: list[tuple[Any, ...]], moved: list[tu
     if tasks.before or any(row.before is not None for row, _, _ in tasks.moved):
         insert_types, update_types = FRESH | BEFORE, MOVED | BEFORE
         stored = {key: before.stored for key, before in tasks.before.items()}
-        keys = [row.key for row, *_ in (*tasks.moved, *tasks.late)]
+        keys = [row.key for row, _, _ in tasks.moved] + [row.key for row, _ in tasks.late]
         fresh = [(*row, *stored.get(row[2], NOTHING)) for row in fresh]
         moved = [(*row[:-1], *stored.get(key, NOTHING), row[-1]) for row, key in zip(moved, keys, strict=True)]
-    bulk.insert("progress_task", insert_types, fresh)
+    if not tasks.messages:
+        bulk.insert("progress_task", insert_types, fresh)
+    else:
+        bulk.insert("progress_task", insert_types, [row for row in fresh if row[2] not in tasks.messages])
+        told = [(*row, tasks.messages[row[2]]) for row in fresh if row[2] in tasks.messages]
+        bulk.insert("progress_task", {**insert_types, **MESSAGE}, told)
+        rows = {row.key: row.id for row, _, _ in tasks.moved}
+        changed = [(message, rows[key]) for key, message in tasks.messages.items() if key in rows]
+        bulk.update("progress_task", MESSAGE, changed)
     bulk.update("progress_task", update_types, moved)
 
 

@@ -6,6 +6,7 @@ number: if a later runner sends all lines again, nothing counts twice.
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import threading
@@ -116,7 +117,8 @@ class TaskLines:
                 answer = self._client.post("tasks", body)
             except Unreachable as error:
                 self._failures += 1
-                if not self._pause(max(backoff(self._failures), error.retry_after_s or 0.0)):
+                asked_s = (error.retry_after_s or 0.0) * (1 + random.random())  # not with all others at one moment
+                if not self._pause(max(backoff(self._failures), asked_s)):
                     raise
             else:
                 self._failures = 0

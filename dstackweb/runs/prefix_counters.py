@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import counters
 from dstackweb.progress.counters import Delta
-from dstackweb.progress.reports import split
+from dstackweb.progress.keys import split
 from dstackweb.progress.states import TaskState
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus

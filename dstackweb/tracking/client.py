@@ -6,7 +6,10 @@ import hashlib
 import http.client
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -147,6 +150,19 @@ def _first(refused: object) -> str:
         return ""
     one = refused[0]
     return f"{one.get('key', '')}: {one.get('detail') or one.get('reason', '')}"[:300]
+
+
+def reporter_name() -> str:
+    """A unique name: host, process id and a random part, since process ids are reused."""
+    return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def to_body(entries: Iterable[Entry], **more: Any) -> bytes:
+    """A request with these entries."""
+    body: dict[str, Any] = more
+    for kind, key, values in entries:
+        body.setdefault(kind, []).append(to_json(kind, key, values))
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def to_json(kind: str, key: Any, values: tuple[Any, ...]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from dstackweb.tracking.client import Entry
-from dstackweb.tracking.sender import EXIT_S, Sender, reporter_name
+from dstackweb.tracking.client import Entry, reporter_name
+from dstackweb.tracking.sender import EXIT_S, Sender
 from dstackweb.tracking.spool import Spool, resend_orphans, spool_folder
 
 log = logging.getLogger("dstackweb.tracking")

@@ -6,19 +6,16 @@ sends. An unreachable server costs one warning and bounded memory; further entri
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-import os
 import random
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from dstackweb.tracking.client import TIMEOUT_S, Entry, Outcome, SendResult, TasksClient, to_json
+from dstackweb.tracking.client import TIMEOUT_S, Entry, Outcome, SendResult, TasksClient, reporter_name, to_body
 from dstackweb.tracking.spool import Spool
 
 log = logging.getLogger("dstackweb.tracking")
@@ -38,16 +35,13 @@ PENDING_MAX = 100_000
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 30.0
 START_CAP_S = 10.0
 """Longest pause between two questions whether the run, or its next attempt, has started."""
+HEARTBEAT_S = 15
+"""Longest time between two requests of a process that has reported: so the server knows that it still runs."""
 EXIT_S = 5.0
 """Longest time that the end of a program waits for its last batches."""
 
 CountSource = Callable[[], bool]
 """Reports what changed since the last call. Returns False when it need not be called again."""
-
-
-def reporter_name() -> str:
-    """A unique name: host, process id and a random part, since process ids are reused."""
-    return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Sender:
@@ -65,6 +59,7 @@ class Sender:
         *,
         reporter: str | None = None,
         interval_s: float = INTERVAL_S,
+        heartbeat_s: int = HEARTBEAT_S,
         post: Callable[[bytes, float], SendResult] | None = None,
         pending_max: int = PENDING_MAX,
         spool: Spool | None = None,
@@ -73,7 +68,8 @@ class Sender:
         self.reporter = reporter or reporter_name()
         self.url = url
         self._post = post or TasksClient(url, token)
-        self._interval_s, self._pending_max, self._batch = interval_s, pending_max, BATCH
+        self._interval_s, self._heartbeat_s = interval_s, heartbeat_s
+        self._pending_max, self._batch = pending_max, BATCH
         # Reentrant: a signal handler or the garbage collector may report while its thread reports.
         self.lock = threading.RLock()
         self._seq = 0
@@ -82,6 +78,7 @@ class Sender:
         self._sending: list[Entry] = []
         self._dropped = 0
         self._has_sent = False
+        self._sent_at = 0.0
         self._awake = False
         self._calls: SimpleQueue[None] = SimpleQueue()  # an Event is not reentrant
         self._hurry = threading.Event()
@@ -235,7 +232,8 @@ class Sender:
         next_at, soon_s = 0.0, min(SOON_S, self._interval_s)
         try:
             while not self._stopped:
-                self._calls.get()
+                with contextlib.suppress(Empty):  # a heartbeat is due
+                    self._calls.get(timeout=self._heartbeat_s if self._has_sent else None)
                 self._hurry.wait(max(soon_s, next_at - time.monotonic()))
                 # Clear the flags before reading entries: later reports set them again.
                 self._awake = False
@@ -243,6 +241,7 @@ class Sender:
                 flushes, closing = self._flushes_requested, self._closing.is_set()
                 self._gather()
                 self._deliver()
+                self._send_heartbeat()
                 if self.spool is not None and not self._sending:
                     self.spool.clear_sent()
                 if self._after_send is not None:
@@ -305,15 +304,28 @@ class Sender:
             self._settle(result, size)
             del self._sending[:size]
 
+    def _send_heartbeat(self) -> None:
+        """Send an empty request if nothing else was sent for long. If it fails, the next one follows as long after."""
+        idle_s = time.monotonic() - self._sent_at
+        if self._has_sent and not self._stopped and not self._closing.is_set() and idle_s >= 0.9 * self._heartbeat_s:
+            self._sent_at = time.monotonic()
+            result = self._send_within_deadline(self._body([]))
+            if result.outcome in (Outcome.ACCEPTED, Outcome.ENDED):
+                self._settle(result, 0)
+
     def _settle(self, result: SendResult, size: int) -> None:
         """Handle a final response to a batch."""
         if result.outcome is Outcome.ENDED:
-            log.warning("tasks are no longer reported; %d were not counted: %s", self.backlog, result.detail)
+            with self.lock:
+                left = {(kind, key) for kind, key, _ in self._sending}
+                left |= {(kind, key) for kind, entries in self._pending.items() for key in entries}
+            log.warning("tasks are no longer reported; %d were not counted: %s", len(left), result.detail)
             self._stopped = self._attempt_ended = True
             return
         self._waiting = ""
         if result.outcome is Outcome.ACCEPTED:
             self._has_sent = True
+            self._sent_at = time.monotonic()
             if result.attempt is not None:
                 self.attempt_changes += self._attempt not in (None, result.attempt)
                 self._attempt = result.attempt
@@ -362,10 +374,7 @@ class Sender:
         return self._post(body, timeout_s)
 
     def _body(self, entries: list[Entry], **more: Any) -> bytes:
-        body: dict[str, Any] = {"reporter": self.reporter, **more}
-        for kind, key, values in entries:
-            body.setdefault(kind, []).append(to_json(kind, key, values))
-        return json.dumps(body, separators=(",", ":")).encode()
+        return to_body(entries, reporter=self.reporter, **(more or {"heartbeat_s": self._heartbeat_s}))
 
     def _end(self) -> None:
         """Report the end of this reporter, if it reported anything, and warn about lost entries."""

@@ -88,9 +88,15 @@ def test_how_tasks_ended_stays_known(project: Project, run: Run, api: Api) -> No
         "released": 6, "forgotten": 0,
     }  # fmt: skip
     Task.objects.create(
-        scope=Scope.objects.get(run_id=run.pk), prefix=TaskPrefix.objects.get(), group=TaskGroup.objects.get(),
-        reporter_id=1, key="score-1", state=CODES[TaskState.RELEASED_FAILED], seq=1, since_ms=now_ms(),
-    )  # fmt: skip
+        scope=Scope.objects.get(run_id=run.pk),
+        prefix=TaskPrefix.objects.get(name="score"),
+        group=TaskGroup.objects.get(name="score"),
+        reporter_id=1,
+        key="score-1",
+        state=CODES[TaskState.RELEASED_FAILED],
+        seq=1,
+        since_ms=now_ms(),
+    )
     [task] = told(api, "runs/sweep/progress/tasks?prefix=score&group=score")["items"]
     assert (task["state"], task["outcome"]) == ("released", "failed")
 

@@ -86,6 +86,20 @@ def test_a_member_tells_of_them_too_by_name_or_id(api: Api, run: Run) -> None:
     assert Reporter.objects.get().name == "user-ada"
 
 
+def test_an_empty_request_says_that_its_reporter_goes_on(run: Run, commands: Commands) -> None:
+    promise = {"reporter": "r", "heartbeat_s": 15}
+    assert commands.tell(promise | DONE).status_code == 200
+    before = Scope.objects.values().get(run_id=run.pk)
+    Reporter.objects.update(last_ms=1, due_ms=2)
+    assert commands.tell(promise).json() == {"attempt": 1, "applied": 0, "outdated": 0, "refused": []}
+    reporter = Reporter.objects.get()
+    assert reporter.due_ms == reporter.last_ms + 45_000
+    assert Scope.objects.values().get(run_id=run.pk) == before
+    commands.tell({"reporter": "r", "seq": 9, "ended": True})
+    assert Reporter.objects.get().due_ms is None
+    assert commands.tell(promise | {"heartbeat_s": 0}).status_code == 422
+
+
 def test_counts_failures_and_the_end_of_a_reporter_are_told(run: Run, commands: Commands) -> None:
     counts = [{"prefix": "fit", "group": "fit-a", "seq": 1, "states": {"done": 3, "failed": 1, "waiting": 6}}]
     failures = [{"key": "fit-7", "prefix": "fit", "group": "fit-a", "seq": 1, "message": "no memory"}]
@@ -250,7 +264,7 @@ def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
 def test_requests_beyond_what_is_worked_on_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
 ) -> None:
-    gate = Gate(4, 1000, 1000)
+    gate = Gate(3, 1000, 1000)
     monkeypatch.setattr(tasks, "gate", gate)
     with gate.enter(run.pk), gate.enter(run.pk):
         answer = commands.tell(DONE)
@@ -309,6 +323,14 @@ class TestGate:
             with gate.enter(2), pytest.raises(TooMany), gate.enter(3):
                 pass
             with gate.enter(3):
+                pass
+
+    def test_one_run_leaves_a_place_for_others(self) -> None:
+        gate = Gate(4, 1000, 1000)
+        with gate.enter(1), gate.enter(1), gate.enter(1):
+            with pytest.raises(TooMany), gate.enter(1):
+                pass
+            with gate.enter(2):
                 pass
 
     def test_a_bucket_refills(self) -> None:

@@ -186,7 +186,7 @@ def test_thousands_are_grouped_and_finished_items_have_no_rate() -> None:
 def told(**changes: Any) -> dict[str, Any]:
     return {
         "run": "sweep", "id": "1", "status": "running", "attempt": 1, "ended": False, "version": 1, "count": 1,
-        "total": item(name=""), "prefixes": [item()], "next": None, **changes,
+        "total": item(name=""), "silent": None, "prefixes": [item()], "next": None, **changes,
     }  # fmt: skip
 
 

@@ -169,7 +169,8 @@ def test_within_a_batch_the_newest_counts_of_a_group_count(scope_id: int) -> Non
     assert counted(scope_id) == {"memory": 2}
 
 
-def test_a_group_all_of_which_is_forgotten_comes_back_as_a_difference(scope_id: int) -> None:
+def test_a_group_that_was_deleted_comes_back_as_a_difference(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GROUPS_KEPT", 0)
     ingest_entries(scope_id, count("a", 1, memory=5))
     ingest_entries(scope_id, count("a", 2, forgotten=5))
     assert not TaskGroup.objects.exists()
@@ -179,7 +180,10 @@ def test_a_group_all_of_which_is_forgotten_comes_back_as_a_difference(scope_id: 
     assert states_of(TaskGroup.objects.get()) == {"waiting": 2}
 
 
-def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(scope_id: int) -> None:
+def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(
+    scope_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GROUPS_KEPT", 0)
     ingest_entries(scope_id, count("a", 1, memory=1, forgotten=10))
     ingest_entries(scope_id, count("a", 2, forgotten=11))
     ingest_entries(scope_id, count("a", 3, memory=5, forgotten=3))
@@ -370,4 +374,47 @@ def test_counts_say_themselves_how_tasks_ended(scope_id: int) -> None:
     ingest_entries(scope_id, count("a-1", 1, memory=4, erred=1))
     ingest_entries(scope_id, count("a-1", 2, forgotten_done=4, forgotten_failed=1))
     assert counted(scope_id) == states_of(TaskGroup.objects.get()) == {"forgotten_done": 4, "forgotten_failed": 1}
+    assert list(differences()) == []
+
+
+def test_each_reporter_knows_how_many_of_its_tasks_are_unfinished(scope_id: int) -> None:
+    def unfinished() -> dict[str, int]:
+        assert list(differences()) == []
+        return dict(Reporter.objects.values_list("name", "unfinished"))
+
+    ingest_entries(scope_id, event("a-1", S.WAITING, 1), event("a-2", S.PROCESSING, 1), count("b", 1, waiting=3))
+    assert unfinished() == {"r": 5}
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 2), event("a-3", S.MEMORY, 2), reporter="s")
+    assert unfinished() == {"r": 4, "s": 1}
+    ingest_entries(scope_id, event("a-2", S.MEMORY, 2), count("b", 2, waiting=1, memory=2))
+    assert unfinished() == {"r": 1, "s": 1}
+    ingest_entries(scope_id, ended=9)
+    ingest_entries(scope_id, reporter="s", ended=9)
+    assert unfinished() == {"r": 0, "s": 0}
+    Reporter.objects.filter(name="r").update(unfinished=7)
+    (wrong,) = differences()
+    assert str(wrong).startswith("unfinished tasks of reporter 'r'")
+
+
+def test_the_latest_message_of_a_task_is_kept(scope_id: int) -> None:
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 1, message="epoch 1"), event("a-2", S.PROCESSING, 1))
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 3, message="epoch 3"), event("a-2", S.MEMORY, 2, message="ok"))
+    ingest_entries(scope_id, event("a-1", S.PROCESSING, 2, message="epoch 2"))
+    ingest_entries(scope_id, event("a-1", S.MEMORY, 4))
+    ingest_entries(scope_id, event("a-2", S.ERRED, 4, message="broken"))
+    assert dict(Task.objects.values_list("key", "message")) == {"a-1": "epoch 3", "a-2": "ok"}
+    assert TaskFailure.objects.get().message == "broken"
+
+
+def test_batches_that_are_taken_together_count_as_one_after_the_other(
+    scope_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "REPORTERS_MAX", 2)
+    batches = [Batch(name, (event(f"a-{name}", S.WAITING, 1), event("a-1", S.WAITING, 1))) for name in "rst"]
+    first, second, third = ingest.ingest_batches(scope_id, [*batches[:2], batches[2]], NOW)
+    assert isinstance(first, Receipt)
+    assert isinstance(second, Receipt)
+    assert (first.applied, second.applied) == (2, 2)
+    assert isinstance(third, TooLarge)
+    assert counted(scope_id) == {"waiting": 3}
     assert list(differences()) == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from dstackweb.progress.keys import DATA, OTHER, ParsedKey, split
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.reports import DATA, OTHER, ParsedKey, split
 
 TABLE: list[tuple[object, str, str]] = [
     # What Dask's own documentation promises.

@@ -124,6 +124,34 @@ def test_an_overview_is_the_scopes_own_row(project: Project, scope: Scope) -> No
     assert selectors.of_project(project.pk + 1, NOW) is None
 
 
+def test_while_a_reporter_of_unfinished_tasks_is_silent_no_time_left_is_given(project: Project) -> None:
+    scope = make_scope(project, 7, 1)
+    add_group(scope, "train", "train", NOW - 1000, memory=30, processing=2)
+    made = [
+        Reporter(scope=scope, name="killed", last_ms=NOW - 90_000, due_ms=NOW - 45_000, unfinished=2),
+        Reporter(scope=scope, name="alive", last_ms=NOW - 90_000, due_ms=NOW + 1, unfinished=1),
+        Reporter(scope=scope, name="through", last_ms=1, due_ms=2),
+        Reporter(scope=scope, name="promised nothing", last_ms=1, unfinished=1),
+    ]
+    for reporter in made:
+        reporter.save()
+    found = selectors.of_run(7, NOW)
+    totals, [bar], _ = selectors.prefixes(scope.pk, NOW)
+    assert found == totals
+    assert found is not None
+    assert found.silence == (1, NOW - 90_000)
+    assert found.bar.rate is not None
+    assert (found.bar.left, bar.left) == (None, None)
+    made[0].due_ms = NOW + 1
+    made[0].save()
+    found = selectors.of_run(7, NOW)
+    assert found is not None
+    assert found.silence is None
+    assert found.bar.left is not None
+    Scope.objects.update(ended_ms=NOW)
+    assert selectors.running_runs(project.pk, NOW, 5) == []
+
+
 def test_a_runs_newest_attempt_is_reported_unless_another_is_asked_for(project: Project, scope: Scope) -> None:
     first, second = make_scope(project, 7, 1, ended_ms=5), make_scope(project, 7, 2)
     found = [selectors.of_run(7, NOW), selectors.of_run(7, NOW, attempt=1), selectors.of_run(7, NOW, attempt=3)]
@@ -224,7 +252,7 @@ def test_the_tasks_of_a_group(scope: Scope) -> None:
             state=CODES[TaskState.PROCESSING], seq=1, since_ms=NOW,
         )  # fmt: skip
     found = all_of(lambda **page: selectors.tasks(of.pk, **page), 2)
-    assert found[1] == TaskRow(found[1].id, "fit-1", TaskState.PROCESSING, NOW)
+    assert found[1] == TaskRow(found[1].id, "fit-1", TaskState.PROCESSING, NOW, "")
     assert [task.key for task in found] == ["fit-0", "fit-1", "fit-2"]
 
 

@@ -216,7 +216,9 @@ def test_a_program_that_ends_before_its_run_starts_says_what_was_lost_and_why(ca
     sender = sending(post)
     sender.event("a-1", "memory")
     assert not sender.close(0.1)
-    assert caplog.messages == ["1 tasks or groups were not reported: 409 not started"]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "1 tasks or groups were not reported: 409 not started"
+    ]
 
 
 def test_a_next_attempt_of_the_run_is_noticed() -> None:
@@ -367,3 +369,27 @@ def test_many_threads_report_at_once() -> None:
     assert len(newest) == 4000
     assert set(newest.values()) == {"memory"}
     assert len({event["seq"] for event in events}) == len(events)
+
+
+def test_a_reporter_that_has_nothing_to_say_says_that_it_goes_on() -> None:
+    post = FakeServer()
+    sender = sending(post, heartbeat_s=0.05)  # type: ignore[arg-type]  # whole seconds otherwise
+    time.sleep(0.1)
+    assert not post.asked  # it has said nothing yet
+    sender.event("a-1", "processing")
+    eventually(lambda: len(post.bodies) > 3, deadline=5)
+    assert post.bodies[0]["heartbeat_s"] == 0.05
+    assert post.bodies[1] == {"reporter": sender.reporter, "heartbeat_s": 0.05}
+    assert sender.close()
+    assert post.bodies[-1].keys() == {"reporter", "seq", "ended"}
+    said = len(post.bodies)
+    time.sleep(0.1)
+    assert len(post.bodies) == said
+
+
+def test_a_heartbeat_that_finds_the_run_over_stops_the_sender(caplog: pytest.LogCaptureFixture) -> None:
+    post = FakeServer(OK, SendResult(Outcome.RETRY, detail="refused"), SendResult(Outcome.ENDED, detail="409 over"))
+    sender = sending(post, heartbeat_s=0.02)  # type: ignore[arg-type]  # whole seconds otherwise
+    sender.event("a-1", "processing")
+    eventually(lambda: sender.stopped, deadline=5)
+    assert caplog.messages == ["tasks are no longer reported; 0 were not counted: 409 over"]

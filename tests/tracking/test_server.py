@@ -16,6 +16,7 @@ from django.db import connections
 from django.utils import timezone
 
 from dstackweb.accounts.services import create_token
+from dstackweb.progress import selectors
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
 from dstackweb.progress.recount import differences
 from dstackweb.progress.states import STATE_OF, TaskState
@@ -160,8 +161,17 @@ for number in range(50):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert counted("train") == {"memory": 20, "processing": 1, "waiting": 29}
+    killed = Reporter.objects.get()
+    assert killed.unfinished == 30
+    for later_ms, silent in ((44_000, False), (46_000, True)):
+        totals = selectors.of_run(job.run_id, killed.last_ms + later_ms)
+        assert totals is not None
+        assert (totals.silence is not None) == silent
     assert finish(program(tmp_path, code, env)) == ""
     assert counted("train") == {"memory": 50}
+    totals = selectors.of_run(job.run_id, killed.last_ms + 46_000)  # another process has taken its tasks over
+    assert totals is not None
+    assert totals.silence is None
     assert Scope.objects.get(run_id=job.run_id).tasks == 50
     all_agree()
 
@@ -227,7 +237,7 @@ assert current.current_sender().stopped
     move_run(job.run, RunStatus.TERMINATED, now=timezone.now())
     output, errors = process.communicate("\n", timeout=60)
     assert process.returncode == 0, output + errors
-    assert "tasks are no longer reported; 1 were not counted: 409 the run has ended (terminated)" in errors
+    assert "tasks are no longer reported; 2 were not counted: 409 the run has ended (terminated)" in errors
     assert set(kept()) == {"a-1"}
 
 

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import TaskState
+from dstackweb.wording import names
 from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import state as word
 
@@ -106,7 +107,12 @@ class ProgressRow:
     @property
     def sentence(self) -> str:
         """Text for screen readers."""
-        return progress_words.sentence(self.bar.name or _("All"), self.bar.states, self.bar.finished, self.bar.total)
+        return progress_words.sentence(
+            names.visible(self.bar.name) if self.bar.name else _("All"),
+            self.bar.states,
+            self.bar.finished,
+            self.bar.total,
+        )
 
     @property
     def rate(self) -> str:

@@ -68,7 +68,9 @@ def now_ms() -> int:
 
 
 def rate_tick(bar: ProgressBar, now: int) -> int:
-    """The time step of a bar's rate and time left; 0 without a rate."""
+    """The time step of a bar's rate and time left; 0 without a rate. While a reporter is silent, since when it is."""
+    if bar.silent_since_ms:
+        return bar.silent_since_ms
     return now // (RATES_S * 1000) if bar.rate and bar.live else 0
 
 

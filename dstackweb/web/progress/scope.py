@@ -10,6 +10,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project
+from dstackweb.lib.times import to_moment
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import selectors
@@ -101,6 +102,7 @@ class PageScope:
     def context(self, totals: progress.ScopeProgress | None = None) -> dict[str, Any]:
         return {
             "totals": totals,
+            **silence_context(totals),
             "ended": totals is not None and self.ended(totals),
             "scope": self,
             "run": self.run,
@@ -119,6 +121,13 @@ def pager(first_url: str, after: str | None, following: str | None) -> dict[str,
 def states() -> list[tuple[str, str]]:
     """All states in the order of a bar's counts, with their labels, for scripts."""
     return [(one.value, state(one)) for one in TaskState]
+
+
+def silence_context(totals: progress.ScopeProgress | None) -> dict[str, Any]:
+    """Template context of `silence.html`: how many reporters are silent, and since when."""
+    if totals is None or totals.silence is None:
+        return {"silent": 0}
+    return {"silent": totals.silence.reporters, "silent_since": to_moment(totals.silence.since_ms)}
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,7 @@ class Card:
             "poll_s": POLL_S,
             "url": self.scope.url("card"),
             "page": self.scope.url(),
+            **silence_context(totals),
             "prefixes": totals.prefixes,
             "summary": ProgressRow(totals.bar, failures_url=self.scope.url(order="failed")),
             "rows": [self.scope.row(bar) for bar in bars],

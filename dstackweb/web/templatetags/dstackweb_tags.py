@@ -27,8 +27,8 @@ from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
 from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
+from dstackweb.wording import names, progress, statuses, units
 from dstackweb.wording import policy as policy_words
-from dstackweb.wording import progress, statuses, units
 from dstackweb.wording.sentence import Sentence, moment
 
 register = template.Library()
@@ -199,6 +199,12 @@ def now_ms() -> int:
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
     return mark_safe(f'<svg class="icon dw-icon" aria-hidden="true"><use href="{static("icons.svg")}#{name}"/></svg>')
+
+
+@register.filter
+def visible(name: str) -> str:
+    """A name that a program chose, with characters that can be seen."""
+    return names.visible(name)
 
 
 @register.simple_tag

@@ -23,6 +23,7 @@ from dstackweb.runs.models import Run
 from dstackweb.web.progress import live as progress_live
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress import views as progress_views
+from dstackweb.wording.names import visible
 from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
@@ -91,7 +92,7 @@ def poll(client: Client, shown: HttpResponse | None = None, path: str = PAGE) ->
 def rows(answer: HttpResponse | str) -> list[str]:
     """The names in it, in order."""
     text = answer if isinstance(answer, str) else answer.content.decode()
-    return re.findall(r'<tr id="pg-\d+"><th scope="row"><a [^>]*>([^<]*)</a>', text)
+    return re.findall(r'<tr id="pg-\d+"><th scope="row"><a [^>]*><bdi>([^<]*)</bdi></a>', text)
 
 
 def test_a_run_shows_all_its_prefixes_with_what_each_is_doing(client: Client, scope: int) -> None:
@@ -304,17 +305,20 @@ def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_t
     client.force_login(ann)
     events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
     ingest.ingest_batch(scope, Batch("r", events=tuple(events)), NOW_MS)
-    links = re.findall(r'<th scope="row">\s*<a href="([^"]*)">([^<]*)</a>', page(client, f"{PAGE}?order=failed"))
+    links = re.findall(
+        r'<th scope="row">\s*<a href="([^"]*)"><bdi>([^<]*)</bdi></a>', page(client, f"{PAGE}?order=failed")
+    )
     where = {html.unescape(name): html.unescape(href) for href, name in links}
-    assert where.keys() >= set(NAMES)
+    assert where.keys() >= set(map(visible, NAMES))
+    assert where.keys() > {"␣", "[U+202E]gpj", "␊"}
     for name in NAMES:
-        for path in (where[name], f"{where[name]}&show=failures"):
+        for path in (where[visible(name)], f"{where[visible(name)]}&show=failures"):
             answer = client.get(path)
             assert answer.status_code == 200
             found = answer.content.decode()
             assert "<script>alert" not in found
             assert "<i>" not in found
-            assert html.escape(name) in found
+            assert html.escape(visible(name)) in found
         assert client.get(f"/p/main/{PAGE}group/", {"prefix": name, "group": name}).status_code == 200
 
 
@@ -322,6 +326,28 @@ def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_t
 def test_a_page_with_an_unknown_version_gets_everything(client: Client, scope: int, stamp: str) -> None:
     answer = client.get(f"/p/main/{PAGE}", headers=HTMX | {"HX-PTag": stamp})
     assert rows(answer) == ["train", "test"]
+
+
+def test_a_reporter_that_was_killed_is_said_to_be_silent_and_no_time_left_is_given(
+    client: Client, scope: int, run: Run, clock: Callable[[int], None]
+) -> None:
+    batch = Batch("r", (Event("load-1", S.PROCESSING, 1, "load", "load", message="file 3"),), heartbeat_s=15)
+    ingest.ingest_batch(scope, batch, NOW_MS)
+    tell(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
+    first = client.get(f"/p/main/{PAGE}")
+    assert "No report since" not in first.content.decode()
+    assert "file 3" in page(client, f"{PAGE}group/?prefix=load&group=load")
+    clock(46_000)
+    update = poll(client, first)
+    assert "No report since" in update.content.decode()
+    assert rows(update) == ["train"]
+    assert "08:00 UTC" in update.content.decode()
+    assert poll(client, update).status_code == 204
+    for path in (f"{PAGE}prefix/?prefix=load", f"{PAGE}wall/", f"{PAGE}card/"):
+        assert "no report since" in page(client, path)
+    ingest.ingest_batch(scope, Batch("r", heartbeat_s=15), NOW_MS + 46_000)
+    assert "No report since" not in poll(client, update).content.decode()
+    assert "no report since" not in page(client, f"{PAGE}card/")
 
 
 def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Client, scope: int) -> None:
