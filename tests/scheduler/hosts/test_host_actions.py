@@ -16,7 +16,7 @@ from dstackweb.scheduler import host_actions
 from dstackweb.wording import statuses
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 
 @pytest.fixture

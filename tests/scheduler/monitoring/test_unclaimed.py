@@ -20,7 +20,7 @@ from dstackweb.scheduler import hosts
 from dstackweb.scheduler.monitoring import watch
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 
 
 def fresh(run: Run) -> Run:
