@@ -6,11 +6,13 @@ import itertools
 import uuid
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
+from dstackweb.lib.models import Watch
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.progress.models import Scope
 from dstackweb.runs import attempts, prefix_counters, services
@@ -102,3 +104,9 @@ def start(job: Job, nonce: str = "nonce") -> Job:
     attempts.start_job(job.pk)
     job.refresh_from_db()
     return job
+
+
+def as_if(jobs: QuerySet[Job], *, silent_s: float = 0, status_s: float = 0) -> None:
+    """Let jobs have been silent, and in their status, for so long in the watcher's time."""
+    now_s = Watch.now_s()
+    jobs.update(heard_at_s=now_s - silent_s, status_at_s=now_s - status_s)

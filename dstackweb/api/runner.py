@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import F
 from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from ninja import Field, P, QueryEx, Router, Schema
@@ -18,12 +17,14 @@ from dstackweb.api import tasks
 from dstackweb.api.app import auth_of
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus.samples import intake
-from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, NotFound
 from dstackweb.lib.times import to_ms
+from dstackweb.runner import relay
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import attempts, files
+from dstackweb.runs import attempts, files, heartbeats
 from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -31,6 +32,7 @@ from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.monitoring import utilization
 
 MESSAGE_CHARS = 4000
+FOREIGN = "this token is for another job"
 
 
 def storable(text: object) -> object:
@@ -112,6 +114,15 @@ class HeartbeatIn(Schema):
     phase: Literal["waiting", "running", "stopping", "exited"] = "running"
 
 
+class JobHeartbeatIn(Schema):
+    token: str = Field(max_length=200)
+    nonce: str = Field(max_length=64)
+
+
+class HeartbeatsIn(Schema):
+    jobs: list[JobHeartbeatIn] = Field(max_length=relay.MOST)
+
+
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
@@ -134,10 +145,14 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
 
 @router.get("/{job_id}/spec", include_in_schema=False)
 def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
-    """The commands and their environment, secrets included. If a secret was deleted meanwhile, the job ends."""
+    """The commands and their environment, secrets included. If a secret was deleted meanwhile, the job ends.
+
+    `alone`: no other node is waited for, and the job is not to stop.
+    """
     job = _wanted(request, job_id)
     try:
-        return runner_spec(job)
+        found = runner_spec(job)
+        return found | {"alone": found["nodes"] == 1 and job.status != JobStatus.TERMINATING}
     except Invalid as error:
         attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=error.detail)
         raise Conflict(error.detail) from None
@@ -154,24 +169,50 @@ def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
 @router.post("/{job_id}/heartbeat", include_in_schema=False)
 def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str, Any]:
     """A heartbeat. The answer is to go on, to wait for the other nodes, or to stop."""
-    job = _wanted(request, job_id)
-    Job.objects.filter(pk=job.pk).update(heartbeats=F("heartbeats") + 1, heartbeat_at=timezone.now())
-    answer: dict[str, Any] = {
-        "action": "go",
-        "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S,
-        "max_duration_s": job.run.limit_s,
-    }
-    if job.status == JobStatus.TERMINATING:
-        return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
-    if body.phase == "waiting" and _others_unclaimed(job):
+    job = _heard(request, job_id)
+    answer = _orders(job)
+    if body.phase != "waiting" or answer["action"] == "stop":
+        return answer
+    if _others_unclaimed(job):
         return answer | {"action": "wait", "heartbeat_s": min(1.0, settings.DSTACKWEB_HEARTBEAT_S)}
-    return answer | {"nodes": attempt_fields(job)} if body.phase == "waiting" else answer
+    return answer | {"nodes": attempt_fields(job.run_id, job.attempt)}
+
+
+@router.post("/heartbeats", auth=None, include_in_schema=False)
+def heartbeats_(request: HttpRequest, body: HeartbeatsIn) -> dict[str, Any]:
+    """Heartbeats of many running jobs, each with its own token: `{"jobs": {id: answer}}`, as to a single one.
+
+    Where the answer would be an error there is none: the job's runner asks by itself.
+    """
+    tokens = {job_of_token(one.token): one.nonce for one in body.jobs}
+    taken = heartbeats.take([Heartbeat(job, nonce) for job, nonce in tokens.items() if job is not None])
+    return {"jobs": {str(pk): _orders(job) for pk, job in taken.items() if not isinstance(job, DomainError)}}
+
+
+def _heard(request: HttpRequest, job_id: UUID) -> HeardJob:
+    """Note a heartbeat of the runner that claimed this job, which has not ended."""
+    if auth_of(request) != job_id:
+        raise Forbidden(FOREIGN)
+    job = heartbeats.take([Heartbeat(job_id, request.headers.get("X-Nonce", ""))])[job_id]
+    if isinstance(job, DomainError):
+        raise job
+    return job
+
+
+def _orders(job: HeardJob) -> dict[str, Any]:
+    """The answer to a heartbeat of a job that no longer waits for other nodes."""
+    answer = {"action": "go", "heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S, "max_duration_s": job.limit_s}
+    if job.status != JobStatus.TERMINATING:
+        return answer
+    return answer | {"action": "stop", "grace_s": job.stop_grace_s or 0, "reason": job.stop_reason}
 
 
 @router.post("/{job_id}/started", include_in_schema=False)
 def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
-    attempts.start_job(_wanted(request, job_id).pk)
-    return {}
+    """The commands were started; answered as a heartbeat."""
+    job = _heard(request, job_id)
+    attempts.start_job(job_id)
+    return _orders(job)
 
 
 @router.post("/{job_id}/logs", include_in_schema=False)
@@ -226,7 +267,7 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
 
 def _own(request: HttpRequest, job_id: UUID) -> Job:
     if auth_of(request) != job_id:
-        raise Forbidden("this token is for another job")
+        raise Forbidden(FOREIGN)
     job = Job.objects.select_related("run__project", "run__archive", "host", "instance").filter(pk=job_id).first()
     if job is None:
         raise NotFound("no such job")
@@ -251,7 +292,7 @@ def _wanted(request: HttpRequest, job_id: UUID) -> Job:
     return job
 
 
-def _others_unclaimed(job: Job) -> bool:
+def _others_unclaimed(job: HeardJob) -> bool:
     return Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, claim_nonce="").exists()
 
 

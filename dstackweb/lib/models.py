@@ -1,4 +1,4 @@
-"""Leases, rate limits and circuit breakers that processes share, by name."""
+"""Leases, rate limits and circuit breakers that processes share, by name, and the watcher's time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import datetime as dt
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q
+from django.db.models import FloatField, Q, Subquery, Value
+from django.db.models.functions import Coalesce
 
 from dstackweb.lib.network import full_jitter
 
@@ -178,3 +180,34 @@ class Circuit(models.Model):
             failures=circuit.failures + 1, open_until=until, probe_until=None
         )
         return until
+
+
+class Watch(models.Model):
+    """The watcher's time, in which silence and deadlines are measured: it advances only while a watcher is at work.
+
+    Seconds count only between two checks of one machine, and only once where several check in turn.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    counted_s = models.FloatField(default=0, help_text="Seconds counted by all machines together: the watcher's time")
+    checks: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then"
+    )
+
+    class Meta:
+        verbose_name_plural = "watch"
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_watch_row")]
+
+    def __str__(self) -> str:
+        return f"{self.counted_s:.0f} s counted"
+
+    @classmethod
+    def now_s(cls) -> float:
+        """The watcher's time, in seconds."""
+        return cls.objects.filter(pk=1).values_list("counted_s", flat=True).first() or 0.0
+
+
+def watch_time() -> Coalesce:
+    """The watcher's time (seconds) as an expression: rows store it when something happens, and what has passed since
+    is derived. So a check of the watcher writes one row, however many it watches."""
+    return Coalesce(Subquery(Watch.objects.filter(pk=1).values("counted_s")), Value(0.0), output_field=FloatField())

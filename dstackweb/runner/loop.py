@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import cgroups, output, samples, spool, tree
+from dstackweb.runner import cgroups, output, relay, samples, spool, tree
 from dstackweb.runner.child import BadArchive, CannotStart, Job, acting_as, spawn, unpack
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.state import StateDir, say
@@ -21,6 +21,12 @@ POLL_S = 0.2
 OUT_OF_MEMORY = "out_of_memory"
 LEFTOVER_GRACE_S = 2.0
 """Time for background processes between TERM and KILL once the commands have ended."""
+
+SPEC_S = 1.0
+"""So long after the spec a job of one node starts without asking once more whether it is still wanted."""
+
+RELAY_AGAIN_S = 60.0
+"""A relay that gave no answer is not asked again for this long."""
 
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""
@@ -43,6 +49,7 @@ class Runner:
         self.end: dict[str, Any] = {}
         self.heartbeats = 0
         self.heartbeat_s = 5.0
+        self.relay_again = 0.0
         self.contact = time.monotonic()
         """When a heartbeat was last answered: only heartbeats show the API that the job has a runner."""
         self.has_child = False
@@ -79,6 +86,7 @@ class Runner:
     def _go(self) -> None:
         self._claim()
         self.spec = self._retry(lambda: self.client.get("spec"))
+        self.spec_at = time.monotonic()
         secrets = [value.encode() for value in self.spec["redact"]]
         self.shipper = output.Shipper(self.client, self.spool, secrets)
         if self.spec.get("tasks"):
@@ -88,6 +96,7 @@ class Runner:
         elif self.state.has("started"):
             self._salvage()
         else:
+            self.shipper.offset = 0  # nothing was started before, so nothing was sent
             self._begin()
         self._report_end()
 
@@ -159,6 +168,8 @@ class Runner:
 
     def _barrier(self) -> bool:
         """Wait until every node of the attempt has a runner; False if the job is to stop instead."""
+        if self.spec.get("alone") and time.monotonic() - self.spec_at < SPEC_S and not self.nudged():
+            return True
         while True:
             answer = self._retry(lambda: self.heartbeat("waiting"))
             if answer["action"] == "stop":
@@ -216,12 +227,38 @@ class Runner:
     def heartbeat(self, phase: str) -> dict[str, Any]:
         """Send a heartbeat; the answer says what to do."""
         self.heartbeats += 1
-        answer = self.client.post("heartbeat", {"beat": self.heartbeats, "phase": phase})
+        answer = None if phase == "waiting" else self._by_relay()
+        if answer is None:
+            answer = self.client.post("heartbeat", {"beat": self.heartbeats, "phase": phase})
+        return self._note(answer)
+
+    def report_start(self) -> dict[str, Any]:
+        """Report that the commands were started, which is a heartbeat as well."""
+        answer = self.client.post("started", {})
+        return self._note(answer) if "action" in answer else self.heartbeat("running")  # an older server's is empty
+
+    def _note(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.heartbeat_s = float(answer.get("heartbeat_s", self.heartbeat_s))
         self.contact = time.monotonic()
         # It may have been extended; older servers don't send it.
         self.spec["max_duration_s"] = answer.get("max_duration_s", self.spec["max_duration_s"])
         return answer
+
+    def _by_relay(self) -> dict[str, Any] | None:
+        """The answer to a heartbeat that went with those of the machine's other runners; None if it could not."""
+        if not self.orders.get("relay") or time.monotonic() < self.relay_again:
+            return None
+        answer = relay.ask(self.orders["relay"], self.job_id, self.orders["token"], self.state.nonce())
+        if answer is None:
+            self.relay_again = time.monotonic() + RELAY_AGAIN_S
+        return answer
+
+    def next_heartbeat(self) -> float:
+        """When the next is due: at the same moment for all runners of a machine, if one request takes them all."""
+        now = time.monotonic()
+        if not self.orders.get("relay"):
+            return now + self.heartbeat_s
+        return (now // self.heartbeat_s + 1) * self.heartbeat_s
 
     def _retry(self, call: Callable[[], Any]) -> Any:
         """Repeat a call until it is answered. Raises Rejected if it is refused, or the runner's folder was removed."""
@@ -282,7 +319,7 @@ class CommandsRun:
         while status is None or self.runner.processes():
             self._keep_limits()
             self._communicate()
-            self.runner.pause(POLL_S)
+            self.runner.pause(min(POLL_S, max(0.0, self.next_heartbeat - time.monotonic())))
             ended = tree.reap()
             if self.pid in ended:
                 status = ended[self.pid]
@@ -320,7 +357,6 @@ class CommandsRun:
         try:
             # The heartbeat comes first: failing to send output must not stop heartbeats.
             if now >= self.next_heartbeat:
-                self._report_start()
                 self._heartbeat()
             if now >= self.next_ship:
                 while self.runner.shipper.ship() and time.monotonic() - now < POLL_S:
@@ -340,13 +376,12 @@ class CommandsRun:
         if self.runner.samples is not None and self.failures == 0:
             self.runner.samples.send()
 
-    def _report_start(self) -> None:
-        if not self.reported_start:
-            self.runner.client.post("started", {})
-            self.reported_start = True
-
     def _heartbeat(self) -> None:
-        answer = self.runner.heartbeat("running" if self.kill_at is None else "stopping")
-        self.next_heartbeat = time.monotonic() + self.runner.heartbeat_s
+        if self.reported_start:
+            answer = self.runner.heartbeat("running" if self.kill_at is None else "stopping")
+        else:
+            answer = self.runner.report_start()
+            self.reported_start = True
+        self.next_heartbeat = self.runner.next_heartbeat()
         if answer["action"] == "stop":
             self._stop(answer["reason"], float(answer["grace_s"]))

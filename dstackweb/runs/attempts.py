@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts import starts
 from dstackweb.lib.errors import Conflict
+from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
 from dstackweb.runs import allocations, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
@@ -56,7 +57,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     with transaction.atomic():
         job = _lock_job(job_id)
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
-            claim_nonce=nonce, claimed_at=now, heartbeat_at=now, silent_s=0
+            claim_nonce=nonce, claimed_at=now, heard_at_s=watch_time()
         )
         if won:
             record(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
@@ -299,7 +300,7 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
         if job.status != JobStatus.TERMINATING:
             move_job(job, JobStatus.TERMINATING, now=now, stop_reason=reason, stop_grace_s=grace)
         elif job.stop_grace_s is None or grace < job.stop_grace_s:
-            Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_s=0)
+            Job.objects.filter(pk=job.pk).update(stop_grace_s=grace, status_at_s=watch_time())
         to_check.append(job)
     wakeups.request_job_checks(to_check)
 

@@ -39,10 +39,10 @@ def _name_and_address(job: Job) -> tuple[str, str]:
     return "", ""
 
 
-def attempt_fields(job: Job) -> dict[str, Any]:
+def attempt_fields(run_id: int, attempt: int) -> dict[str, Any]:
     """What a node needs to know of the others of its attempt; complete once each has its runner."""
-    attempt = Job.objects.select_related("host", "instance").filter(run=job.run_id, attempt=job.attempt)
-    nodes = list(attempt.order_by("node"))
+    jobs = Job.objects.select_related("host", "instance").filter(run=run_id, attempt=attempt)
+    nodes = list(jobs.order_by("node"))
     return {
         "master_ip": _name_and_address(nodes[0])[1] or "127.0.0.1",
         "gpus_total": sum(len(node.gpus) for node in nodes),
@@ -80,7 +80,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         **_limits(job, spec),
         # A host reads its own GPUs.
         "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S if job.gpus and job.host is None else None,
-        **attempt_fields(job),
+        **attempt_fields(run.pk, job.attempt),
         "archive": {"sha256": run.archive.sha256, "size": run.archive.size} if run.archive else None,
         "max_duration_s": run.limit_s,
         "stop_duration_s": spec.stop_duration_s,

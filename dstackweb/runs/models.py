@@ -15,6 +15,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from dstackweb.lib.models import watch_time
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
 
@@ -218,6 +219,14 @@ class Run(models.Model):
         return self.started_at + dt.timedelta(seconds=self.limit_s)
 
 
+class JobQuerySet(models.QuerySet["Job"]):
+    def timed(self) -> models.QuerySet[Any]:
+        """With `status_s` and `silent_s`."""
+        now = watch_time()
+        times = {"status_s": now - F("status_at_s"), "silent_s": now - F("heard_at_s")}
+        return self.annotate(**times)
+
+
 class Job(models.Model):
     """One node of one attempt of a run, on the capacity it was placed on."""
 
@@ -251,15 +260,17 @@ class Job(models.Model):
     )
     stop_reason = models.CharField(max_length=60, blank=True)
     stop_grace_s = models.PositiveIntegerField(null=True)
-    status_s = models.FloatField(default=0, help_text="How long it has been in this status, in the watcher's time")
+    status_at_s = models.FloatField(default=0, help_text="When its status was set, in the watcher's time")
     log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
     log_missing = models.BigIntegerField(default=0, help_text="bytes of output that a log over its limit lacks")
     log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
+    heard_at_s = models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")
 
-    heartbeats = models.BigIntegerField(default=0, help_text="Rises with each heartbeat of the runner")
-    heartbeat_at = models.DateTimeField(null=True)
-    heartbeats_seen = models.BigIntegerField(default=0)
-    silent_s = models.FloatField(default=0, help_text="Silence while the watcher was up, in its monotonic time")
+    status_s: float
+    silent_s: float
+    """How long its status and its runner's silence have lasted, in the watcher's time: read by `objects.timed()`."""
+
+    objects = JobQuerySet.as_manager()
 
     class Meta:
         constraints = [

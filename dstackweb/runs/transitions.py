@@ -16,6 +16,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
+from dstackweb.lib.models import watch_time
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import prefix_counters, wakeups
@@ -206,13 +207,14 @@ def move_job(
     if new not in JOB_MOVES[old]:
         raise IllegalTransition(job.run, old, new, what=f"job {job.node} of attempt {job.attempt}")
     guard = {"claim_nonce": ""} if unclaimed else {}
-    fields["status_s"] = 0
     if new in JOB_ENDED:
         fields["ended_at"] = now
     elif new == JobStatus.RUNNING:
         fields["started_at"] = now
     with transaction.atomic():
-        if not Job.objects.filter(pk=job.pk, status=old, **guard).update(status=new, **fields):
+        if not Job.objects.filter(pk=job.pk, status=old, **guard).update(
+            status=new, status_at_s=watch_time(), **fields
+        ):
             return False
         recorded = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
         detail = {name: fields[name] for name in recorded if fields.get(name) not in (None, "", {})}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django.contrib import admin
 
+from dstackweb.lib.models import Watch
 from dstackweb.lib.pages import ReadOnly
-from dstackweb.scheduler.models import PassState, PeriodicJob, Retention, Watch
+from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 
 
 @admin.register(PeriodicJob)

@@ -48,7 +48,8 @@ KILL_MARGIN_S = 15.0
 
 def check_job(job_id: str) -> None:
     """Advance one job of this host: start or revive its runner, or stop it."""
-    job = Job.objects.select_related("host", "backend", "run").filter(pk=job_id, status__in=JOB_ACTIVE).first()
+    active = Job.objects.timed().select_related("host", "backend", "run").filter(status__in=JOB_ACTIVE)
+    job = active.filter(pk=job_id).first()
     if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
         return
     backend, handle = registry.hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)

@@ -172,23 +172,3 @@ class Reservation(models.Model):
 
     def __str__(self) -> str:
         return f"{len(self.nodes)} nodes for {self.run}"
-
-
-class Watch(models.Model):
-    """How much silence the watcher has counted, and when each machine last checked.
-
-    Silence counts only between two checks of one machine, and only once where several check in turn.
-    """
-
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    counted_s = models.FloatField(default=0, help_text="Seconds counted by all machines together")
-    checks: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then"
-    )
-
-    class Meta:
-        verbose_name_plural = "watch"
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_watch_row")]
-
-    def __str__(self) -> str:
-        return f"{self.counted_s:.0f} s counted"

@@ -23,7 +23,7 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud.agents import agent_token, join_token
 from dstackweb.wording import statuses
-from tests.factories import cloud_job, make_run
+from tests.factories import as_if, cloud_job, make_run
 
 NOTICE = timezone.now().replace(microsecond=0) + dt.timedelta(minutes=2)
 
@@ -193,7 +193,7 @@ def test_a_claimed_job_whose_runner_and_files_are_gone_ends_after_a_while(instan
     agent.join()
     job = job_of(instance)
     attempts.claim_job(job.pk, "runner", "there")
-    Job.objects.update(silent_s=61)
+    as_if(Job.objects.all(), silent_s=61)
     assert agent.next(left=True).json()["do"] == "run"
     assert agent.next(job=str(job.pk)).json()["do"] == "wait"
     assert job_of(instance).status == JobStatus.PROVISIONING

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import delete_secret, set_secret
@@ -21,7 +25,7 @@ class Runner:
     def __init__(self, job: Job, nonce: str = "n1", token: str = "") -> None:
         self.base = f"/api/v1/runner/jobs/{job.pk}"
         self.headers = {"Authorization": f"Bearer {token or job_token(job.pk)}", "X-Nonce": nonce}
-        self.nonce = nonce
+        self.nonce, self.token = nonce, token or job_token(job.pk)
 
     def post(self, path: str, body: object = None) -> HttpResponse:
         return Client().post(f"{self.base}/{path}", body or {}, content_type="application/json", headers=self.headers)
@@ -165,3 +169,53 @@ def test_a_secret_deleted_before_the_start_fails_the_run_with_its_name(project: 
     assert runner.get("spec").status_code == 409
     assert fresh(run).status == "failed"
     assert "HF" in fresh(run).status_message
+
+
+def test_a_heartbeat_takes_two_statements(run: Run, runner: Runner, django_assert_num_queries: Any) -> None:
+    runner.claim()
+    runner.post("started")
+    with django_assert_num_queries(2):
+        assert runner.post("heartbeat", {"beat": 1}).json()["action"] == "go"
+
+
+def heartbeats(*runners: Runner) -> dict[str, Any]:
+    """What one request for all of them is answered."""
+    body = {"jobs": [{"token": runner.token, "nonce": runner.nonce} for runner in runners]}
+    answer = Client().post("/api/v1/runner/jobs/heartbeats", body, content_type="application/json")
+    assert answer.status_code == 200, answer.content
+    found: dict[str, Any] = answer.json()["jobs"]
+    return found
+
+
+def test_all_jobs_of_a_host_take_as_many_statements_as_two(project: Project, member: User) -> None:
+    make_host(cpus=64, memory_gib=512)
+    runs = [make_run(project, member) for _ in range(20)]
+    place_all()
+    runners = [Runner(placed_job(run)) for run in runs]
+    for runner in runners:
+        runner.claim()
+        runner.post("started")
+    counted = []
+    for some in (runners[:2], runners):
+        with CaptureQueriesContext(connection) as queries:
+            assert [answer["action"] for answer in heartbeats(*some).values()] == ["go"] * len(some)
+        counted.append(len(queries))
+    assert counted[0] == counted[1] <= 4  # with the transaction's begin and end
+
+
+def test_of_many_heartbeats_each_is_answered_for_its_own_job(project: Project, member: User) -> None:
+    make_host()
+    runs = [make_run(project, member) for _ in range(4)]
+    place_all()
+    going, stopping, ended, foreign = (Runner(placed_job(run)) for run in runs)
+    for runner in (going, stopping, ended, foreign):
+        runner.claim()
+        runner.post("started")
+    stop(fresh(runs[1]), member, "member")
+    ended.post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
+    foreign.nonce = "another's"
+    unknown = Runner(placed_job(runs[0]), token="nonsense")
+    answers = heartbeats(going, stopping, ended, foreign, unknown)
+    actions = {pk: answer["action"] for pk, answer in answers.items()}
+    assert actions == {str(placed_job(runs[0]).pk): "go", str(placed_job(runs[1]).pk): "stop"}
+    assert answers[str(placed_job(runs[1]).pk)]["grace_s"] > 0

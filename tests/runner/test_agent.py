@@ -23,7 +23,7 @@ from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import runner_lives
 from dstackweb.runs.models import Job, RunEvent
 from dstackweb.scheduler.cloud import agents
-from tests.factories import cloud_job, join, make_project, make_run, make_user
+from tests.factories import as_if, cloud_job, join, make_project, make_run, make_user
 from tests.runner.conftest import runs
 from tests.runner.machines import Gate, Machine, processes_of, short_waits
 from tests.support import eventually
@@ -120,7 +120,7 @@ def test_an_agent_that_comes_back_knows_of_a_job_whose_runner_says_nothing(rent:
     runner = machine.runner_pid(job.pk)
     os.kill(runner, signal.SIGSTOP)
     machine.kill()
-    Job.objects.update(silent_s=100)
+    as_if(Job.objects.all(), silent_s=100)
     beat = instance_of(job).heartbeats
     machine.start()
     eventually(lambda: instance_of(job).heartbeats > beat + 3)
@@ -140,7 +140,7 @@ def test_an_end_that_a_killed_runner_has_not_told_is_told_by_another(rent: Rent,
     eventually((machine.home / "jobs" / str(job.pk) / "exit").exists)
     os.kill(runner, signal.SIGKILL)
     machine.kill()
-    Job.objects.update(silent_s=100)
+    as_if(Job.objects.all(), silent_s=100)
     machine.start()
     gate.open()
     assert until(job, "done", "failed").exit_code == 0
@@ -177,7 +177,7 @@ def test_a_job_of_which_nothing_is_left_has_ended(rent: Rent) -> None:
     os.kill(runner, signal.SIGKILL)
     tree.kill(processes_of(job.pk), Group())
     shutil.rmtree(machine.home / "jobs" / str(job.pk))
-    Job.objects.update(silent_s=100)
+    as_if(Job.objects.all(), silent_s=100)
     machine.start()
     assert until(job, "failed").detail == {"code": "runner_gone"}
 

@@ -16,7 +16,7 @@ from dstackweb.runs.models import Job, Queue, QueueCount, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
-from tests.factories import make_host, make_run, place_all, placed_job, start
+from tests.factories import as_if, make_host, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
 
@@ -70,10 +70,10 @@ def test_a_stop_after_an_abort_gives_no_grace_back_and_starts_no_new_wait(projec
     place_all()
     job = start(placed_job(run))
     services.stop(run, member, "member", abort=True)
-    Job.objects.filter(pk=job.pk).update(status_s=30)
+    as_if(Job.objects.filter(pk=job.pk), status_s=30)
     services.stop(run, member, "member")
-    job.refresh_from_db()
-    assert (job.stop_grace_s, job.status_s) == (0, 30)
+    after = Job.objects.timed().get(pk=job.pk)
+    assert (after.stop_grace_s, after.status_s) == (0, 30)
 
 
 def test_a_gang_gives_its_hosts_back_in_their_order(project: Project, member: User) -> None:

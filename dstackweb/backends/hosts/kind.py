@@ -42,6 +42,7 @@ class HostsBackend(Hosts):
                 "user": host.job_user or None,
                 "path": local.job_path(),
                 "insecure": settings.DSTACKWEB_INSECURE_HTTP,
+                "relay": str(local.relay_path()),
             }
         )
         return Handle(job=launch.job_id, ref=host.name)

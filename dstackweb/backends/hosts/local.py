@@ -24,6 +24,7 @@ from django.conf import settings
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner import cgroups
+from dstackweb.runner.relay import start_relay
 from dstackweb.runner.state import runner_lives
 from dstackweb.runner.tree import MARKER
 
@@ -44,6 +45,18 @@ def state_dir(job_id: UUID) -> Path:
 
 def _jobs_dir() -> Path:
     return Path(settings.DSTACKWEB_HOME) / "jobs"
+
+
+def relay_path() -> Path:
+    """Where this host's process takes the heartbeats of its runners (`runner.relay`); only its user can reach it."""
+    return _jobs_dir() / "heartbeats"
+
+
+def take_heartbeats() -> bool:
+    """Send the heartbeats of this machine's runners together from now on. If it can't, each sends its own."""
+    with contextlib.suppress(OSError):
+        _jobs_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    return start_relay(settings.DSTACKWEB_API_URL, str(relay_path()), insecure=settings.DSTACKWEB_INSECURE_HTTP)
 
 
 def run_dir(runs_dir: str, run_uid: UUID, node: int) -> Path:

@@ -36,4 +36,16 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
             ],
         ),
+        migrations.CreateModel(
+            name='Watch',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('counted_s', models.FloatField(default=0, help_text="Seconds counted by all machines together: the watcher's time")),
+                ('checks', models.JSONField(default=dict, help_text="By boot id: the machine's monotonic seconds, and the seconds counted by then")),
+            ],
+            options={
+                'verbose_name_plural': 'watch',
+                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_watch_row')],
+            },
+        ),
     ]

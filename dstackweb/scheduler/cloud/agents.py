@@ -116,7 +116,7 @@ def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
         raise NotFound("no such instance")
     if instance.status in (InstanceStatus.STOPPING, InstanceStatus.GONE):
         return {"do": "off"}
-    served = Job.objects.select_related("run").filter(instance=instance, status__in=JOB_ACTIVE)
+    served = Job.objects.timed().select_related("run").filter(instance=instance, status__in=JOB_ACTIVE)
     job = next((job for job in served if job.pk == instance.holder), None)
     step = None
     if job is not None and job.pk != report.job:

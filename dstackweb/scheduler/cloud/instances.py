@@ -20,6 +20,7 @@ from django.utils.crypto import salted_hmac
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
+from dstackweb.lib.models import watch_time
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import RunEventKind
@@ -47,7 +48,7 @@ def deployment() -> str:
 def jobs_by_instance(instances: Iterable[Instance]) -> dict[UUID, Job]:
     """The job of each instance that has one, by instance id."""
     holders = {instance.holder: instance.pk for instance in instances if instance.holder is not None}
-    jobs = Job.objects.select_related("run", "backend").filter(pk__in=holders)
+    jobs = Job.objects.timed().select_related("run", "backend").filter(pk__in=holders)
     return {holders[job.pk]: job for job in jobs}
 
 
@@ -237,7 +238,7 @@ def _reassign_job(
         made.save(force_insert=True)
     Job.objects.filter(pk=fresh.pk).update(
         instance=made,
-        status_s=0,
+        status_at_s=watch_time(),
         message="",
         detail={},
         **{name: getattr(fresh, name) for name in ("backend", "is_spot", *JOB_FIELDS)},

@@ -24,7 +24,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.models import Lease
+from dstackweb.lib.models import Lease, watch_time
 from dstackweb.lib.sql import for_each
 from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
@@ -191,7 +191,7 @@ def _stop_interrupted(job: Job, instance: Instance) -> None:
     assert instance.interrupted_at is not None
     with transaction.atomic():
         run = lock_run(job.run_id)
-        fresh = Job.objects.get(pk=job.pk)
+        fresh = Job.objects.timed().get(pk=job.pk)
         fresh.run = run
         if fresh.status not in JOB_ACTIVE:
             return
@@ -200,7 +200,7 @@ def _stop_interrupted(job: Job, instance: Instance) -> None:
             record(run, RunEventKind.SPOT_INTERRUPTION, {"at": instance.interrupted_at.isoformat()}, node=job.node)
             move_job(fresh, JobStatus.TERMINATING, now=now, stop_reason=Reason.INTERRUPTED, stop_grace_s=grace)
         elif fresh.stop_grace_s is None or grace + GRACE_STEP_S < fresh.stop_grace_s - fresh.status_s:
-            Job.objects.filter(pk=fresh.pk).update(stop_grace_s=grace, status_s=0)
+            Job.objects.filter(pk=fresh.pk).update(stop_grace_s=grace, status_at_s=watch_time())
 
 
 def _present_instances() -> QuerySet[Instance]:

@@ -22,6 +22,7 @@ from django.utils import timezone
 from dstackweb.backends.hosts.probe import boot_id
 from dstackweb.backends.models import Host, HostEvent, HostEventKind, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
+from dstackweb.lib.models import Watch
 from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
@@ -32,7 +33,7 @@ from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recurrence import create_occurrences
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.models import PeriodicJob, Watch
+from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.spec.effective import EffectiveSpec
 
 log = logging.getLogger(__name__)
@@ -88,9 +89,11 @@ def watch() -> None:
 
 
 def _add_silence(step: float) -> None:
-    """Add `step` seconds of silence to what has sent no heartbeat. A fixed number of statements."""
+    """Add `step` seconds of silence to machines that have sent no heartbeat. A fixed number of statements.
+
+    Jobs, of which there are most, are not written: what has passed is derived (`Job.objects.timed`).
+    """
     counted: tuple[tuple[QuerySet[Any], tuple[str, ...]], ...] = (
-        (Job.objects.filter(status__in=JOB_ACTIVE), ("silent_s", "status_s")),
         (Host.objects.all(), ("silent_s",)),
         (Instance.objects.exclude(status=InstanceStatus.GONE), ("silent_s", "status_s")),
     )
@@ -132,11 +135,11 @@ def _end_unstarted() -> None:
     Cloud instances have their own deadlines (`cloud.lifecycle`) until each node of the attempt has its runner.
     """
     deadline_s = settings.DSTACKWEB_START_DEADLINE_S
-    late = Job.objects.filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
+    late = Job.objects.timed().filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
     of_clouds = Q(host=None, backend__kind__in=cloud_kinds())
     for_each(late.exclude(of_clouds), _end_late_job)
     coming = Q(claim_nonce="") | Q(status_s__lte=deadline_s) | Q(instance__status_s__lte=deadline_s)
-    others = Job.objects.filter(coming, run=OuterRef("run"), attempt=OuterRef("attempt"), status__in=JOB_ACTIVE)
+    others = Job.objects.timed().filter(coming, run=OuterRef("run"), attempt=OuterRef("attempt"), status__in=JOB_ACTIVE)
     for_each(late.filter(of_clouds).exclude(claim_nonce="").exclude(Exists(others)), _end_late_job)
 
 
@@ -169,10 +172,14 @@ def _end_lost_jobs() -> None:
 
     Without `retry` the run stays as it is until the host answers or a person decides.
     """
-    silent = Job.objects.select_related("run", "host").filter(
-        status__in=JOB_ACTIVE,
-        silent_s__gt=settings.DSTACKWEB_LOST_AFTER_S,
-        host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S,
+    silent = (
+        Job.objects.timed()
+        .select_related("run", "host")
+        .filter(
+            status__in=JOB_ACTIVE,
+            silent_s__gt=settings.DSTACKWEB_LOST_AFTER_S,
+            host__silent_s__gt=settings.DSTACKWEB_HOST_SILENT_S,
+        )
     )
     for_each(silent, _end_lost_job)
 
@@ -188,8 +195,8 @@ def _end_lost_job(job: Job) -> None:
 
 def _settle_leftovers() -> None:
     """Settle placed runs without an active job: the process that should have done it was killed."""
-    active = Job.objects.filter(status__in=JOB_ACTIVE)
-    left = Run.objects.filter(status__in=PLACED).exclude(jobs__in=active).values_list("pk", flat=True)
+    active = Job.objects.filter(run=OuterRef("pk"), status__in=JOB_ACTIVE)
+    left = Run.objects.filter(~Exists(active), status__in=PLACED).values_list("pk", flat=True)
     for_each(left, _settle)
 
 

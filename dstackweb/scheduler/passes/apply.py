@@ -15,6 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from dstackweb.backends.models import Backend, Host, Instance
+from dstackweb.lib.models import Watch
 from dstackweb.runs import wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
 from dstackweb.runs.codes import RunEventKind
@@ -110,7 +111,7 @@ def write_decisions(
             data=[{"nodes": _nodes(one)} for one in placements],
             touched={queue.pk for queue, _ in verdicts} | seen,
         )
-        _make_jobs(zip(runs, placements, strict=True), backends, now)
+        _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
 
 
 def _lock_queues(queues: Iterable[Queue]) -> None:
@@ -143,14 +144,18 @@ def _nodes(one: Placement) -> list[dict[str, object]]:
     ]
 
 
-def _make_jobs(placed: Iterable[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
+def _make_jobs(placed: Sequence[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
     """Create the nodes' jobs: on hosts with their claims, on clouds with an idle or a new instance."""
     jobs: list[Job] = []
     claims: list[tuple[Job, Claim]] = []
     instances: list[Instance] = []
     reused: list[tuple[UUID, Job]] = []
+    now_s = Watch.now_s() if placed else 0.0
     for run, one in placed:
-        made = [Job(run=run, attempt=run.attempt, node=node, placed_at=now) for node in range(len(one.where))]
+        made = [
+            Job(run=run, attempt=run.attempt, node=node, placed_at=now, status_at_s=now_s, heard_at_s=now_s)
+            for node in range(len(one.where))
+        ]
         jobs += made
         if isinstance(one.where, HostPlacement):
             for job, fit in zip(made, one.where.fits, strict=True):

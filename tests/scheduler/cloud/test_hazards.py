@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import CloudInstance, InstanceState
 from dstackweb.backends.models import Backend, Instance
+from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
@@ -103,7 +104,7 @@ def test_a_runner_that_claims_a_job_and_never_starts_it_is_ordered_to_stop(
     attempts.claim_job(job_of(run).pk, "n", "there")
     for _ in range(25):
         Instance.objects.update(heartbeats=the_machine().heartbeats + 1)
-        Job.objects.update(heartbeats=job_of(run).heartbeats + 1)
+        Job.objects.update(heard_at_s=Watch.now_s())
         fake.tick(15)
     assert (job_of(run).status, job_of(run).stop_reason) == (JobStatus.TERMINATING, Reason.NO_CAPACITY)
 

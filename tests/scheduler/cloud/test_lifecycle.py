@@ -65,7 +65,9 @@ def job(
 ) -> Job:
     run = Run(spec={"stop_duration_s": stop_s})
     nonce = "nonce" if claimed else ""
-    return Job(run=run, status=status, claim_nonce=nonce, silent_s=silent_s, status_s=status_s, stop_grace_s=grace_s)
+    made = Job(run=run, status=status, claim_nonce=nonce, stop_grace_s=grace_s)
+    made.silent_s, made.status_s = silent_s, status_s
+    return made
 
 
 seconds = st.floats(0, 1e5)

@@ -9,6 +9,7 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Instance
+from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
@@ -138,7 +139,7 @@ def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
     place_all()
     fake.throttled = THROTTLED
     for _ in range(20):
-        Job.objects.filter(run=at_work).update(heartbeats=Job.objects.get(run=at_work).heartbeats + 1)
+        Job.objects.filter(run=at_work).update(heard_at_s=Watch.now_s())
         fake.tick(60, step_s=60)
         place_all()
     assert fresh(at_work).status == RunStatus.RUNNING

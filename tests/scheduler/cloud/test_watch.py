@@ -16,6 +16,7 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import CloudInstance, InstanceState
 from dstackweb.backends.models import Backend, Instance
+from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
@@ -257,8 +258,7 @@ def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
     fake.there.clear()
     fake.throttled = THROTTLED
     for _ in range(10):
-        job.heartbeats += 1
-        Job.objects.filter(pk=job.pk).update(heartbeats=job.heartbeats)
+        Job.objects.filter(pk=job.pk).update(heard_at_s=Watch.now_s())
         fake.tick(60, step_s=60)
     assert (the_machine().status, fresh(run).status) == ("running", RunStatus.RUNNING)
     fake.throttled = None
@@ -345,7 +345,7 @@ def test_all_nodes_know_the_first_one_s_address_when_they_start(
     begin(fake)
     _first, second = Job.objects.select_related("run__project", "instance", "host").filter(run=run).order_by("node")
     assert runner_spec(second)["host"] == second.instance.cloud_id
-    assert attempt_fields(second) == {"master_ip": "10.0.0.1", "gpus_total": 0}
+    assert attempt_fields(second.run_id, second.attempt) == {"master_ip": "10.0.0.1", "gpus_total": 0}
 
 
 def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_and_all_waits_again(

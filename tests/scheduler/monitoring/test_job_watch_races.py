@@ -16,11 +16,11 @@ from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.scheduler.monitoring import watch
 from dstackweb.wording import statuses
-from tests.factories import make_host, make_run, place_all, placed_job, start
+from tests.factories import as_if, make_host, make_run, place_all, placed_job, start
 
 
 def late(job: Job) -> None:
-    Job.objects.filter(pk=job.pk).update(status_s=1e6)
+    as_if(Job.objects.filter(pk=job.pk), status_s=1e6)
 
 
 @pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_one_unreadable_run_keeps_no_other_from_being_watched(
         start(placed_job(run))
     Run.objects.filter(pk=broken.pk).update(spec={"type": "no longer known"})
     Host.objects.update(silent_s=1e6)
-    Job.objects.update(silent_s=1e6)
+    as_if(Job.objects.all(), silent_s=1e6)
     with pytest.raises(Exception, match="validation error"):
         watch.watch()
     assert Run.objects.get(pk=lost.pk).status == RunStatus.PENDING

@@ -89,6 +89,8 @@ class Command(BaseCommand):
             check_ready(name)
         if name_in_use(name, stopping.wait):
             raise CommandError(f"another machine is running as host {name}. Choose another --name")
+        if not local.take_heartbeats():
+            log.warning("host %s: its runners send their heartbeats one by one", name)
         presence = HostPresence(name, options["address"] or own_address(settings.DSTACKWEB_API_URL), cluster, labels)
         ticker = ["ticker", "--host", name, "--cluster", cluster, "--host-only"]
         commands = [] if embedded else [["qcluster"], ticker]
