@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import re
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import store
 from dstackweb.offers.models import SourceRow
+from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.web.health import checks
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -73,6 +76,23 @@ def test_health_says_plainly_that_jobs_share_the_servers_user(project: Project, 
     make_host("box-1", isolation="shared")
     page = as_user(ann).get("/p/main/health/").content.decode()
     assert "run as the server&#x27;s user" in page
+
+
+def test_health_says_how_much_old_data_waits_and_warns_when_pruning_falls_behind(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    now = timezone.now()
+    Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=12, pruned=300, now=now)
+    line = next(check for check in checks() if check.name == "Old data")
+    assert (line.tone, line.value, line.hint) == ("go", "12 items wait to be pruned", "12 run directories on box-1")
+    Retention.objects.update(behind_since=now - dt.timedelta(hours=2))
+    Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=10, pruned=2, now=now)
+    assert "12 run directories" not in as_user(ann).get("/p/main/health/").content.decode()
+    assert next(check for check in checks() if check.name == "Old data").tone == "wait"
+    Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=0, pruned=10, now=now)
+    line = next(check for check in checks() if check.name == "Old data")
+    assert (line.tone, line.value) == ("go", "nothing waits to be pruned")
+    assert Retention.objects.get().pruned == 312
 
 
 def test_health_says_that_the_cache_of_offers_is_away(
