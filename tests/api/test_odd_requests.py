@@ -97,7 +97,7 @@ def test_a_fault_of_the_servers_own_is_told_in_the_apis_form_and_written_down(
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("DELETE", "projects/main/runs/hello", {"GET", "PATCH"}), ("PUT", "hosts", {"GET"})],
+    [("PUT", "projects/main/runs/hello", {"GET", "PATCH", "DELETE"}), ("PUT", "hosts", {"GET"})],
 )
 def test_a_method_that_is_none_of_an_address_is_refused_in_the_apis_form(
     api: Api, method: str, path: str, allowed: set[str]
