@@ -82,6 +82,7 @@ class Runner:
             # Without a start of its own, the processes belong to the runner that has the job.
             if self.state.has("started"):
                 tree.end(self.job_id, self.group)
+                self.group.remove()
 
     def _go(self) -> None:
         self._claim()

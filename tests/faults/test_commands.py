@@ -33,12 +33,32 @@ def test_output_may_be_any_bytes(server: Server) -> None:
     assert server.log(run["name"]) == b"\xff\xfe\x00\x1b[31mred\r\n"
 
 
-def test_a_flood_of_output_is_cut_at_the_limit_with_a_line_that_says_so(server: Server) -> None:
+def test_a_flood_of_output_loses_its_middle_and_says_how_much(server: Server) -> None:
     run = server.wait(server.submit("head -c 200000000 /dev/zero | tr '\\0' 'x'", "echo done"), deadline=60)
     assert run["status"] == "done"
     log = server.log(run["name"])
-    assert 1 << 20 <= len(log) < (1 << 20) + 200
-    assert b"the log reached its limit of 1 MB" in log[-200:]
+    missing = run["jobs"][0]["log_missing"]
+    assert (7 << 17) - 200 <= len(log) < (1 << 20) + 200
+    assert log.endswith(b"xxxxdone\n")
+    assert f"{missing:,} bytes of output are missing here".encode() in log
+    assert log.count(b"x") + missing == 200_000_000
+
+
+def test_a_job_over_its_memory_says_so_and_its_neighbour_lives(server: Server) -> None:
+    """Where the host can make no cgroups, it says why, and the job ends as any other."""
+    (host,) = server.http.get("/hosts").json()["items"]
+    neighbour = server.submit("while [ ! -e enough ]; do sleep 0.1; done", resources={"memory": "64MB"})
+    server.wait(neighbour, "running", deadline=60)
+    eat = "python3 -S -c 'print(len(bytes(1) * (200 << 20)))'"
+    run = server.wait(server.submit(eat, resources={"memory": "64MB"}), deadline=60)
+    if host["cgroups"]["memory"]:
+        assert (run["status"], run["jobs"][0]["termination_reason"]) == ("failed", "out_of_memory")
+        assert "It needed more than its limit of 64 MB" in run["status_message"]
+    else:
+        assert host["cgroups"]["code"]
+        assert run["status"] == "done"
+    assert server.run(neighbour)["status"] == "running"
+    server.api("POST", f"runs/{neighbour}/stop", json={"abort": True})
 
 
 def test_a_command_that_ignores_term_is_killed_after_stop_duration(server: Server) -> None:

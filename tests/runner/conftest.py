@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.runner import tree
+from dstackweb.runner import cgroups, tree
 from tests.runner.api import TOKEN, Api
 from tests.support import REPO, eventually
 
@@ -143,4 +143,5 @@ def box(open_home: Path) -> Iterator[Callable[..., Box]]:
             made.nudge()
             made.wait_until_gone()
         tree.send(made.processes(), signal.SIGKILL)
+        cgroups.read(str(made.state)).remove()
         made.api.go_down()

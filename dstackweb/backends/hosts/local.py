@@ -193,7 +193,10 @@ def kill_job(job_id: UUID) -> bool:
         ends = time.monotonic() + KILL_S
         while runner_alive(job_id) and time.monotonic() < ends:
             time.sleep(0.01)
-    return tree_gone(job_id)
+    if not tree_gone(job_id):
+        return False
+    cgroups.read(str(state_dir(job_id))).remove()
+    return True
 
 
 def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
