@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from typing import Any
 
 from dstackweb import settings
 from dstackweb.lib.process import collect_rarely, die_with_supervisor
@@ -19,3 +22,18 @@ graceful_timeout = 5
 timeout = 60
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 control_socket_disable = True
+
+BOOT_ERROR = 3
+"""gunicorn's exit code of a worker that must not be started again."""
+
+
+def post_worker_init(worker: Any) -> None:
+    """A server that is too old or too new for the database does not start, and stops as soon as it is too old."""
+    from dstackweb.lib import schema
+
+    try:
+        schema.require()
+    except schema.Refused as why:
+        schema.say_on_stderr(str(why))
+        sys.exit(BOOT_ERROR)
+    schema.watch(lambda: os.kill(worker.ppid, signal.SIGTERM))

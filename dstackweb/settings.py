@@ -214,9 +214,9 @@ Q_CLUSTER: dict[str, Any] = {
     "label": "Task queue",
 }
 if REDIS_URL:
-    Q_CLUSTER["redis"] = _patient(REDIS_URL)
+    Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": "dstackweb.scheduler.processes.brokers.RedisBroker"}
 else:
-    Q_CLUSTER["orm"] = "default"
+    Q_CLUSTER |= {"orm": "default", "broker_class": "dstackweb.scheduler.processes.brokers.OrmBroker"}
 
 INSTALLED_APPS = [
     "django.contrib.admin",

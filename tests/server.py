@@ -25,11 +25,11 @@ class Server:
     """`with Server(home) as server: server.api("GET", "runs")`. `env` overrides settings, such as time-outs.
 
     `home` must be a folder that other users can reach, since jobs run as another user when the tests are root. Without
-    `migrated` its first start makes the tables.
+    `migrated` its first start makes the tables. `tree` is the checkout that it runs.
     """
 
-    def __init__(self, home: Path, *, migrated: bool = True, **env: str) -> None:
-        self.home = home
+    def __init__(self, home: Path, *, migrated: bool = True, tree: Path = REPO, **env: str) -> None:
+        self.home, self.tree = home, tree
         self.env = deployment_env(
             home,
             migrated=migrated,
@@ -52,16 +52,25 @@ class Server:
 
     def start(self) -> Server:
         """Start the supervisor and wait until the server answers and its host is there."""
-        with (self.home / "up.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "up"], cwd=REPO, env=self.env, stdout=log, stderr=log
-            )
-        eventually(self._ready, deadline=60)
+        self.launch()
+        eventually(self.is_ready, deadline=60)
         return self
 
-    def _ready(self) -> bool:
+    def launch(self) -> None:
+        """Start the supervisor."""
+        with (self.home / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", "up"], cwd=self.tree, env=self.env, stdout=log, stderr=log
+            )
+
+    def said(self) -> str:
+        """What the supervisor has printed."""
+        return (self.home / "up.log").read_text()
+
+    def is_ready(self) -> bool:
+        """Whether the server answers and a host is there."""
         assert self.process is not None
-        assert self.process.poll() is None, (self.home / "up.log").read_text()
+        assert self.process.poll() is None, self.said()
         try:
             hosts = self.http.get("/hosts").json()["items"]
         except (httpx.HTTPError, KeyError, ValueError):

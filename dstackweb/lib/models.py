@@ -1,4 +1,4 @@
-"""Leases, rate limits and circuit breakers that processes share, by name, and the watcher's time."""
+"""Leases, rate limits and circuit breakers that processes share, by name, the watcher's time, and the schema's version."""
 
 from __future__ import annotations
 
@@ -211,3 +211,15 @@ def watch_time() -> Coalesce:
     """The watcher's time (seconds) as an expression: rows store it when something happens, and what has passed since
     is derived. So a check of the watcher writes one row, however many it watches."""
     return Coalesce(Subquery(Watch.objects.filter(pk=1).values("counted_s")), Value(0.0), output_field=FloatField())
+
+
+class SchemaVersion(models.Model):
+    """The schema that the database has, in the row 1: `lib.schema` compares programs with it."""
+
+    version = models.PositiveIntegerField()
+    compatible = models.PositiveIntegerField(help_text="The oldest schema whose programs work with this one")
+    release = models.CharField(max_length=40, help_text="The dstackweb that has migrated last")
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"schema {self.version}, for programs of schema {self.compatible} and newer"

@@ -17,6 +17,8 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
 PARENT_VARIABLE = "DSTACKWEB_SUPERVISOR"
 """Set by a supervisor to its pid: the program must end with that process."""
+REFUSED = 78
+"""Exit code of a program that does not fit the database (EX_CONFIG): starting it again changes nothing."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 _forking_pid = 0

@@ -48,4 +48,14 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_watch_row')],
             },
         ),
+        migrations.CreateModel(
+            name='SchemaVersion',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.PositiveIntegerField()),
+                ('compatible', models.PositiveIntegerField(help_text='The oldest schema whose programs work with this one')),
+                ('release', models.CharField(help_text='The dstackweb that has migrated last', max_length=40)),
+                ('at', models.DateTimeField()),
+            ],
+        ),
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from dstackweb.lib.network import full_jitter
-from dstackweb.lib.process import PARENT_VARIABLE
+from dstackweb.lib.process import PARENT_VARIABLE, REFUSED
 
 LOG_LIMIT = 10 * 1024 * 1024
 STOP_S = 15.0
@@ -115,21 +115,28 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """`Supervisor(specs, logs, cwd, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line."""
+    """`Supervisor(specs, logs, cwd, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line.
+
+    A process that ends with REFUSED, because the database is for newer programs, ends them all.
+    """
 
     def __init__(self, specs: Sequence[ProcessSpec], logs: Path, cwd: Path, say: Callable[[str], None]) -> None:
         self.children = [SupervisedProcess(spec, ProcessLog(logs, spec.name), cwd) for spec in specs]
         self.say = say
         self._outputs = selectors.DefaultSelector()
         self._stop_requests = 0
+        self._refused = False
 
-    def run(self, on_ready: Callable[[], None]) -> None:
-        """Start all processes, call `on_ready` once when all answer, keep them running, stop them when asked to."""
+    def run(self, on_ready: Callable[[], None]) -> bool:
+        """Start all processes, call `on_ready` once when all answer, keep them running, stop them when asked to.
+
+        Returns whether they were stopped because one refused to go on.
+        """
         began = time.monotonic()
         announced = warned = False
         with self._signals():
             try:
-                while not self._stop_requests:
+                while not self._stop_requests and not self._refused:
                     self._keep()
                     self._read(TICK_S)
                     if not announced and all(child.check_ready() for child in self.children):
@@ -140,6 +147,7 @@ class Supervisor:
                         self.say(f"still waiting for {self._waiting()} after {SLOW_START_S:.0f} s")
             finally:
                 self._end_all()
+        return self._refused
 
     def _waiting(self) -> str:
         return " and ".join(f"{c.spec.name} (log: {c.log.path})" for c in self.children if not c.is_ready)
@@ -163,6 +171,10 @@ class Supervisor:
                 self._outputs.register(output, selectors.EVENT_READ, (child, output))
             elif child.process is not None and child.start_at is None and child.process.poll() is not None:
                 self._read(0)
+                if child.process.returncode == REFUSED:
+                    self._refused = True
+                    self.say(f"{child.spec.name} refused to go on ({child.last_line.decode(errors='replace').strip()})")
+                    return
                 self.say(f"{child.spec.name} {child.ended(child.process.returncode)}")
 
     def _read(self, timeout: float) -> None:

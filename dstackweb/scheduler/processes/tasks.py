@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from dstackweb.scheduler.models import PassState, PeriodicJob
 from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.processes import housekeeping, retention
+
+log = logging.getLogger(__name__)
 
 OUTSTANDING_S = 10.0
 """A tick that has not ended by then counts as lost, and the next may start. Short, because a killed worker delays
@@ -122,7 +125,10 @@ def _enqueue_tick(job: Periodic, guard: Q, now: dt.datetime) -> bool:
 def tick(name: str, enqueued_at: float) -> None:
     """Run a periodic job of the deployment or of this host."""
     host = name.partition(":")[2]
-    job = next(job for job in (host_jobs(host, "") if host else control_jobs()) if job.name == name)
+    job = next((job for job in (host_jobs(host, "") if host else control_jobs()) if job.name == name), None)
+    if job is None:
+        log.warning("%s is periodic work of another version: left to its workers", name)
+        return
     run_tick(job, enqueued_at)
 
 

@@ -84,3 +84,8 @@ def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
         with pytest.raises(ConnectionError):
             tasks.enqueue_due(JOBS, now)
     assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1
+
+
+def test_work_that_only_another_version_knows_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    tasks.tick("of-another-version", timezone.now().timestamp())
+    assert "of-another-version is periodic work of another version" in caplog.text

@@ -31,8 +31,9 @@ from dstackweb.backends.hosts.isolation import Arrangement, arrange, prepare
 from dstackweb.backends.hosts.joining import host_token
 from dstackweb.backends.hosts.probe import BackgroundProbe, Probe, boot_id, own_address, probe
 from dstackweb.backends.models import Host, check_host_name
+from dstackweb.lib import schema
 from dstackweb.lib.network import is_exposed
-from dstackweb.lib.process import PARENT_VARIABLE, try_lock
+from dstackweb.lib.process import PARENT_VARIABLE, REFUSED, try_lock
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class Command(BaseCommand):
                 for child in children:
                     child.keep()
                 presence.update(background_probe.current())
+                if schema.refusal():
+                    sys.exit(REFUSED)
                 stopping.wait(HEARTBEAT_EVERY_S)
         except HasLeft:
             self.stdout.write(f"Host {name} was removed from the deployment. Start it again to rejoin.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -12,6 +13,8 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import OperationalError, close_old_connections
 from django.utils import timezone
 
+from dstackweb.lib import schema
+from dstackweb.lib.process import REFUSED
 from dstackweb.scheduler.processes import tasks
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,8 @@ class Command(BaseCommand):
             jobs += tasks.control_jobs()
         known = False
         while not stopping.wait(CHECK_EVERY_S):
+            if schema.refusal():
+                sys.exit(REFUSED)
             try:
                 if not known:
                     tasks.ensure_rows(jobs)

@@ -26,8 +26,9 @@ from django_q.status import Stat
 
 from dstackweb.accounts.services import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
+from dstackweb.lib import schema
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.process import try_lock
+from dstackweb.lib.process import REFUSED, try_lock
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.processes.supervisor import ProcessSpec, Supervisor
@@ -55,8 +56,10 @@ class Command(BaseCommand):
             self.stdout.write(banner(admin, logs, time.monotonic() - began))
             self.stdout.flush()
 
-        supervisor.run(on_ready)
+        refused = supervisor.run(on_ready)
         self._say("stopped. Running jobs continue")
+        if refused:
+            sys.exit(REFUSED)
 
     def _say(self, line: str) -> None:
         self.stderr.write(f"dstackweb: {line}")
@@ -114,11 +117,13 @@ def prepare() -> Bootstrap:
     try:
         if "redis" in settings.Q_CLUSTER:
             redis.from_url(settings.Q_CLUSTER["redis"]).ping()
-        call_command("migrate", interactive=False, verbosity=0)
-        call_command("createcachetable", verbosity=0)
-        admin = bootstrap()
-        ensure_default_profile()
-        sources.preload(timezone.now())
+        # Several servers may start on one database: the first sets it up.
+        with schema.alone(schema.say_on_stderr):
+            call_command("migrate", interactive=False, verbosity=0)
+            call_command("createcachetable", verbosity=0)
+            admin = bootstrap()
+            ensure_default_profile()
+            sources.preload(timezone.now())
         return admin
     except DatabaseError as error:
         refuse(f"cannot use the database: {str(error).strip().splitlines()[0]}")

@@ -1,0 +1,120 @@
+"""Several servers on one database: their first start, and an upgrade while they run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dstackweb.lib.process import REFUSED
+from tests.server import Server
+from tests.support import REPO, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
+
+MakePlane = Callable[..., Server]
+
+
+@pytest.fixture
+def plane(open_home: Path) -> Iterator[MakePlane]:
+    """`plane(name, tree)`: a server with a home of its own, on a database and a broker that all of them share."""
+    shared: dict[str, str] = {"DSTACKWEB_SECRET_KEY": "one key for all of them, long enough for Django"}
+    made: list[Server] = []
+
+    def make(name: str, tree: Path = REPO) -> Server:
+        home = open_home / name
+        home.mkdir()
+        server = Server(home, migrated=False, tree=tree, DSTACKWEB_HOST_NAME=name, PYTHONPATH=str(tree), **shared)
+        if not made:
+            url = server.env.get("DATABASE_URL", f"sqlite:///{open_home}/db.sqlite3")
+            shared["DATABASE_URL"] = server.env["DATABASE_URL"] = url
+            if "REDIS_URL" in server.env:
+                shared["REDIS_URL"] = server.env["REDIS_URL"]
+        if tree is not REPO:
+            server.env["DSTACKWEB_STATIC_ROOT"] = ""
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.stop()
+        server.http.close()
+
+
+def version_of_program(folder: Path, version: int, compatible: int, *migrations: str) -> Path:
+    """A checkout that declares this schema, with migrations of the app `lib` on top of the present ones."""
+    folder.mkdir()
+    shutil.copytree(REPO / "dstackweb", folder / "dstackweb", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPO / "manage.py", folder)
+    for name in ("templates", "static"):
+        (folder / name).symlink_to(REPO / name)
+    path = folder / "dstackweb" / "lib" / "schema.py"
+    code = path.read_text()
+    for name, value in (("VERSION", version), ("COMPATIBLE", compatible)):
+        assert code.count(f"\n{name} = 1\n") == 1
+        code = code.replace(f"\n{name} = 1\n", f"\n{name} = {value}\n")
+    path.write_text(code)
+    before = "0001_initial"
+    for number, operation in enumerate(migrations, 2):
+        name = f"{number:04d}_step"
+        (path.parent / "migrations" / f"{name}.py").write_text(
+            "from django.db import migrations, models\n\n\nclass Migration(migrations.Migration):\n"
+            f"    dependencies = [('lib', '{before}')]\n    operations = [{operation}]\n"
+        )
+        before = name
+    return folder
+
+
+def answers(server: Server) -> bool:
+    """Whether its process lives, and serves pages that read the database."""
+    assert server.process is not None
+    assert server.process.poll() is None, server.said()
+    try:
+        return server.http.get("/hosts").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePlane) -> None:
+    first, second = plane("first"), plane("second")
+    first.launch()
+    second.launch()
+    for server in (first, second):
+        eventually(server.is_ready, deadline=120)
+        assert "Traceback" not in server.said()
+    assert "another process is setting up this database; waiting for it" in first.said() + second.said()
+    items = first.http.get("/hosts").json()["items"]
+    eventually(lambda: {host["name"] for host in first.http.get("/hosts").json()["items"]} == {"first", "second"})
+    assert {host["name"] for host in items} <= {"first", "second"}
+
+
+def test_servers_are_upgraded_one_after_another_and_one_that_is_too_old_stops(
+    plane: MakePlane, open_home: Path
+) -> None:
+    """Expand, then contract: a column comes with the second version, and another goes with the third."""
+    expand = "migrations.AddField('lease', 'note', models.CharField(max_length=9, null=True))"
+    contract = "migrations.RemoveField('lease', 'note')"
+    first = plane("first", version_of_program(open_home / "first-version", 1, 1))
+    second = plane("second", version_of_program(open_home / "second-version", 2, 1, expand))
+    third = plane("third", version_of_program(open_home / "third-version", 3, 2, expand, contract))
+
+    first.start()
+    second.start()
+    assert answers(first)
+
+    third.launch()
+    assert first.process is not None
+    assert first.process.wait(60) == REFUSED
+    assert "(dstackweb 0.1.0, schema 1) is too old for the database" in first.said()
+    assert "programs older than schema 2 stop now" in third.said()
+    eventually(third.is_ready, deadline=120)
+    assert answers(second)
+
+    first.launch()
+    assert first.process.wait(60) == REFUSED
+    assert first.said().splitlines()[-1].startswith("dstackweb: this program (dstackweb 0.1.0, schema 1) is too old")
+    assert first.role_pids("manage.py") == []
+    assert answers(second)
