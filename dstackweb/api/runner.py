@@ -123,6 +123,10 @@ class HeartbeatsIn(Schema):
     jobs: list[JobHeartbeatIn] = Field(max_length=relay.MOST)
 
 
+class InterruptionIn(Schema):
+    at: AwareDatetime
+
+
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
@@ -130,6 +134,8 @@ class ExitIn(Schema):
     log_size: int | None = Field(None, ge=0, lt=2**62)
     log_missing: int = Field(0, ge=0, lt=2**62)
     memory_mib: int | None = Field(None, ge=0, lt=2**40)
+    signalled: bool = False
+    interruption: InterruptionIn | None = None
 
 
 @router.post("/{job_id}/claim", include_in_schema=False)
@@ -253,7 +259,9 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     detail = None
     if body.reason == Reason.OUT_OF_MEMORY:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
-    attempts.end_job(
+    if body.interruption is not None and job.instance_id is not None:
+        agents.record_interruption(job.instance_id, body.interruption.at)
+    attempts.report_end(
         job.pk,
         body.reason,
         exit_code=body.exit_code,
@@ -261,6 +269,7 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
         detail=detail,
         log_size=body.log_size,
         log_missing=body.log_missing,
+        signalled=body.signalled,
     )
     return {}
 
@@ -308,10 +317,6 @@ class AgentJoinIn(Schema):
     nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
     gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
     address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
-
-
-class InterruptionIn(Schema):
-    at: AwareDatetime
 
 
 class NextIn(Schema):

@@ -1,4 +1,4 @@
-"""Leases, rate limits and circuit breakers that processes share, by name, the watcher's time, and the schema's version."""
+"""Leases, rate limits and circuit breakers that processes share, by name; the watcher's time; the schema's version."""
 
 from __future__ import annotations
 

@@ -288,6 +288,7 @@ class InstanceJobs:
             "run_dir": os.path.join(self._runs(account), str(run), f"node-{node}"),
             "user": account.pw_name if account else None,
             "path": job_path(account),
+            "metadata": machine.metadata_endpoint(),
         }
 
     def _runs(self, account: pwd.struct_passwd | None) -> str:

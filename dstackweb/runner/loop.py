@@ -14,6 +14,7 @@ from typing import Any
 from dstackweb.runner import cgroups, output, relay, samples, spool, tree
 from dstackweb.runner.child import BadArchive, CannotStart, Job, acting_as, spawn, unpack
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
+from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import StateDir, say
 from dstackweb.runner.task_lines import TaskLines
 
@@ -53,6 +54,8 @@ class Runner:
         self.contact = time.monotonic()
         """When a heartbeat was last answered: only heartbeats show the API that the job has a runner."""
         self.has_child = False
+        self.signalled = False
+        """Whether this runner got SIGTERM while commands were running, as when its machine is shut down."""
         self.samples: samples.Samples | None = None
         self.task_lines: TaskLines | None = None
         self._nudged = False
@@ -207,7 +210,19 @@ class Runner:
         elif code == 0:
             self._finish(0, "done_by_runner", "")
         else:
-            self._finish(code, "container_exited_with_error", "")
+            self._finish(code, "container_exited_with_error", "", **self._machine_end())
+
+    def _machine_end(self) -> dict[str, Any]:
+        """What suggests that the machine is ending with the commands: a SIGTERM to this runner, a spot notice."""
+        found: dict[str, Any] = {}
+        if self.signalled:
+            say("the commands ended after this runner got SIGTERM: its machine may be ending")
+            found["signalled"] = True
+        # The agent may not have seen a short notice.
+        if (endpoint := self.orders.get("metadata")) and (at := Metadata(endpoint).interruption()):
+            say(f"spot interruption at {at}")
+            found["interruption"] = {"at": at}
+        return found
 
     def _report_end(self) -> None:
         """Send the rest of the output and then the end, until the API has it."""
@@ -297,6 +312,7 @@ class Runner:
         """Running commands are ended only by the API; without them this runner may exit and be replaced."""
         if not self.has_child:
             os._exit(0)
+        self.signalled = True
 
 
 class CommandsRun:

@@ -66,11 +66,16 @@ def address(api: str) -> str:
         return ""
 
 
+def metadata_endpoint() -> str:
+    """Where this instance's metadata are."""
+    return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA
+
+
 class Metadata:
     """EC2's instance metadata, version 2."""
 
     def __init__(self, endpoint: str = "") -> None:
-        self._base = (endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA).rstrip("/")
+        self._base = (endpoint or metadata_endpoint()).rstrip("/")
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
         self._token = ""
 

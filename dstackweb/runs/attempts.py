@@ -37,6 +37,7 @@ from dstackweb.runs.states import (
     StopOthers,
     decide,
     job_end_status,
+    was_signalled,
 )
 from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
 from dstackweb.spec.effective import EffectiveSpec
@@ -78,6 +79,53 @@ def start_job(job_id: UUID) -> None:
             settle_run(job.run)
 
 
+def report_end(
+    job_id: UUID,
+    reason: str,
+    *,
+    exit_code: int | None = None,
+    message: str = "",
+    detail: dict[str, Any] | None = None,
+    log_size: int | None = None,
+    log_missing: int = 0,
+    signalled: bool = False,
+) -> None:
+    """A runner's report that its job has ended. `signalled`: the runner itself got SIGTERM before.
+
+    Where that may be the end of a cloud's machine, the job stays active until the cloud has said how its machine is
+    (`scheduler.cloud.watch`). An own host whose runner got the signal with its commands was shut down.
+    """
+    end: dict[str, Any] = {
+        "exit_code": exit_code,
+        "message": message,
+        "log_size": log_size,
+        "log_missing": log_missing,
+    }
+    with transaction.atomic():
+        job = _lock_job(job_id)
+        if job.status not in JOB_ACTIVE or job.reported_at is not None:
+            return
+        if not job.stop_reason and reason == Reason.CONTAINER_EXITED_WITH_ERROR:
+            killed = was_signalled(exit_code)
+            if job.instance is not None and (killed or signalled):
+                if job.instance.interrupted_at is None:
+                    _ask_for_machine(job, end)
+                    return
+                reason = Reason.INTERRUPTED
+            elif job.host_id is not None and killed and signalled:
+                reason = Reason.INSTANCE_UNREACHABLE
+                detail = {"code": MessageCode.MACHINE_SHUT_DOWN, "exit_code": exit_code}
+        end_job(job_id, reason, detail=detail, **end)
+
+
+def _ask_for_machine(job: Job, end: dict[str, Any]) -> None:
+    now = timezone.now()
+    detail = {"code": MessageCode.MACHINE_ASKED, "exit_code": end["exit_code"]}
+    event = RunEventKind.MACHINE_ASKED
+    move_job(job, JobStatus.TERMINATING, now=now, event=event, reported_at=now, **end | {"detail": detail})
+    wakeups.request_job_checks([job])
+
+
 def end_job(
     job_id: UUID,
     reason: str,
@@ -100,6 +148,8 @@ def end_job(
             return False
         if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
             reason = job.stop_reason
+        if job.reported_at is not None:
+            exit_code, log_size, log_missing = job.exit_code, job.log_size, job.log_missing
         if job.run.is_hold and job.started_at is not None:
             reason = HOLD_END.get(reason, reason)
         move_job(
@@ -159,7 +209,7 @@ def _end_message(
 def _lock_job(job_id: UUID) -> Job:
     """The job, with its host and run, as read under the run's lock. Raises Job.DoesNotExist."""
     run = lock_run(Job.objects.values_list("run_id", flat=True).get(pk=job_id))
-    job = Job.objects.select_related("host").get(pk=job_id)
+    job = Job.objects.select_related("host", "instance").get(pk=job_id)
     job.run = run
     return job
 
@@ -295,6 +345,12 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
             job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
         ):
             if job.host_id is None:
+                to_check.append(job)
+            continue
+        if job.reported_at is not None:
+            # Nothing of it runs. If another node has failed, it may be because of this one's machine.
+            if reason != Reason.TERMINATED_BY_SERVER:
+                move_job(job, job_end_status(reason), now=now, termination_reason=reason, detail={})
                 to_check.append(job)
             continue
         if job.status != JobStatus.TERMINATING:

@@ -251,6 +251,9 @@ class Job(models.Model):
     placed_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
+    reported_at = models.DateTimeField(
+        null=True, help_text="Its runner has reported an end that may be its machine's; the cloud is asked for that"
+    )
     ended_at = models.DateTimeField(null=True)
     exit_code = models.IntegerField(null=True)
     termination_reason = models.CharField(max_length=60, blank=True)

@@ -129,6 +129,15 @@ JOB_END: dict[str, JobStatus] = {
 }
 
 
+# SIGHUP, SIGKILL and SIGTERM: what ends processes from outside, and all of them when their machine is shut down.
+OUTSIDE_SIGNALS = frozenset({1, 9, 15})
+
+
+def was_signalled(exit_code: int | None) -> bool:
+    """Whether commands were ended by a signal from outside: by their machine's end, or by somebody."""
+    return (exit_code or 0) - 128 in OUTSIDE_SIGNALS
+
+
 def job_end_status(reason: str) -> JobStatus:
     """The final status of a job that ended for `reason`; anything not known as benign is a failure."""
     return JOB_END.get(reason, J.FAILED)
@@ -224,14 +233,22 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome |
 
 
 def first_failed(jobs: Sequence[JobView]) -> JobView | None:
-    """The job that failed first, not counting jobs stopped by people or because of another node."""
+    """The job that failed first, not counting jobs stopped by people or because of another node.
+
+    Before all others a job whose machine was lost: the other nodes fail because of that, and may report it sooner.
+    """
     bad = [
         job
         for job in jobs
         if job.status in (JobStatus.FAILED, JobStatus.TERMINATED)
         and job.reason not in (Reason.TERMINATED_BY_SERVER, Reason.TERMINATED_BY_USER, Reason.ABORTED_BY_USER)
     ]
-    return min(bad, key=lambda job: (job.ended_at or dt.datetime.max.replace(tzinfo=dt.UTC), job.node), default=None)
+    latest = dt.datetime.max.replace(tzinfo=dt.UTC)
+
+    def order(job: JobView) -> tuple[bool, dt.datetime, int]:
+        return RETRY_EVENT.get(job.reason) != "interruption", job.ended_at or latest, job.node
+
+    return min(bad, key=order, default=None)
 
 
 def _good_end(jobs: Sequence[JobView]) -> str:

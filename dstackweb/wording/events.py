@@ -37,6 +37,7 @@ _OF_NODES = {
     None,
     RunEventKind.OFFER_FAILED,
     RunEventKind.MACHINE_STARTED,
+    RunEventKind.MACHINE_ASKED,
     RunEventKind.CLAIMED,
     RunEventKind.JOB_RUNNING,
     RunEventKind.JOB_TERMINATING,
@@ -113,6 +114,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.MACHINE_STARTED:
             numbers = {"what": _offer(data), "id": data["cloud_id"], "price": dollars(data["price"])}
             return _("%(what)s starts as %(id)s at %(price)s per hour") % numbers
+        case RunEventKind.MACHINE_ASKED:
+            return _("a signal ended its commands; asking the cloud about its machine")
         case RunEventKind.CLAIMED:
             return _("its runner is up on %s") % str(data.get("where", ""))
         case RunEventKind.JOB_RUNNING:

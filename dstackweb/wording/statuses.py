@@ -211,6 +211,11 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
             return _("%(host)s has sent no heartbeat for %(time)s") % numbers
         case MessageCode.RUNNER_GONE:
             return str(_("its runner and its state are gone from the host"))
+        case MessageCode.MACHINE_ASKED:
+            ended = _("a signal ended its commands (exit code %(exit_code)d); asking the cloud about its machine")
+            return ended % data
+        case MessageCode.MACHINE_SHUT_DOWN:
+            return _("its machine was shut down while it ran (exit code %(exit_code)d)") % data
         case MessageCode.GIVEN_UP:
             if "by" not in data:
                 return str(_("an operator gave it up: its host is gone"))

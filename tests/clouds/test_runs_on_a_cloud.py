@@ -203,3 +203,50 @@ def test_workers_killed_while_machines_start_leave_one_machine_for_each_run(site
     for name in names:
         assert site.server.wait(name, deadline=120)["status"] == "done"
     assert len(site.known() - before) == 3
+
+
+def ends_once(site: Site, *before: str, **keys: Any) -> str:
+    """Submit a run whose second attempt is done at once; its name, once the first one is up."""
+    storage = site.server.home / "shared"  # what all machines reach
+    storage.mkdir(exist_ok=True)
+    storage.chmod(0o777)
+    mark = storage / f"begun-{len(site.known())}"
+    name = site.submit(
+        f"if ! mkdir {mark}; then echo again; exit 0; fi",
+        *before,
+        "echo up",
+        "while :; do sleep 0.1; done",
+        **{"retry": {"on_events": ["interruption"]}} | keys,
+    )
+    site.server.wait(name, "running", deadline=BOOTED_S)
+    eventually(lambda: b"up" in site.server.log(name, attempt=1), deadline=15)
+    return name
+
+
+@pytest.mark.parametrize("trap", ["", "trap 'echo told; exit 1' TERM"])
+def test_a_machine_that_somebody_ends_in_the_console_is_an_interruption(site: Site, trap: str) -> None:
+    name = ends_once(site, *filter(None, [trap]))
+    [machine] = site.running()
+    site.cloud.client("ec2").terminate_instances(InstanceIds=[machine])
+    site.server.hurry_retry(name)
+    run = site.server.wait(name, deadline=BOOTED_S)
+    assert (run["status"], len(site.events(name, "retry"))) == ("done", 1)
+    assert site.events(name, "retry")[0]["data"]["job_reason"] == "instance_unreachable"
+
+
+def test_a_spot_machine_whose_notice_is_too_short_for_its_agent_is_an_interruption(site: Site) -> None:
+    name = ends_once(site, spot_policy="spot")
+    [machine] = site.running()
+    site.cloud.interrupt(machine, notice_s=0.3)
+    site.server.hurry_retry(name)
+    run = site.server.wait(name, deadline=BOOTED_S)
+    assert run["status"] == "done"
+    assert site.events(name, "retry")[0]["data"]["job_reason"] == "interrupted_by_no_capacity"
+
+
+def test_a_job_that_is_killed_on_a_machine_that_runs_on_has_failed_by_itself(site: Site) -> None:
+    name = site.submit("kill -9 $$", retry={"on_events": ["interruption"]})
+    run = site.server.wait(name, deadline=BOOTED_S + 30)
+    assert (run["status"], run["exit_code"]) == ("failed", 137)
+    assert run["jobs"][0]["termination_reason"] == "container_exited_with_error"
+    assert len(site.events(name, "machine_asked")) == 1

@@ -49,7 +49,8 @@ class Service:
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.metadata = Metadata(f"http://127.0.0.1:{self.server.server_address[1]}/")
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+        self.metadata = Metadata(self.url)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -9,9 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from dstackweb.runner import tree
 from tests.runner.conftest import Box, runs
+from tests.runner.test_machine import AT, Service, service
 from tests.support import eventually
 
+__all__ = ["service"]
 MakeBox = Callable[..., Box]
 WORK = "while :; do sleep 0.02 || :; done"
 """A stop ends the sleep as well, and the shell would leave with its first command that fails, before its own trap."""
@@ -187,3 +191,31 @@ def test_a_term_ends_a_runner_that_waits_and_none_that_has_commands(box: MakeBox
     waiting.wait_until_gone()
     (working.run_dir / "enough").touch()
     assert working.end()["reason"] == "done_by_runner"
+
+
+def test_a_runner_that_gets_the_signal_too_says_so_with_the_end(box: MakeBox) -> None:
+    """As when the machine is shut down: whatever the commands make of the signal."""
+    job = box("trap 'exit 3' TERM", "echo up", WORK)
+    job.launch()
+    job.wait_for("up")
+    os.kill(job.pid, signal.SIGTERM)
+    tree.send(job.processes(), signal.SIGTERM)
+    end = job.end()
+    assert (end["reason"], end["exit_code"], end["signalled"]) == ("container_exited_with_error", 3, True)
+    assert "after this runner got SIGTERM" in job.said()
+
+
+def test_a_failed_job_on_a_cloud_asks_the_metadata_once_more(box: MakeBox, service: Service) -> None:
+    service.notice = json.dumps({"action": "terminate", "time": AT}).encode()
+    job = box("exit 3")
+    job.orders["metadata"] = service.url
+    job.launch()
+    assert job.end()["interruption"] == {"at": AT}
+
+
+def test_a_job_on_a_cloud_whose_metadata_are_gone_ends_as_well(box: MakeBox) -> None:
+    job = box("exit 3")
+    job.orders["metadata"] = "http://127.0.0.1:9"
+    job.launch()
+    end = job.end()
+    assert (end["exit_code"], "interruption" in end, "signalled" in end) == (3, False, False)

@@ -109,8 +109,7 @@ def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
     now = timezone.now()
     Instance.objects.filter(pk=instance_id).update(heartbeats=F("heartbeats") + 1, seen_at=now, silent_s=0)
     if report.interruption_at is not None:
-        there = Instance.objects.filter(pk=instance_id, interrupted_at=None, status=InstanceStatus.RUNNING)
-        there.update(interrupted_at=min(max(report.interruption_at, now - MAX_NOTICE), now + MAX_NOTICE))
+        record_interruption(instance_id, report.interruption_at)
     instance = Instance.objects.filter(pk=instance_id).first()
     if instance is None:
         raise NotFound("no such instance")
@@ -127,8 +126,17 @@ def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
     return step | {"alone_s": _alone_s(instance, now)}
 
 
+def record_interruption(instance_id: UUID, at: dt.datetime) -> None:
+    """Store when the cloud takes an instance back. The watcher acts on it."""
+    now = timezone.now()
+    there = Instance.objects.filter(pk=instance_id, interrupted_at=None, status=InstanceStatus.RUNNING)
+    there.update(interrupted_at=min(max(at, now - MAX_NOTICE), now + MAX_NOTICE))
+
+
 def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str, Any] | None:
     """The order to start the job's runner, which decides itself what is left to do; None to wait."""
+    if job.reported_at is not None:
+        return None
     if report.error:
         # Shown if the start deadline passes.
         Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=report.error)

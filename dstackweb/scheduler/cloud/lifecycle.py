@@ -31,6 +31,9 @@ STOP_MARGIN_S, STOP_MAX_S = 60.0, 600.0
 """How long a job may take to end beyond its grace: while its runner is silent, and at most."""
 REPORT_S = 10
 """The part of an interruption's notice that is left for reporting how the job ended."""
+CONFIRM_S = 10.0
+"""A cloud may show an instance as running for a moment after its end has begun. So long after a job was ended by a
+signal, an instance that is running has not ended with it."""
 NOT_REUSABLE = frozenset(
     {
         Reason.INSTANCE_UNREACHABLE.value, Reason.INTERRUPTED.value, Reason.EXECUTOR_ERROR.value,
@@ -62,6 +65,8 @@ def _unused(row: Instance, now: dt.datetime) -> InstanceEnd | None:
 
 
 def _stuck(row: Instance, job: Job) -> InstanceEnd | None:
+    if job.reported_at is not None:
+        return None
     if _is_untouched(job):
         if row.interrupted_at is not None:
             return InstanceEnd.INTERRUPTED
@@ -110,6 +115,24 @@ def follow_up(row: Instance, job: Job | None, why: str) -> JobFollowUp:
 def job_end_reason(why: str) -> Reason:
     """The reason of a job that may have been executing when its instance ended for `why`."""
     return Reason.INTERRUPTED if why == InstanceEnd.INTERRUPTED else Reason.INSTANCE_UNREACHABLE
+
+
+class Cause(Enum):
+    """Why commands ended that were ended by a signal."""
+
+    UNKNOWN = auto()
+    """The cloud has not said yet."""
+    OWN = auto()
+    MACHINE = auto()
+
+
+def cause_of_end(job: Job, machine: CloudInstance | None) -> Cause:
+    """Why a job ended whose runner has reported a signal, by the cloud's answer to a question asked after that."""
+    if machine is None:
+        return Cause.UNKNOWN
+    if machine.state not in (InstanceState.STARTING, InstanceState.RUNNING):
+        return Cause.MACHINE
+    return Cause.OWN if job.status_s >= CONFIRM_S else Cause.UNKNOWN
 
 
 def idle_time_s(row: Instance, reason: str, idle_duration_s: int | None) -> int:

@@ -27,6 +27,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease, watch_time
 from dstackweb.lib.sql import for_each
 from dstackweb.runs import wakeups
+from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -34,12 +35,15 @@ from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.cloud import instances as cloud_rows
 from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud.lifecycle import (
+    Cause,
     CloudState,
+    cause_of_end,
     cloud_state,
     find_instance,
     find_orphans,
     grace_s,
     idle_time_s,
+    job_end_reason,
     reason_to_end,
 )
 
@@ -67,9 +71,12 @@ def poll_all() -> None:
 
 
 def poll_jobs(job_ids: Sequence[str]) -> None:
-    """Advance a few jobs at once: start instances for waiting ones, release those of ended ones."""
+    """Advance a few jobs at once: start instances for waiting ones, release those of ended ones, and ask the cloud
+    about the machines of those that were ended by a signal."""
     release_instances(_present_instances().filter(holder__in=job_ids))
     _run_all(partial(cloud_start.start_instance, UUID(job_id)) for job_id in job_ids)
+    if _reported_jobs().filter(pk__in=job_ids).exists():
+        _run_all((partial(poll_region, backend, region) for backend, region in _regions_due()), WORK_S)
 
 
 def end_orphans() -> None:
@@ -107,6 +114,8 @@ def _run(act: Callable[[], object]) -> None:
 def poll_region(backend: Backend, region: str) -> None:
     """Compare a region's rows with the cloud, and act on differences. Raises SourceFailed, having changed nothing."""
     code = registry.cloud(backend)
+    # Before the question: what the cloud answers must be younger than what their runners have reported.
+    reported = list(_reported_jobs().filter(instance__backend=backend, instance__region=region))
     machines = code.instances(region, cloud_rows.deployment())
     # Read after the answer: a row exists before its instance.
     rows = list(_present_instances().filter(backend=backend, region=region))
@@ -118,14 +127,41 @@ def poll_region(backend: Backend, region: str) -> None:
     for machine in find_orphans(machines, wanted, timezone.now()):
         log.warning("%s %s: terminating orphan instance %s", backend, region, machine.cloud_id)
         ending.add(machine.cloud_id)
+    for job in reported:
+        assert job.instance is not None
+        _settle_reported(job, job.instance, find_instance(machines, str(job.instance_id), job.instance.cloud_id))
     if ending - {""}:
         code.terminate(region, sorted(ending - {""}))
 
 
+def _reported_jobs() -> QuerySet[Job]:
+    """Jobs that were ended by a signal, and whose clouds have not said yet whether their machines were."""
+    return (
+        Job.objects.timed()
+        .select_related("instance")
+        .filter(status=JobStatus.TERMINATING, reported_at__isnull=False, instance__isnull=False)
+    )
+
+
+def _settle_reported(job: Job, instance: Instance, machine: CloudInstance | None) -> None:
+    match cause_of_end(job, machine):
+        case Cause.MACHINE:
+            assert machine is not None
+            end_job(job.pk, job_end_reason(_why(instance, machine)), message=machine.text)
+        case Cause.OWN:
+            end_job(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, message=job.message)
+
+
+def _why(instance: Instance, machine: CloudInstance | None) -> str:
+    """Why an instance ends that its cloud has ended."""
+    if instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED:
+        return InstanceEnd.INTERRUPTED
+    return (machine.why if machine else "") or InstanceEnd.CLOUD
+
+
 def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
     """Update a row from the cloud's answer; returns whether the instance must be terminated."""
-    interrupted = instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED
-    why = InstanceEnd.INTERRUPTED if interrupted else (machine.why if machine else "") or InstanceEnd.CLOUD
+    why = _why(instance, machine)
     text = machine.text if machine else ""
     match cloud_state(instance, machine):
         case CloudState.THERE | CloudState.ALIVE as there:
@@ -195,6 +231,9 @@ def _stop_interrupted(job: Job, instance: Instance) -> None:
         fresh.run = run
         if fresh.status not in JOB_ACTIVE:
             return
+        if fresh.reported_at is not None:
+            end_job(fresh.pk, Reason.INTERRUPTED)
+            return
         grace = grace_s(job.run.spec.get("stop_duration_s") or 0, instance.interrupted_at, now)
         if fresh.status != JobStatus.TERMINATING:
             record(run, RunEventKind.SPOT_INTERRUPTION, {"at": instance.interrupted_at.isoformat()}, node=job.node)
@@ -210,9 +249,10 @@ def _present_instances() -> QuerySet[Instance]:
 def _regions_due() -> Iterator[tuple[Backend, str]]:
     """Backends and regions with instances that this process may poll now, by a lease that just expires."""
     settling: dict[tuple[Backend, str], bool] = {}
+    reported = set(_reported_jobs().values_list("instance_id", flat=True))
     for row in _present_instances().order_by("created_at", "pk"):
         place = (row.backend, row.region)
-        settling[place] = settling.get(place, False) or row.status == InstanceStatus.STOPPING
+        settling[place] = settling.get(place, False) or row.status == InstanceStatus.STOPPING or row.pk in reported
     for (backend, region), is_settling in settling.items():
         word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("poll", POLL_EVERY_S)
         if Lease.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):

@@ -101,7 +101,8 @@ class NodeLine(NamedTuple):
 
 def node_line(job: Job) -> NodeLine:
     why = ""
-    if job.status == JobStatus.PROVISIONING:
+    is_asked = job.status == JobStatus.TERMINATING and job.reported_at is not None
+    if job.status == JobStatus.PROVISIONING or is_asked:
         why = statuses.message(job.detail, job.message)
     elif job.status in (JobStatus.FAILED, JobStatus.TERMINATED):
         reason = statuses.termination(job.termination_reason)
