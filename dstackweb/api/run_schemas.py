@@ -253,7 +253,7 @@ class OfferOut(Schema):
     detail: dict[str, Any]
 
 
-class WarningOut(Schema):
+class RemarkOut(Schema):
     code: str
     message: str
 
@@ -270,7 +270,8 @@ class PlanOut(Schema):
     offers: list[OfferOut]
     reason: str | None
     reason_detail: str | None
-    warnings: list[WarningOut]
+    warnings: list[RemarkOut] = Field(description="Submitting despite one should be confirmed")
+    notes: list[RemarkOut] = Field(description="Settings that have no effect")
 
     @classmethod
     def of(cls, plan: Plan) -> PlanOut:
@@ -286,6 +287,7 @@ class PlanOut(Schema):
                 "reason": plan.waits.reason if plan.waits else None,
                 "reason_detail": text,
                 "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
+                "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
             }
         )
 

@@ -98,6 +98,8 @@ def submit(api: Api, options: Options) -> int:
             show_position(plan, sys.stderr)  # as in a script that submits many runs: no full plan
         else:
             show_plan(plan, _code_text(archive, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
+        for remark in plan["notes"]:
+            note(clean(remark["message"]))
         for warning in plan["warnings"]:
             warn(clean(warning["message"]))
         if options.dry_run:

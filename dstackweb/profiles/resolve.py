@@ -83,7 +83,7 @@ def _converted(value: Any) -> Any:
         case ResourcesFields():
             return Requirements.of(value)
         case RetryFields():
-            return Retry(on_events=value.on_events, duration_s=value.duration)
+            return Retry(on_events=value.on_events, duration_s=value.duration, max_attempts=value.max_attempts)
         case UtilizationFields():
             return UtilizationPolicy.of(value)
         case ScheduleFields():

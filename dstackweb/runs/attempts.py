@@ -25,6 +25,7 @@ from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
     PLACED,
+    WAITS_AGAIN,
     EndRun,
     JobStatus,
     JobView,
@@ -240,8 +241,8 @@ def _follow(run: Run) -> None:
             move_run(run, RunStatus.TERMINATING, now=now, data={"node": job.node, "job_reason": job.reason})
             stop_jobs(run, Reason.TERMINATED_BY_SERVER, grace_s=None)
             _follow(run)
-        case RetryRun(because=job, first_failed_at=since):
-            _retry(run, job, since, now)
+        case RetryRun() as retry:
+            _retry(run, retry, now)
         case ReturnRun(because=job):
             _return(run, job, now)
         case EndRun() as end:
@@ -270,13 +271,16 @@ def _next_occurrence(run: Run, now: dt.datetime) -> dt.datetime | None:
     return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
 
 
-def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.datetime, waits: int | None = None) -> None:
+def _retry(run: Run, again: RetryRun, now: dt.datetime, waits: int | None = None) -> None:
     """Return the run to waiting, with its seniority, for the next attempt after a jittered delay.
 
     The delay grows with `waits`, by default with the number of attempts.
     """
+    because = again.because
     delay = full_jitter(run.attempt if waits is None else waits, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
+    if again.until is not None:
+        retry_at = min(retry_at, again.until)
     # The last offer's refusal alone says little: others were refused before it.
     nowhere = because.reason == Reason.OUT_OF_CAPACITY
     move_run(
@@ -287,7 +291,7 @@ def _retry(run: Run, because: JobView, since: dt.datetime | None, now: dt.dateti
         data={"job_reason": because.reason, "exit_code": because.exit_code, "retry_at": retry_at.isoformat()},
         attempt=run.attempt + 1,
         retry_at=retry_at,
-        first_failed_at=since,
+        first_failed_at=again.first_failed_at,
         status_message=because.message,
         status_detail={"code": MessageCode.OUT_OF_CAPACITY} if nowhere else because.detail,
         stop_reason="",
@@ -302,7 +306,7 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
     unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)
     often = unclaimed.order_by().values("attempt").distinct().count() - RETURNS_AT_ONCE
     if often > 0:
-        _retry(run, because, run.first_failed_at, now, often)
+        _retry(run, RetryRun(because, run.first_failed_at), now, often)
         return
     move_run(
         run,
@@ -376,4 +380,12 @@ def _run_view(run: Run) -> RunView:
         retry_on=frozenset(retry.on_events) if retry else frozenset(),
         retry_for=dt.timedelta(seconds=retry.duration_s) if retry and retry.duration_s else None,
         first_failed_at=run.first_failed_at,
+        max_attempts=retry.max_attempts if retry else None,
+        attempts=_attempts_with_a_machine(run) if retry and retry.max_attempts else 1,
     )
+
+
+def _attempts_with_a_machine(run: Run) -> int:
+    """The run's attempts so far, without those for lack of a machine or a runner: nothing of them was executed."""
+    nowhere = Job.objects.filter(run=run, termination_reason__in=[*WAITS_AGAIN, Reason.NOT_CLAIMED])
+    return run.attempt - nowhere.order_by().values("attempt").distinct().count()

@@ -146,6 +146,12 @@ class UnavailableData(TypedDict, total=False):
     backends: list[str]
 
 
+class PlanNote(StrEnum):
+    """What a plan says about a setting. Unlike a warning it needs no confirmation."""
+
+    NOT_PREEMPTED = "not_preempted"
+
+
 class ReservationEnd(StrEnum):
     """Why a reservation ended; a reason to wait (WaitReason) stands for a run that waits for something else now."""
 

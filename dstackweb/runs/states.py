@@ -159,7 +159,10 @@ class JobView:
 
 @dataclass(frozen=True)
 class RunView:
-    """What `decide` reads of a run. Without `retry`, `retry_on` is empty and `retry_for` None."""
+    """What `decide` reads of a run. Without `retry`, `retry_on` is empty and `retry_for` None.
+
+    `attempts` are those for which there was a machine, the current one included; `max_attempts` None: no limit.
+    """
 
     status: RunStatus
     stop_reason: str = ""
@@ -167,6 +170,8 @@ class RunView:
     retry_on: frozenset[str] = frozenset()
     retry_for: dt.timedelta | None = None
     first_failed_at: dt.datetime | None = None
+    max_attempts: int | None = None
+    attempts: int = 1
 
 
 @dataclass(frozen=True)
@@ -185,11 +190,12 @@ class StopOthers:
 class RetryRun:
     """The run gets another attempt: its `retry` covers the failure, or nothing was executed for lack of capacity.
 
-    `first_failed_at` is None if the run has never failed.
+    `first_failed_at` is None if the run has never failed. It is queued again by `until`; None: any time.
     """
 
     because: JobView
     first_failed_at: dt.datetime | None
+    until: dt.datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -271,8 +277,10 @@ def _failed(run: RunView, culprit: JobView, now: dt.datetime, *, executed: bool)
         # It ran for as long as it may be retried: this failure starts a new series.
         since = now
     covered = RETRY_EVENT.get(culprit.reason) in run.retry_on
-    if covered and (run.retry_for is None or now - since < run.retry_for):
-        return RetryRun(culprit, since)
+    until = since + run.retry_for if run.retry_for else None
+    in_number = run.max_attempts is None or run.attempts < run.max_attempts
+    if covered and in_number and (until is None or now < until):
+        return RetryRun(culprit, since, until)
     if culprit.status == JobStatus.TERMINATED:
         return EndRun(RunStatus.TERMINATED, culprit.reason, culprit.message, culprit.exit_code, detail=culprit.detail)
     reason = Reason.RETRY_LIMIT_EXCEEDED if covered else Reason.JOB_FAILED

@@ -75,14 +75,16 @@ class Requirements(_StoredModel):
 
 
 class Retry(_StoredModel):
-    """After which failures, and for how long after the first one, the run is retried."""
+    """After which failures, for how long after the first one, and how often at most the run is retried."""
 
     on_events: tuple[RetryEvent, ...]
     duration_s: int
+    max_attempts: int | None = None
 
     def as_file(self) -> dict[str, Any]:
         """The same as the run file's `retry`."""
-        return {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
+        shown: dict[str, Any] = {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
+        return shown if self.max_attempts is None else shown | {"max_attempts": self.max_attempts}
 
 
 class UtilizationPolicy(_StoredModel):

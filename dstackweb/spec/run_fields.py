@@ -50,10 +50,15 @@ class RetryFields(Keys):
     )
     duration: Seconds = key(
         "a duration such as 4h or 7d",
-        "How long after its first failure the run is retried.",
+        "How long after its first failure the run is retried. The last retry enters the queue within this time.",
         default="1h",
         validate_default=True,
         ge=1,
+    )
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] | None = key(
+        "a whole number of at least 1",
+        "How often the run is started at most, the first attempt included. No limit if empty.",
+        default=None,
     )
 
 
@@ -148,7 +153,7 @@ class ProfileFields(Keys):
         default=None,
     )
     retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = key(
-        "true, false, or a mapping with `on_events` and `duration`",
+        "true, false, or a mapping with `on_events`, `duration` and `max_attempts`",
         "Whether a failed run is retried. It keeps its position in the queue.",
         default=None,
     )

@@ -42,7 +42,7 @@ termination = words(
         Reason.STOPPED_BY_USER: _("Stopped by a member."),
         Reason.TERMINATED_BY_USER: _("Stopped by a member."),
         Reason.ABORTED_BY_USER: _("Aborted by a member."),
-        Reason.RETRY_LIMIT_EXCEEDED: _("It failed again after the time for retries was over."),
+        Reason.RETRY_LIMIT_EXCEEDED: _("It failed again, and its time or number of retries was used up."),
         Reason.SERVER_ERROR: _("The server failed to continue it."),
         Reason.CONTAINER_EXITED_WITH_ERROR: _("A command failed."),
         Reason.TERMINATED_BY_SERVER: _("Stopped because another node of the run ended."),

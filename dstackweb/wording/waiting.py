@@ -18,6 +18,7 @@ from dstackweb.runs.codes import (
     ImpossibleData,
     LimitCode,
     LimitData,
+    PlanNote,
     ReservedData,
     Shortfall,
     Unavailable,
@@ -84,6 +85,9 @@ _NEVER_WITHIN = words(
             "it needs %(asked)d GPUs, more than the limit of %(limit)d per member"
         ),
     }
+)
+plan_note = words(
+    {PlanNote.NOT_PREEMPTED: gettext_lazy("preemptible has no effect yet: no run is stopped for another one")}
 )
 _NOT_WITHIN_NOW = words(
     {

@@ -68,6 +68,16 @@ def test_the_plan_shows_settings_with_their_origin_offers_and_position_and_store
     assert Run.objects.count() == 1
 
 
+def test_the_plan_says_that_preemptible_has_no_effect_and_shows_max_attempts(api: Api) -> None:
+    make_host()
+    config = HELLO + "preemptible: true\nretry: {max_attempts: 3}\n"
+    plan = api("POST", f"{RUNS}/plan", {"config": config}).json()
+    assert (plan["notes"][0]["code"], plan["warnings"]) == ("not_preempted", [])
+    assert "preemptible has no effect yet" in plan["notes"][0]["message"]
+    assert plan["settings"]["retry"]["max_attempts"] == 3
+    assert api("POST", f"{RUNS}/plan", {"config": HELLO}).json()["notes"] == []
+
+
 def test_the_plan_of_a_run_with_a_schedule_has_its_time_and_no_position(api: Api) -> None:
     make_host()
     config = HELLO + "schedule: {cron: '0 2 * * *'}\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,8 +24,9 @@ from dstackweb.runs.states import (
 )
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+HOUR = dt.timedelta(hours=1)
 RUNNING = RunView(RunStatus.RUNNING)
-RETRYING = RunView(RunStatus.RUNNING, retry_on=frozenset({"error", "interruption"}), retry_for=dt.timedelta(hours=1))
+RETRYING = RunView(RunStatus.RUNNING, retry_on=frozenset({"error", "interruption"}), retry_for=HOUR)
 
 
 def failed(node: int = 0, reason: Reason = Reason.CONTAINER_EXITED_WITH_ERROR, at: dt.datetime = NOW) -> JobView:
@@ -92,7 +94,7 @@ def test_a_run_that_finished_before_the_stop_reached_it_is_done() -> None:
 
 
 def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
-    assert decide(RETRYING, [failed()], NOW) == RetryRun(failed(), NOW)
+    assert decide(RETRYING, [failed()], NOW) == RetryRun(failed(), NOW, NOW + HOUR)
     late = RunView(
         RunStatus.RUNNING,
         retry_on=frozenset({"error"}),
@@ -100,6 +102,14 @@ def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
         first_failed_at=NOW - dt.timedelta(hours=1),
     )
     outcome = decide(late, [failed()], NOW)
+    assert isinstance(outcome, EndRun)
+    assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
+
+
+def test_it_is_attempted_as_often_as_it_may_be_and_no_more() -> None:
+    twice = replace(RETRYING, max_attempts=2)
+    assert decide(replace(twice, attempts=1), [failed()], NOW) == RetryRun(failed(), NOW, NOW + HOUR)
+    outcome = decide(replace(twice, attempts=2), [failed()], NOW)
     assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
 
@@ -114,7 +124,7 @@ def test_a_failure_after_a_long_healthy_stretch_begins_a_new_series_of_retries()
     culprit = JobView(
         0, JobStatus.FAILED, Reason.INSTANCE_UNREACHABLE, ended_at=NOW, started_at=NOW - dt.timedelta(hours=4)
     )
-    assert decide(run, [culprit], NOW) == RetryRun(culprit, NOW)
+    assert decide(run, [culprit], NOW) == RetryRun(culprit, NOW, NOW + HOUR)
 
 
 @pytest.mark.parametrize("run", [RUNNING, RETRYING, RunView(RunStatus.TERMINATING)])
@@ -146,7 +156,8 @@ def test_a_run_that_no_runner_claimed_goes_back_unless_it_was_stopped_or_a_node_
 
 
 def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
-    assert decide(RETRYING, [failed(0, Reason.INTERRUPTED)], NOW) == RetryRun(failed(0, Reason.INTERRUPTED), NOW)
+    culprit = failed(0, Reason.INTERRUPTED)
+    assert decide(RETRYING, [culprit], NOW) == RetryRun(culprit, NOW, NOW + HOUR)
     outcome = decide(RUNNING, [failed(0, Reason.INTERRUPTED)], NOW)
     assert isinstance(outcome, EndRun)
     assert outcome.status == RunStatus.FAILED

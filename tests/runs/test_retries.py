@@ -94,3 +94,35 @@ def test_before_its_time_it_stays_where_it_is(project: Project, member: User, mo
     failed(project, member)
     assert attempts.requeue_due(timezone.now()) == 0
     assert place_all() == 0
+
+
+def test_the_back_off_ends_with_the_time_for_retries(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host()
+    monkeypatch.setattr(attempts.random, "random", lambda: 1.0)
+    run = make_run(project, member, retry={"duration": "5m"})
+    Run.objects.update(attempt=9)  # the back-off alone would be ten minutes
+    place_all()
+    attempts.end_job(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE)
+    again = fresh(run)
+    assert again.retry_at is not None
+    assert again.first_failed_at is not None
+    assert again.retry_at - again.first_failed_at == dt.timedelta(minutes=5)
+
+
+def test_it_is_attempted_max_attempts_times_not_counting_those_without_a_machine(
+    project: Project, member: User
+) -> None:
+    make_host()
+    run = make_run(project, member, retry={"max_attempts": 2})
+    for reason in (Reason.OUT_OF_CAPACITY, Reason.INSTANCE_UNREACHABLE):
+        place_all()
+        attempts.end_job(start(placed_job(run)).pk, reason)
+        assert fresh(run).status == RunStatus.PENDING
+        attempts.requeue_due(timezone.now() + HOUR)
+    place_all()
+    attempts.end_job(start(placed_job(run)).pk, Reason.INSTANCE_UNREACHABLE)
+    ended = fresh(run)
+    assert (ended.status, ended.termination_reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
+    assert ended.attempt == 3

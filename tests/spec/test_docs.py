@@ -21,7 +21,7 @@ def test_the_tables_are_those_of_the_models() -> None:
 def test_every_key_is_in_a_table() -> None:
     rows = set(re.findall(r"^\| `([a-z_.]+)` \|", DOC.read_text(), re.MULTILINE))
     assert set(RunFields.model_fields) <= rows
-    assert {f"retry.{key}" for key in ("on_events", "duration")} <= rows
+    assert {f"retry.{key}" for key in ("on_events", "duration", "max_attempts")} <= rows
     assert all(event in DOC.read_text() for event in RETRY_EVENTS)
 
 

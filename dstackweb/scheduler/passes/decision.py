@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer, PlaceCode
 from dstackweb.backends.hosts.fit import HostView, Miss, fit, host_offers
-from dstackweb.runs.codes import Unavailable, WaitReason
+from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import now_us
@@ -189,6 +189,11 @@ class Plan:
     def impossible(self) -> bool:
         """Whether nothing that is set up could ever provide it."""
         return self.waits is not None and self.waits.reason == WaitReason.IMPOSSIBLE
+
+    @property
+    def notes(self) -> list[PlanNote]:
+        """Settings that do not do what their name promises."""
+        return [PlanNote.NOT_PREEMPTED] if self.prepared.effective.spec.preemptible else []
 
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:

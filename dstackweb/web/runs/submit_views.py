@@ -130,6 +130,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "next_at": planned.next_at,
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
+        "notes": [waiting.plan_note(code) for code in planned.notes],
         "offers": [
             (offer, offer_words.availability(offer.availability), offer_words.has(offer), offer_words.why(offer, wants))
             for offer in planned.offers
