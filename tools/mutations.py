@@ -387,8 +387,8 @@ MUTATIONS = [
     m(
         "scheduler",
         "backfill past the start",
-        "reserved.starts_at is not None and end <= reserved.starts_at",
-        "reserved.starts_at is not None",
+        "reserved.until is not None and end <= reserved.until",
+        "reserved.until is not None",
         "scheduler/test_reservation.py",
     ),
     m(

@@ -156,19 +156,27 @@ class Retention(models.Model):
 
 
 class Reservation(models.Model):
-    """Hosts and GPUs kept for the run that has waited longest for them; at most one at a time, written by passes."""
+    """Hosts and GPUs kept for a run that has waited long for them, written by passes. A host is in one at most.
 
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="reservation")
+    Once it has expired the row remembers that it is another run's turn, and nothing is reserved.
+    """
+
+    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, primary_key=True, related_name="reservation")
     made_at = models.DateTimeField(default=timezone.now)
     starts_at = models.DateTimeField(null=True, help_text="All of it is free by then; null: unknown")
-    expires_at = models.DateTimeField(null=True, help_text="When it ends if the start is unknown")
+    expires_at = models.DateTimeField(null=True, help_text="When it ends if the start is unknown; it never moves")
+    lapsed_at = models.DateTimeField(null=True, help_text="When it expired; null: it is kept")
     nodes: models.JSONField[Any, Any] = models.JSONField(
         help_text="One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)"
     )
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_reservation")]
+        ordering = ["made_at", "run"]
 
     def __str__(self) -> str:
         return f"{len(self.nodes)} nodes for {self.run}"
+
+    @classmethod
+    def kept(cls) -> models.QuerySet[Reservation]:
+        """Those that are kept now, with their runs and projects."""
+        return cls.objects.filter(lapsed_at=None).select_related("run__project")

@@ -69,16 +69,14 @@ def _newest_events(hosts: Sequence[Host], events: int) -> dict[int, list[HostEve
 
 def _reserved_by_host() -> dict[int, ReservedCapacity]:
     """What is reserved, by host id; several nodes on one host are added up."""
-    reservation = Reservation.objects.select_related("run__project").first()
     found: dict[int, ReservedCapacity] = {}
-    if reservation is None:
-        return found
-    for node in reservation.nodes:
-        before = found.get(node["host_id"], ReservedCapacity(reservation.run, 0, 0, frozenset()))
-        found[node["host_id"]] = ReservedCapacity(
-            reservation.run,
-            before.cpus + node["cpus"],
-            before.memory_mib + node["memory_mib"],
-            before.gpus | set(node["gpus"]),
-        )
+    for reservation in Reservation.kept():  # no host is in two of them
+        for node in reservation.nodes:
+            before = found.get(node["host_id"], ReservedCapacity(reservation.run, 0, 0, frozenset()))
+            found[node["host_id"]] = ReservedCapacity(
+                reservation.run,
+                before.cpus + node["cpus"],
+                before.memory_mib + node["memory_mib"],
+                before.gpus | set(node["gpus"]),
+            )
     return found

@@ -161,7 +161,9 @@ RESERVATION_ENDS = words(
         ReservationEnd.LEFT: gettext_lazy("the run left the queue"),
         ReservationEnd.OUTRANKED: gettext_lazy("a run ahead of it has one now"),
         ReservationEnd.VANISHED: gettext_lazy("the reserved capacity is gone"),
-        ReservationEnd.EXPIRED: gettext_lazy("its time is over, and its start is still unknown"),
+        ReservationEnd.EXPIRED: gettext_lazy(
+            "its time is over, and its start is still unknown; it is another run's turn now"
+        ),
         ReservationEnd.QUEUE_PAUSED: gettext_lazy("the queue is paused"),
         ReservationEnd.UNREADABLE: gettext_lazy("another version stored the run's settings"),
     }

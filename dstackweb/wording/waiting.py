@@ -106,12 +106,15 @@ _NOT_WITHIN_NOW = words(
 def _reserved(data: ReservedData) -> Sentence:
     """For which run, from when, and with which `max_duration` this one could start before."""
     other = data.get("run") or _("a run of another project")
-    starts, expires = data.get("starts_at"), data.get("expires_at")
-    if not starts:
+    starts, until = data.get("starts_at"), data.get("starts_at") or data.get("expires_at")
+    if not until:
+        return fill(_("free capacity is reserved for %(run)s, which has waited longest"), run=other)
+    at = dt.datetime.fromisoformat(until)
+    if starts:
+        text = fill(_("free capacity is reserved for %(run)s, which starts by %(at)s"), run=other, at=at)
+    else:
         text = fill(_("free capacity is reserved for %(run)s, which has waited longest"), run=other)
-        return text + fill(_(", until %(at)s at most"), at=dt.datetime.fromisoformat(expires)) if expires else text
-    at = dt.datetime.fromisoformat(starts)
-    text = fill(_("free capacity is reserved for %(run)s, which starts by %(at)s"), run=other, at=at)
+        text += fill(_(", until %(at)s at most"), at=at)
     left_s = (at - timezone.now()).total_seconds() - data.get("spare_s", 0)
     if left_s < 60:
         return text

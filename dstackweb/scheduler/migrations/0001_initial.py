@@ -64,15 +64,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Reservation',
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='reservation', serialize=False, to='runs.run')),
                 ('made_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('starts_at', models.DateTimeField(help_text='All of it is free by then; null: unknown', null=True)),
-                ('expires_at', models.DateTimeField(help_text='When it ends if the start is unknown', null=True)),
+                ('expires_at', models.DateTimeField(help_text='When it ends if the start is unknown; it never moves', null=True)),
+                ('lapsed_at', models.DateTimeField(help_text='When it expired; null: it is kept', null=True)),
                 ('nodes', models.JSONField(help_text='One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)')),
-                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='reservation', to='runs.run')),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_reservation')],
+                'ordering': ['made_at', 'run'],
             },
         ),
     ]

@@ -53,11 +53,21 @@ class Placement:
 
 @dataclass(frozen=True)
 class ReservationChange:
-    """A pass's change of the reservation. `why`: the code of why the previous one ends, if it does."""
+    """A pass's change of one run's reservation. `why`: the code of why the previous one ends, if it does."""
 
     before: StoredReservation | None
     after: HostReservation | None
     why: str = ""
+
+    @property
+    def run_id(self) -> int:
+        """The run whose reservation it is."""
+        return self.before.run_id if self.before else self._after.run.id
+
+    @property
+    def queue_id(self) -> int:
+        """The queue whose lists show it."""
+        return self.before.queue_id if self.before else self._after.run.queue_id
 
     @property
     def is_needed(self) -> bool:
@@ -65,19 +75,29 @@ class ReservationChange:
         return self.after != self.before.reserved if self.before and self.after else bool(self.before or self.after)
 
     @property
-    def is_of_another_run(self) -> bool:
-        """Whether a reservation ends or another begins."""
-        after = self.after.run.id if self.after else None
-        return after != (self.before.run_id if self.before else None)
+    def ends(self) -> bool:
+        """Whether one that was kept ends."""
+        return self.before is not None and self.before.is_kept and (not self.after or self.after.lapsed_at is not None)
+
+    @property
+    def begins(self) -> bool:
+        """Whether one begins for this run."""
+        was_kept = self.before is not None and self.before.is_kept
+        return self.after is not None and self.after.lapsed_at is None and not was_kept
 
     @property
     def is_made_anew(self) -> bool:
-        """Whether it isn't the one before, with other times: also one of the same run may have expired.
+        """Whether it isn't the one before, with other times: also others may have been reserved for the same run.
 
         It is then made when it is written, after what its pass placed before it, which it takes to end as well.
         """
         known = self.before.reserved if self.before else None
         return self.after is not None and (known is None or self.after.made_at != known.made_at)
+
+    @property
+    def _after(self) -> HostReservation:
+        assert self.after is not None, "a change has a reservation before or after it"
+        return self.after
 
 
 WaitChanges = Mapping[tuple[Queue, str], Wait | None]
@@ -89,9 +109,9 @@ def write_decisions(
     backends: Mapping[str, Backend],
     placements: Sequence[Placement],
     verdicts: WaitChanges,
-    change: ReservationChange | None = None,
+    changes: Sequence[ReservationChange] = (),
 ) -> None:
-    """Write all of it, with the change of the reservation; `backends` by name.
+    """Write all of it, with the changes of reservations; `backends` by name.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
     Rows are locked in the common order: pass, queues, runs, queue counters, progress, hosts.
@@ -100,7 +120,9 @@ def write_decisions(
     with transaction.atomic():
         PassState.renew(generation)
         _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
-        seen = _write_reservation(change, now) if change else set()
+        seen = {change.queue_id for change in changes}
+        for change in sorted(changes, key=lambda change: change.run_id):
+            _write_reservation(change, now)
         # Copies: the runs stay as they were read for a retry after a rollback.
         runs = [copy(one.run) for one in placements]
         _write_waits(verdicts, now)
@@ -203,35 +225,33 @@ def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
     )
 
 
-def _write_reservation(change: ReservationChange, now: dt.datetime) -> set[int]:
-    """Write the row and the runs' events. Returns the queues whose lists show it.
+def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:
+    """Write the row and the run's events.
 
-    Locks rows of runs: call in the pass's transaction, before queue counters and hosts.
+    Locks rows of runs: call in the pass's transaction, in the order of runs, before queue counters and hosts.
     """
-    queues: set[int] = set()
-    if change.before is not None and change.is_of_another_run:
-        Reservation.objects.filter(pk=1, run=change.before.run_id).delete()
-        _record(change.before.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
-        queues.add(change.before.queue_id)
-    if (after := change.after) is not None:
+    after = change.after
+    if after is None:
+        Reservation.objects.filter(run=change.run_id).delete()
+    else:
         row = {
-            "run_id": after.run.id,
             "made_at": now if change.is_made_anew else after.made_at,
             "starts_at": after.starts_at,
             "expires_at": after.expires_at,
+            "lapsed_at": after.lapsed_at,
             "nodes": [asdict(node) for node in after.nodes],
         }
-        Reservation.objects.update_or_create(pk=1, defaults=row)
-        if change.is_of_another_run:
-            data = {
-                "hosts": sorted({node.host for node in after.nodes}),
-                "gpus": sum(len(node.gpus) for node in after.nodes),
-                "starts_at": after.starts_at.isoformat() if after.starts_at else None,
-                "expires_at": after.expires_at.isoformat() if after.expires_at else None,
-            }
-            _record(after.run.id, RunEventKind.RESERVED, data, now)
-        queues.add(after.run.queue_id)
-    return queues
+        Reservation.objects.update_or_create(run_id=after.run.id, defaults=row)
+    if change.ends:
+        _record(change.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
+    if change.begins and after is not None:
+        data = {
+            "hosts": sorted({node.host for node in after.nodes}),
+            "gpus": sum(len(node.gpus) for node in after.nodes),
+            "starts_at": after.starts_at.isoformat() if after.starts_at else None,
+            "expires_at": after.expires_at.isoformat() if after.expires_at and not after.starts_at else None,
+        }
+        _record(after.run.id, RunEventKind.RESERVED, data, now)
 
 
 def _record(run_id: int, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> None:

@@ -83,14 +83,14 @@ class VisibleReservation:
     nodes: tuple[ReservedNode, ...]
 
 
-def visible_reservation(projects: Collection[int]) -> VisibleReservation | None:
-    """The reservation for a reader of these projects."""
-    row = Reservation.objects.select_related("run__project").first()
+def visible_reservation(run_id: int, projects: Collection[int]) -> VisibleReservation | None:
+    """The reservation of a run for a reader of these projects."""
+    row = Reservation.kept().filter(run=run_id).first()
     if row is None:
         return None
     run = row.run if row.run.project_id in projects else None
     nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
-    return VisibleReservation(run, row.starts_at, row.expires_at, nodes)
+    return VisibleReservation(run, row.starts_at, None if row.starts_at else row.expires_at, nodes)
 
 
 def decide_now(run: Run) -> Decision:
@@ -102,18 +102,17 @@ def decide_now(run: Run) -> Decision:
         spec = EffectiveSpec.model_validate(run.spec)
     except ValidationError:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
-    kept = loading.load_reservation()
-    capacity = loading.load_capacity([run.queue], OfferReader(), now, kept)
+    capacity = loading.load_capacity([run.queue], OfferReader(), now, loading.load_reservations())
     waiting = loading.waiting_run(run, run.queue, spec)
     final = _wait(waiting, run.queue, capacity) or Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
-    matters = kept is not None and (kept.run_id == run.pk or any(one.code is PlaceCode.RESERVED for one in candidates))
+    reserved = capacity.turns.kept.get(run.pk) or capacity.reservation_against(waiting)
     return Decision(
         outcome=final.reason,
         data=final.data,
         candidates=candidates,
         at=now,
-        reservation=visible_reservation([run.project_id]) if matters else None,
+        reservation=visible_reservation(reserved.run.id, [run.project_id]) if reserved else None,
         limits=capacity.exceeded_limits(waiting),
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
     )
@@ -122,11 +121,8 @@ def decide_now(run: Run) -> Decision:
 def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
     """Every host, then every offer, in the order of preference."""
     if may_use_hosts(run.spec):
-        beside = (
-            {host.id: host for host in capacity.unreserved_hosts()} if capacity.must_respect_reservation(run) else {}
-        )
-        for host in capacity.hosts:
-            yield _host_candidate(run.spec, host, beside.get(host.id, host))
+        for host, beside in zip(capacity.hosts, capacity.unreserved_hosts(run), strict=True):
+            yield _host_candidate(run.spec, host, beside)
     asked = capacity.offers_for(run)
     for name, code in sorted(asked.failed.items()):
         yield Candidate(name, "", PlaceCode(code))
@@ -213,8 +209,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         queued_at=now,
         spec=spec,
     )
-    kept = loading.load_reservation()
-    capacity = loading.load_capacity([queue], OfferReader(), now, kept)
+    capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at else position_at(queue, rank, None)
     return Plan(prepared, _offers(run, capacity), position, next_at, _wait(run, queue, capacity))

@@ -22,18 +22,19 @@ from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
+from dstackweb.scheduler.placement.turns import Turns
 from dstackweb.spec.effective import EffectiveSpec
 
 
 def load_capacity(
-    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, kept: StoredReservation | None
+    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, stored: Sequence[StoredReservation]
 ) -> Capacity:
-    """The capacity for runs of these queues, with the reservation."""
-    reserved = kept.reserved if kept else None
+    """The capacity for runs of these queues, with the reservations."""
+    turns = Turns.of(each.reserved for each in stored if each.reserved)
     # Jobs before hosts: what ends between the two queries then counts as free.
-    known = job_usage(now) if reserved else None
+    known = job_usage(now) if turns.kept else None
     limits = {queue.pk: limits_of(queue) for queue in queues}
-    return Capacity(
+    capacity = Capacity(
         now=now,
         reserve_after_s=settings.DSTACKWEB_RESERVE_AFTER_S,
         reserve_for_s=settings.DSTACKWEB_RESERVE_FOR_S,
@@ -44,39 +45,53 @@ def load_capacity(
         idle_instances=idle_offers(now),
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_job_usage=lambda: job_usage(now) if known is None else known,
-        reserved=reserved,
+        turns=turns,
     )
+    for each in stored:
+        if not each.reserved and each.is_kept:
+            turns.turn_is_over(each.run_id, each.host_ids, capacity.hosts)
+    return capacity
 
 
 @dataclass(frozen=True)
 class StoredReservation:
-    """The row as a pass found it. If its run can no longer start, `reserved` is None and `lapsed` says why."""
+    """A row as a pass found it. If its run can no longer start, `reserved` is None and `why` says why it ends."""
 
     run_id: int
     queue_id: int
     reserved: HostReservation | None
-    lapsed: str = ""
+    why: str = ""
+    is_kept: bool = True
+    """Whether something is reserved; False for the memory of one that has lapsed."""
+    host_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, reserved: HostReservation) -> StoredReservation:
+        """The row of a reservation that was just written."""
+        is_kept = reserved.lapsed_at is None
+        return cls(reserved.run.id, reserved.run.queue_id, reserved, "", is_kept, reserved.host_ids)
 
 
-def load_reservation() -> StoredReservation | None:
-    """The stored reservation; None without one."""
-    row = Reservation.objects.select_related("run__queue__project").first()
-    if row is None:
-        return None
-    run = row.run
-    if run.status != RunStatus.SUBMITTED:
-        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.LEFT)
-    if run.queue.paused:
-        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED)
+def load_reservations() -> list[StoredReservation]:
+    """The stored reservations, those that have lapsed included."""
+    return [_stored(row) for row in Reservation.objects.select_related("run__queue__project")]
+
+
+def _stored(row: Reservation) -> StoredReservation:
+    run, is_kept = row.run, row.lapsed_at is None
     try:
-        spec = EffectiveSpec.model_validate(run.spec)
         nodes = tuple(ReservedNode.from_row(node) for node in row.nodes)
+        spec = EffectiveSpec.model_validate(run.spec)
     except (ValidationError, TypeError, KeyError):
-        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE)
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.UNREADABLE, is_kept)
+    host_ids = frozenset(node.host_id for node in nodes)
+    if run.status != RunStatus.SUBMITTED:
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.LEFT, is_kept, host_ids)
+    if run.queue.paused and is_kept:
+        return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED, is_kept, host_ids)
     of = waiting_run(run, run.queue, spec)
-    return StoredReservation(
-        run.pk, run.queue_id, HostReservation(of, nodes, row.made_at, row.starts_at, row.expires_at)
-    )
+    reserved = HostReservation(of, nodes, row.made_at, row.starts_at, row.expires_at, row.lapsed_at)
+    return StoredReservation.of(reserved)
 
 
 def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from django.utils import timezone
 
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
-from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
+from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassState
@@ -25,7 +25,6 @@ from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
 from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
 from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
-from dstackweb.scheduler.placement.reservation import HostReservation
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +73,11 @@ class PlacementPass:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.before = loading.load_reservation()
-        self.why = self.before.lapsed if self.before else ""
+        self.stored = loading.load_reservations()
         self.scans = [QueueScan(queue) for queue in _open_queues()]
         reader = OfferReader()
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
-        self.capacity = loading.load_capacity([scan.queue for scan in self.scans], reader, timezone.now(), self.before)
+        self.capacity = loading.load_capacity([scan.queue for scan in self.scans], reader, timezone.now(), self.stored)
         self.held = _usage_by_project()
         self.known = {
             (v.queue_id, v.shape): (v.reason, v.data)
@@ -92,14 +90,14 @@ class PlacementPass:
     def run(self) -> int:
         """Place what fits; returns how many runs were placed."""
         try:
-            self._review_reservation()
+            self.capacity.review_reservations()
             for scan, run in self._next():
                 self._decide(scan, run)
                 if self._write_is_due():
                     self._write()
                 if self.written + len(self.placements) >= MAX_PLACED:
                     break
-            if self.placements or self.verdicts or self._change().is_needed:
+            if self.placements or self.verdicts or self._changes():
                 self._write()
         except ClaimLost:
             log.warning("pass %s lost its claim to a newer one after placing %s runs", self.generation, self.written)
@@ -147,15 +145,12 @@ class PlacementPass:
         outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Wait):
             self._skip(scan, run, outcome)
-            if made := self.capacity.would_reserve(waiting, outcome):
-                self._set_reservation(made, why=ReservationEnd.OUTRANKED)
+            self.capacity.reserve_for(waiting, outcome)
             return
         scan.pop()
         self.placements.append(Placement(run, scan.queue, outcome))
         # Deleted in the transaction that places the run; the next run of the shape is decided anew.
         self._clear_wait(scan.queue, run.shape)
-        if self._is_reserved_for(run.pk):
-            self._set_reservation(None, why=ReservationEnd.PLACED)
         self.capacity.take(waiting, outcome)
         if isinstance(outcome, HostPlacement):
             self.held[scan.queue.project_id] = self.held[scan.queue.project_id].plus(
@@ -176,26 +171,18 @@ class PlacementPass:
         if self.known.pop((queue.pk, shape), None) is not None:
             self.verdicts[queue, shape] = None
 
-    def _review_reservation(self) -> None:
-        """Renew the reservation, or end it."""
-        if self.capacity.reserved is not None:
-            judged = self.capacity.review(self.capacity.reserved)
-            if isinstance(judged, str):
-                self._set_reservation(None, why=judged)
-            else:
-                self.capacity.set_reservation(judged)
+    def _changes(self) -> list[ReservationChange]:
+        """The reservations that differ from the rows."""
+        before, after = {row.run_id: row for row in self.stored}, self.capacity.turns.rows
+        changes = (
+            ReservationChange(before.get(run_id), after.get(run_id), self._why_ended(run_id))
+            for run_id in sorted(before.keys() | after.keys())
+        )
+        return [change for change in changes if change.is_needed]
 
-    def _is_reserved_for(self, run_id: int) -> bool:
-        return self.capacity.reserved is not None and self.capacity.reserved.run.id == run_id
-
-    def _set_reservation(self, reserved: HostReservation | None, why: str) -> None:
-        """Replace the reservation; `why` the stored one ends, if it does."""
-        if self.before is not None and self._is_reserved_for(self.before.run_id):
-            self.why = why
-        self.capacity.set_reservation(reserved)
-
-    def _change(self) -> ReservationChange:
-        return ReservationChange(self.before, self.capacity.reserved, self.why)
+    def _why_ended(self, run_id: int) -> str:
+        found = self.capacity.turns.why.get(run_id)
+        return found if found else next((row.why for row in self.stored if row.run_id == run_id), "")
 
     def _write_is_due(self) -> bool:
         waited = time.monotonic() - self.written_at
@@ -206,24 +193,20 @@ class PlacementPass:
 
         If something has changed since it was read, all placements before it are written, and one of STALE raised.
         """
-        placements, verdicts, change = self.placements, self.verdicts, self._change()
+        placements, verdicts, changes = self.placements, self.verdicts, self._changes()
         self.placements, self.verdicts = [], {}
         try:
-            apply.write_decisions(
-                self.generation, self.backends, placements, verdicts, change if change.is_needed else None
-            )
+            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
-                was_kept = self.before is not None and self.before.run_id == one.run.pk
-                ends = ReservationChange(self.before, None, ReservationEnd.PLACED) if was_kept else None
+                ends = [change for change in changes if change.run_id == one.run.pk]
                 apply.write_decisions(self.generation, self.backends, [one], ended, ends)
                 self.written += 1
             raise
         self.written += len(placements)
         self.written_at = time.monotonic()
-        after = change.after
-        self.before = StoredReservation(after.run.id, after.run.queue_id, after) if after else None
+        self.stored = [StoredReservation.of(row) for row in self.capacity.turns.rows.values()]
 
 
 def _open_queues() -> list[Queue]:

@@ -18,12 +18,15 @@ from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
 from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
-from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait, WaitingRun, place_on_hosts
+from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
+from dstackweb.scheduler.placement.turns import Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec
 
+WAITS_FOR_HOSTS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.RESERVED_FOR_OTHER)
+"""Reasons that a reservation can help against."""
 UNTIL_STEP_S = 300
 """End times are rounded up to five minutes, so that reasons change rarely."""
 
@@ -43,7 +46,7 @@ class Budget:
 
 @dataclass
 class Capacity:
-    """Hosts, offers, the reservation and the limits that decisions are made with."""
+    """Hosts, offers, the reservations and the limits that decisions are made with."""
 
     now: dt.datetime
     reserve_after_s: float
@@ -59,7 +62,7 @@ class Capacity:
     """A project's idle cloud instances, by project id."""
     budget_of: Callable[[int], Budget | None] = lambda project_id: None
     read_job_usage: Callable[[], Sequence[JobUsage]] = tuple
-    reserved: HostReservation | None = None
+    turns: Turns = field(default_factory=Turns)
     used: Counter[offers.OfferKey] = field(default_factory=Counter)
     """Nodes placed per offer."""
 
@@ -67,7 +70,7 @@ class Capacity:
         self._read_usage = functools.cache(self.read_job_usage)
         self._job_usage: Sequence[JobUsage] | None = None
         self._added: list[JobUsage] = []
-        self._unreserved: Sequence[HostView] | None = None
+        self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -112,61 +115,110 @@ class Capacity:
                          since=self.now, ends_at=end)
                 for node, made in enumerate(placed.fits)
             ]  # fmt: skip
-        if self.reserved is not None and run.id == self.reserved.run.id:
-            self.set_reservation(None)
-        self._job_usage = self._unreserved = None
+        self.end_reservation(run.id, ReservationEnd.PLACED)
+        self._job_usage = None
+        self._unreserved.clear()
 
-    def set_reservation(self, reserved: HostReservation | None) -> None:
-        """Replace the reservation."""
-        self.reserved, self._unreserved = reserved, None
+    def reserve(self, reserved: HostReservation, instead_of: Iterable[HostReservation] = ()) -> None:
+        """Begin or renew a reservation, instead of those that it outranks."""
+        for other in instead_of:
+            self.end_reservation(other.run.id, ReservationEnd.OUTRANKED)
+        self.turns.keep(reserved)
+        self._unreserved.clear()
 
-    def would_reserve(self, run: WaitingRun, waits: Wait) -> HostReservation | None:
-        """The reservation to make for a run that waits; None if it is not its turn."""
+    def end_reservation(self, run_id: int, why: str) -> None:
+        """End a run's reservation, if it has one; `why` is a code."""
+        self.turns.end(run_id, why, self.hosts, self.now)
+        self._unreserved.clear()
+
+    def reserve_for(self, run: WaitingRun, waits: Wait) -> HostReservation | None:
+        """Reserve capacity for a run that waits, if it is its turn; returns the reservation made."""
         waited_s = (self.now - run.queued_at).total_seconds()
-        if waits.reason != WaitReason.WAITING_FOR_CAPACITY or waited_s <= self.reserve_after_s:
+        if waits.reason not in WAITS_FOR_HOSTS or waited_s <= self.reserve_after_s or run.id in self.turns.kept:
             return None
-        if self.reserved is not None and not (run.id != self.reserved.run.id and self._is_ahead_of_reserved(run)):
+        if not may_use_hosts(run.spec) or not self.turns.is_left_to(run, self.hosts):
             return None
-        if not may_use_hosts(run.spec):
+        planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
+        if planned is None:
             return None
-        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
+        if (before := self.turns.lapsed.get(run.id)) is not None:
+            if planned.starts_at is None:
+                return None
+            planned = replace(planned, expires_at=before.expires_at)
+        outranked = self.turns.outranked_by(run, self.hosts)
+        if outranked is None:
+            self.turns.want(run, self.hosts)
+            return None
+        self.reserve(planned, instead_of=outranked)
+        return planned
 
-    def review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
-        """Renew a reservation in a new pass: the renewed one, or the code of why it ends."""
-        if reserved.expires_at is not None and reserved.expires_at <= self.now:
-            return ReservationEnd.EXPIRED
-        self.set_reservation(reserved)
+    def review_reservations(self) -> None:
+        """Renew the reservations in a new pass, or end them."""
+        for reserved in list(self.turns.kept.values()):
+            judged = self._review(reserved)
+            if isinstance(judged, str):
+                self.end_reservation(reserved.run.id, judged)
+            else:
+                self.reserve(judged)
+
+    def _review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
+        """The renewed reservation, or the code of why it ends."""
         outcome = self.decide(reserved.run)
-        if isinstance(outcome, Wait) and outcome.reason != WaitReason.WAITING_FOR_CAPACITY:
+        if isinstance(outcome, Wait) and outcome.reason not in WAITS_FOR_HOSTS:
             return outcome.reason
-        args = (self.hosts, self.job_usage, self.now, self.reserve_for_s)
-        kept = reservation.renew_reservation(reserved, *args)
-        # The reserved nodes are gone, but it is still the run's turn: reserve others.
-        return kept or reservation.plan_reservation(reserved.run, *args) or ReservationEnd.VANISHED
+        kept = reservation.renew_reservation(reserved, self.hosts, self.job_usage, self.now, self.reserve_for_s)
+        # If the reserved nodes are gone, it is still the run's turn: reserve others.
+        kept = kept or self._plan_again(reserved)
+        if kept is None:
+            return ReservationEnd.VANISHED
+        return ReservationEnd.EXPIRED if kept.has_expired(self.now) else kept
 
-    def unreserved_hosts(self) -> Sequence[HostView]:
-        """The hosts without what is reserved, for runs that must respect the reservation."""
-        if self.reserved is None:
-            return self.hosts
-        if self._unreserved is None:
-            self._unreserved = reservation.hosts_without(self.reserved, self.hosts, self.job_usage)
-        return self._unreserved
+    def _plan_again(self, reserved: HostReservation) -> HostReservation | None:
+        """Other nodes, not on hosts of other reservations; the time when it ends stays."""
+        others = [other.host_ids for other in self.turns.kept.values() if other.run.id != reserved.run.id]
+        hosts = [host for host in self.hosts if not any(host.id in ids for ids in others)]
+        made = reservation.plan_reservation(reserved.run, hosts, self.job_usage, self.now, self.reserve_for_s)
+        return replace(made, expires_at=reserved.expires_at or made.expires_at) if made else None
 
-    def must_respect_reservation(self, run: WaitingRun) -> bool:
-        """Whether the run must not use what is reserved, because it may still run when the reservation starts."""
-        return (
-            self.reserved is not None
-            and run.id != self.reserved.run.id
-            and not self._is_ahead_of_reserved(run)
-            and not reservation.may_finish_before(run.spec, self.reserved, self.now)
-        )
+    def binding_reservations(self, run: WaitingRun) -> list[HostReservation]:
+        """Those of which the run must use nothing, because it may still run when they start."""
+        return [
+            reserved
+            for reserved in self.turns.kept.values()
+            if run.id != reserved.run.id
+            and not is_ahead(run, reserved.run)
+            and not reservation.may_finish_before(run.spec, reserved, self.now)
+        ]
 
-    def _is_ahead_of_reserved(self, run: WaitingRun) -> bool:
-        """Whether it is ahead of the reserved run in the same queue."""
-        if self.reserved is None:
-            return False
-        other = self.reserved.run
-        return run.queue_id == other.queue_id and run.place < other.place
+    def unreserved_hosts(self, run: WaitingRun) -> Sequence[HostView]:
+        """The hosts without what is reserved and the run must not use."""
+        binding = self.binding_reservations(run)
+        key = frozenset(reserved.run.id for reserved in binding)
+        if key not in self._unreserved:
+            hosts = self.hosts
+            for reserved in binding:
+                hosts = reservation.hosts_without(reserved, hosts, self.job_usage)
+            self._unreserved[key] = hosts
+        return self._unreserved[key]
+
+    def reservation_against(self, run: WaitingRun) -> HostReservation | None:
+        """The reservation that keeps the run from where it fits now: its best place, else any."""
+        binding = self.binding_reservations(run)
+        if not binding or not may_use_hosts(run.spec):
+            return None
+        outcome = place_on_hosts(run.spec, self.hosts)
+        best = {fit.host_id for fit in outcome.fits} if isinstance(outcome, HostPlacement) else set()
+        beside = {host.id: host for host in self.unreserved_hosts(run)}
+        for ids in (best, {host.id for host in self.hosts}):
+            kept = {
+                host.id
+                for host in self.hosts
+                if host.id in ids and len(fit_nodes(run.spec, [host])) > len(fit_nodes(run.spec, [beside[host.id]]))
+            }
+            found = [reserved for reserved in binding if reserved.host_ids & kept]
+            if found:
+                return min(found, key=lambda reserved: (reserved.until or self.now, reserved.run.id))
+        return None
 
     def _anywhere(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         here = self._on_hosts(run) if may_use_hosts(run.spec) else None
@@ -186,11 +238,12 @@ class Capacity:
             if outcome.reason == WaitReason.WAITING_FOR_CAPACITY:
                 return Wait(outcome.reason, {**outcome.data, **self._until(run.spec, outcome.data)})
             return outcome
-        if not self.must_respect_reservation(run):
+        if not self.binding_reservations(run):
             return outcome
-        beside = place_on_hosts(run.spec, self.unreserved_hosts())
+        beside = place_on_hosts(run.spec, self.unreserved_hosts(run))
         if isinstance(beside, Wait):
-            return Wait(WaitReason.RESERVED_FOR_OTHER, self._reserved_data(run))
+            against = self.reservation_against(run)
+            return Wait(WaitReason.RESERVED_FOR_OTHER, _reserved_data(run, against)) if against else beside
         left = {host.id: host for host in self.hosts}
         for made in beside.fits:
             left[made.host_id] = taken(left[made.host_id], made)
@@ -210,19 +263,6 @@ class Capacity:
         without = offers.choose_offers(run.spec, free, self.used)
         return without if isinstance(without, OfferPlacement) else Wait(WaitReason.BUDGET_LIMIT, budget_data(budget))
 
-    def _reserved_data(self, run: WaitingRun) -> ReservedData:
-        """Who it is reserved for, from when, and the time a run needs on top. No names for other projects."""
-        assert self.reserved is not None
-        starts, expires, other = self.reserved.starts_at, self.reserved.expires_at, self.reserved.run
-        data: ReservedData = {
-            "starts_at": starts.isoformat() if starts else None,
-            "expires_at": expires.isoformat() if expires else None,
-            "spare_s": run.spec.stop_duration_s + reservation.MARGIN_S,
-        }
-        if run.project_id == other.project_id:
-            data |= {"run": other.name, "project": other.project}
-        return data
-
     def _until(self, spec: EffectiveSpec, data: Mapping[str, Any]) -> dict[str, Any]:
         """When enough GPUs are free at the latest on the host that comes closest."""
         if spec.nodes > 1 or "gpus" not in data.get("short", ()):
@@ -236,6 +276,19 @@ class Capacity:
         if len(ends) < missing:
             return {}
         return {"busy": missing, "busy_until": rounded_up(ends[missing - 1]).isoformat()}
+
+
+def _reserved_data(run: WaitingRun, reserved: HostReservation) -> ReservedData:
+    """Who it is reserved for, from when, and the time a run needs on top. No names for other projects."""
+    other, starts, expires = reserved.run, reserved.starts_at, reserved.expires_at
+    data: ReservedData = {
+        "starts_at": starts.isoformat() if starts else None,
+        "expires_at": expires.isoformat() if expires and not starts else None,
+        "spare_s": run.spec.stop_duration_s + reservation.MARGIN_S,
+    }
+    if run.project_id == other.project_id:
+        data |= {"run": other.name, "project": other.project}
+    return data
 
 
 def may_use_hosts(spec: EffectiveSpec) -> bool:

@@ -54,13 +54,32 @@ class ReservedNode:
 
 @dataclass(frozen=True)
 class HostReservation:
-    """Nodes reserved for a run. All are free by `starts_at`; None if unknown, then `expires_at` is set."""
+    """Nodes reserved for a run. All are free by `starts_at`; None if unknown, then `expires_at` is set.
+
+    `expires_at` is set once and never moves: it is kept while the start is known, for the case that it is lost again.
+    """
 
     run: WaitingRun
     nodes: tuple[ReservedNode, ...]
     made_at: dt.datetime
     starts_at: dt.datetime | None
     expires_at: dt.datetime | None
+    lapsed_at: dt.datetime | None = None
+    """When it expired: since then nothing is reserved, and it is another run's turn."""
+
+    @property
+    def host_ids(self) -> frozenset[int]:
+        """The hosts of its nodes."""
+        return frozenset(node.host_id for node in self.nodes)
+
+    @property
+    def until(self) -> dt.datetime | None:
+        """Other runs may use what is reserved if they are gone by then."""
+        return self.starts_at or self.expires_at
+
+    def has_expired(self, now: dt.datetime) -> bool:
+        """Whether its time is over and the start is still unknown."""
+        return self.starts_at is None and self.expires_at is not None and self.expires_at <= now
 
 
 def latest_end(began: dt.datetime, limit_s: int | None, stop_s: int, now: dt.datetime) -> dt.datetime | None:
@@ -105,9 +124,9 @@ def renew_reservation(
 
 
 def may_finish_before(spec: EffectiveSpec, reserved: HostReservation, now: dt.datetime) -> bool:
-    """Whether a run that starts now is certainly gone when the reservation starts."""
+    """Whether a run that starts now is certainly gone when the reservation starts, or ends if its start is unknown."""
     end = latest_end(now, spec.max_duration_s, spec.stop_duration_s, now)
-    return end is not None and reserved.starts_at is not None and end <= reserved.starts_at
+    return end is not None and reserved.until is not None and end <= reserved.until
 
 
 def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> list[HostView]:
@@ -160,10 +179,10 @@ def _host_without(now: HostView, at_start: HostView, nodes: Sequence[ReservedNod
 
 
 def _gone_by_start(holder: JobUsage, reserved: HostReservation) -> bool:
-    """If the start is unknown, jobs older than the reservation are assumed to end, and no others."""
-    if reserved.starts_at is None:
-        return holder.since <= reserved.made_at
-    return holder.ends_at is not None and holder.ends_at <= reserved.starts_at
+    """If the start is unknown, jobs older than the reservation are assumed to end before it does."""
+    if reserved.starts_at is None and holder.since <= reserved.made_at:
+        return True
+    return holder.ends_at is not None and reserved.until is not None and holder.ends_at <= reserved.until
 
 
 def _first_enough(
@@ -201,7 +220,7 @@ def _with_start(
     if starts_at is None:
         expires_at = reserved.expires_at or now + dt.timedelta(seconds=hold_s)
         return replace(reserved, starts_at=None, expires_at=expires_at)
-    return replace(reserved, starts_at=_stable_start(reserved.starts_at, starts_at, now), expires_at=None)
+    return replace(reserved, starts_at=_stable_start(reserved.starts_at, starts_at, now))
 
 
 def _stable_start(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:

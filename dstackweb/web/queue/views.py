@@ -82,7 +82,7 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         page = max(1, -(-counts.submitted // PER_PAGE))
         rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     head = rows if page == 1 else run_rows.queue_rows(queue, limit=PER_PAGE)
-    reserved = Reservation.objects.first()
+    reserved = {row.run_id: row for row in Reservation.kept()}
     cells = lists.queue_cells(rows, request, reserved, moved)
     placed = queue_usage([queue.pk])
     now = timezone.now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.utils import timezone
@@ -55,12 +55,13 @@ class _Words(NamedTuple):
 
 
 def queue_cells(
-    rows: Sequence[QueuePageRow], request: PageRequest, reserved: Reservation | None, moved: Collection[int]
+    rows: Sequence[QueuePageRow], request: PageRequest, reserved: Mapping[int, Reservation], moved: Collection[int]
 ) -> list[dict[str, Any]]:
     """The rows for the template: their fields, and what only the page shows.
 
     Flat and mostly text, as a template looks these up some thousand times for a page. `token` is the run with its etag;
-    `reserved` what is kept for it, `moved` whether it just was, `marks` whether there is more than why it waits.
+    `reserved` what is kept for it (given by run id), `moved` whether it just was, `marks` whether there is more than
+    why it waits.
     """
     words: dict[str, _Words] = {}
     may: dict[int, bool] = {}  # the same for all runs of one member
@@ -74,7 +75,7 @@ def queue_cells(
         shared = words[row.shape]
         if row.user_id not in may:
             may[row.user_id] = may_change(row, request.user, request.role)
-        kept = reserved if reserved and reserved.run_id == row.pk else None
+        kept = reserved.get(row.pk)
         cells.append(
             row.values()
             | {

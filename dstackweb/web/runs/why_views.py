@@ -77,7 +77,7 @@ def place_in_queue(run: Run) -> PlaceInQueue | None:
     if run.status != RunStatus.SUBMITTED:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
-    return PlaceInQueue(rank_factors(run, timezone.now()), total, Reservation.objects.filter(run=run).first())
+    return PlaceInQueue(rank_factors(run, timezone.now()), total, Reservation.kept().filter(run=run).first())
 
 
 class TriedLine(NamedTuple):

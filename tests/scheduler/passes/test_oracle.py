@@ -16,7 +16,7 @@ from dstackweb.runs.states import JOB_ACTIVE, Reason, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading, placement_pass, queue_scan
-from dstackweb.scheduler.passes.loading import load_reservation
+from dstackweb.scheduler.passes.loading import load_reservations
 from dstackweb.scheduler.placement.hosts import HostPlacement
 from dstackweb.scheduler.placement.limits import fair_share_key
 from dstackweb.spec.effective import EffectiveSpec
@@ -26,14 +26,15 @@ Places = dict[int, list[tuple[int | None, tuple[str, ...]]]]
 """By run, where its nodes are: host and GPUs."""
 
 
-def one_by_one() -> tuple[Places, int | None]:
-    """What a pass has to place now, and for which run capacity is reserved afterwards."""
+def one_by_one() -> tuple[Places, set[int]]:
+    """What a pass has to place now, and for which runs capacity is reserved afterwards.
+
+    Turns are given per shape: the first run of one that waits is considered.
+    """
     queues = {queue.pk: queue for queue in Queue.objects.select_related("project").order_by("pk")}
-    kept = load_reservation()
-    capacity = loading.load_capacity(queues.values(), OfferReader(), timezone.now(), kept)
-    if capacity.reserved is not None:
-        judged = capacity.review(capacity.reserved)
-        capacity.set_reservation(None if isinstance(judged, str) else judged)
+    capacity = loading.load_capacity(queues.values(), OfferReader(), timezone.now(), load_reservations())
+    capacity.review_reservations()
+    considered: set[tuple[int, str]] = set()
     held, placed = placement_pass._usage_by_project(), Places()
     waiting = {pk: list(Run.objects.filter(queue=pk, status="submitted").order_by("-rank", "-id")) for pk in queues}
     specs = {run.pk: EffectiveSpec.model_validate(run.spec) for runs in waiting.values() for run in runs}
@@ -54,9 +55,10 @@ def one_by_one() -> tuple[Places, int | None]:
             held[queue.project_id] = held[queue.project_id].plus(
                 gpus=sum(len(fit.gpu_uuids) for fit in outcome.fits), cpus=sum(fit.cpus for fit in outcome.fits)
             )
-        elif made := capacity.would_reserve(view, outcome):
-            capacity.set_reservation(made)
-    return placed, capacity.reserved.run.id if capacity.reserved else None
+        elif (queue.pk, run.shape) not in considered:
+            considered.add((queue.pk, run.shape))
+            capacity.reserve_for(view, outcome)
+    return placed, set(capacity.turns.kept)
 
 
 def deployment(rnd: random.Random) -> None:
@@ -113,5 +115,5 @@ def test_a_pass_places_and_reserves_what_deciding_one_run_after_the_other_does(
         for job in Job.objects.filter(run__in=waited).order_by("node"):
             placed.setdefault(job.run_id, []).append((job.host_id, tuple(job.gpus)))
         assert placed == expected
-        assert Reservation.objects.values_list("run", flat=True).first() == reserved_for
+        assert set(Reservation.kept().values_list("run", flat=True)) == reserved_for
         end_some(rnd)

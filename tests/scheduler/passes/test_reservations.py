@@ -11,13 +11,14 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs import services
+from dstackweb.runs import attempts, services
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.decision import visible_reservation
+from dstackweb.scheduler.passes.decision import decide_now, visible_reservation
+from dstackweb.scheduler.selectors import list_hosts
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_project, make_run, place_all, placed_job, start
 
@@ -63,7 +64,7 @@ def test_the_first_run_that_has_waited_long_gets_named_gpus_and_a_start(project:
     expected = timezone.now() + dt.timedelta(seconds=30 * 60 + 20 + 60)
     assert abs((row.starts_at - expected).total_seconds()) < 30
     assert events(reserved) == ["reserved"]
-    seen = visible_reservation([project.pk])
+    seen = visible_reservation(reserved.pk, [project.pk])
     assert seen is not None
     assert seen.run == reserved
 
@@ -100,7 +101,7 @@ def test_people_of_another_project_do_not_learn_for_whom_it_is_reserved(member: 
     assert "run" not in data
     assert "project" not in data
     assert "a run of another project" in waiting.reason(code, data).text
-    seen = visible_reservation([other.pk])
+    seen = visible_reservation(reserved.pk, [other.pk])
     assert seen is not None
     assert seen.run is None
 
@@ -166,7 +167,7 @@ def test_a_pass_that_changes_nothing_writes_nothing(project: Project, reserved: 
     assert services.ensure_queue(project).count.version == version
 
 
-def test_a_reservation_with_an_unknown_start_expires_and_is_planned_again(project: Project, member: User) -> None:
+def test_a_hold_with_an_unknown_start_lets_short_runs_pass_and_is_not_repeated(project: Project, member: User) -> None:
     make_host(gpus=2)
     small(project, member, max_duration="off")
     place_all()
@@ -175,14 +176,70 @@ def test_a_reservation_with_an_unknown_start_expires_and_is_planned_again(projec
     row = Reservation.objects.get()
     assert row.starts_at is None
     assert 3500 < (row.expires_at - timezone.now()).total_seconds() <= 3600
-    other = small(project, member, max_duration="1m")
+    short = small(project, member, max_duration="1m")
+    assert place_all() == 1
+    attempts.end_job(start(placed_job(short)).pk, "done_by_runner", exit_code=0)
+    other = small(project, member, max_duration="2h")
     assert place_all() == 0
-    assert why(fresh(other))[0] == "reserved_for_other"
-    Reservation.objects.update(expires_at=timezone.now() - dt.timedelta(seconds=1))
-    Run.objects.filter(pk=run.pk).update(queued_at=timezone.now())
+    code, data = why(fresh(other))
+    assert code == "reserved_for_other"
+    assert re.search(r"until .* at most; with max_duration: 5\dm this run could start", waiting.reason(code, data).text)
+    past = timezone.now() - dt.timedelta(seconds=1)
+    Reservation.objects.update(expires_at=past)
     assert place_all() == 1
     assert fresh(run).events.get(kind="reservation_ended").data == {"reason": "expired"}
     assert fresh(other).status == RunStatus.PROVISIONING
+    place_all()
+    kept = Reservation.objects.get()
+    assert (kept.run, kept.lapsed_at is None, kept.expires_at) == (run, False, past)
+    assert not Reservation.kept().exists()
+
+
+def test_after_anothers_turn_a_run_whose_hold_lapsed_gets_the_next(project: Project, member: User) -> None:
+    make_host(gpus=2)
+    small(project, member, max_duration="off")
+    place_all()
+    first = waited(small(project, member, resources={"gpu": 2}))
+    place_all()
+    second = waited(small(project, member, name="second", resources={"gpu": 2}, max_duration="2h"))
+    place_all()
+    assert [row.run for row in Reservation.kept()] == [first]
+    Reservation.objects.update(expires_at=timezone.now() - dt.timedelta(seconds=1))
+    place_all()
+    assert [row.run for row in Reservation.kept()] == [second]
+    assert Reservation.objects.count() == 2
+    services.stop(fresh(second), member, "member")
+    place_all()
+    place_all()
+    assert [row.run for row in Reservation.kept()] == [first]
+    assert events(first) == ["reserved", "reservation_ended", "reserved"]
+
+
+def test_each_disjoint_set_of_hosts_has_its_own_and_each_reader_sees_the_right_one(
+    project: Project, member: User
+) -> None:
+    """An A100 run that holds a reservation keeps no H100 run from its own."""
+    runs = {}
+    for model in ("A100", "H100"):
+        box = make_host(f"box-{model.lower()}", gpus=2)
+        Gpu.objects.filter(host=box).update(name=f"NVIDIA {model}")
+        small(project, member, resources={"gpu": f"{model}:1"}, max_duration="30m")
+    assert place_all() == 2
+    for model in ("A100", "H100"):
+        runs[model] = waited(small(project, member, name=f"big-{model.lower()}", resources={"gpu": f"{model}:2"}), 600)
+    place_all()
+    assert {row.run: {node["host"] for node in row.nodes} for row in Reservation.kept()} == {
+        runs["A100"]: {"box-a100"}, runs["H100"]: {"box-h100"},
+    }  # fmt: skip
+    for model, run in runs.items():
+        later = small(project, member, resources={"gpu": f"{model}:1"}, max_duration="2h")
+        place_all()
+        assert why(fresh(later))[1]["run"] == run.name
+        for reader in (run, later):
+            seen = decide_now(fresh(reader)).reservation
+            assert seen is not None
+            assert seen.run == run
+    assert [found.kept.run for found in list_hosts() if found.kept] == [runs["A100"], runs["H100"]]
 
 
 def test_with_an_unknown_start_a_run_placed_by_the_same_pass_is_assumed_to_end_too(

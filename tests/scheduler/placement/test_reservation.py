@@ -23,6 +23,7 @@ from dstackweb.scheduler.placement.reservation import (
     plan_reservation,
     renew_reservation,
 )
+from dstackweb.scheduler.placement.turns import MOST, Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.support import examples
 
@@ -211,7 +212,8 @@ class World:
     rnd: random.Random
     waiting: list[WaitingRun] = field(default_factory=list)
     active: list[Active] = field(default_factory=list)
-    reserved: HostReservation | None = None
+    turns: dict[int, HostReservation] = field(default_factory=dict)
+    most_reserved: int = 0
     promises: dict[int, dt.datetime] = field(default_factory=dict)
     kept_promises: int = 0
     backfilled: int = 0
@@ -228,41 +230,34 @@ class World:
             reserve_for_s=HOLD_S,
             hosts=with_held(self.hosts, holders),
             read_job_usage=lambda: holders,
+            turns=Turns.of(self.turns.values()),
         )
-        if self.reserved is not None:
-            judged = capacity.review(self.reserved)
-            if isinstance(judged, str):
-                self.promises.pop(self.reserved.run.id, None)
-            else:
-                self._promise(judged)
-            capacity.set_reservation(None if isinstance(judged, str) else judged)
+        capacity.review_reservations()
+        self._note_promises(capacity, *capacity.turns.kept.values())
         ends = []
         for run in sorted(self.waiting, key=lambda run: (run.queue_id, run.place)):
             outcome = capacity.decide(run)
             if isinstance(outcome, Wait):
-                if made := capacity.would_reserve(run, outcome):
-                    if capacity.reserved:
-                        self.promises.pop(capacity.reserved.run.id, None)
-                    capacity.set_reservation(made)
-                    self._promise(made)
+                if made := capacity.reserve_for(run, outcome):
+                    self._note_promises(capacity, made)
                 continue
             assert isinstance(outcome, HostPlacement)
             assert len(outcome.fits) == run.spec.nodes, "a gang is never placed by half"
             ends.append(self._start(run, outcome, second, capacity))
             capacity.take(run, outcome)
-        self.reserved = capacity.reserved
+        self.turns = capacity.turns.rows
         return ends
 
     def _start(self, run: WaitingRun, outcome: HostPlacement, second: float, capacity: Capacity) -> float:
-        reserved, limit = capacity.reserved, run.spec.max_duration_s
-        if reserved and run.id == reserved.run.id:
-            if promised := self.promises.pop(run.id, None):
-                assert after(second) <= promised, "a reserved run starts when it was promised at the latest"
-                self.kept_promises += 1
-        elif reserved and not capacity._is_ahead_of_reserved(run):
-            self.backfilled += 1
-        elif reserved:
-            self.promises.pop(reserved.run.id, None)  # those that stand before it go first, reservation or not
+        limit = run.spec.max_duration_s
+        if promised := self.promises.pop(run.id, None):
+            assert after(second) <= promised, "a reserved run starts when it was promised at the latest"
+            self.kept_promises += 1
+        for other in capacity.turns.kept.values():
+            if is_ahead(run, other.run):
+                self.promises.pop(other.run.id, None)  # those that stand before it go first, reservation or not
+            else:
+                self.backfilled += run.id != other.run.id
         starts = second + self.rnd.choice([0, 0, 10, MARGIN_S // 2])
         honest = (limit if limit is not None else 20_000) + run.spec.stop_duration_s
         ends = starts + self.rnd.choice([1, honest, honest + MARGIN_S // 2, int(honest * self.rnd.random())])
@@ -270,10 +265,17 @@ class World:
         self.waiting.remove(run)
         return ends
 
-    def _promise(self, reserved: HostReservation) -> None:
-        """The start that was announced first counts."""
-        if reserved.starts_at is not None:
-            self.promises.setdefault(reserved.run.id, reserved.starts_at)
+    def _note_promises(self, capacity: Capacity, *renewed: HostReservation) -> None:
+        """The start that was announced first counts, while it is known. Reservations are few and share no host."""
+        kept = capacity.turns.kept
+        self.promises = {run_id: at for run_id, at in self.promises.items() if run_id in kept}
+        for row in renewed:
+            if row.starts_at is not None:
+                self.promises.setdefault(row.run.id, row.starts_at)
+        host_ids = [host_id for row in kept.values() for host_id in row.host_ids]
+        assert len(host_ids) == len(set(host_ids)), "reservations are disjoint"
+        assert len(kept) <= MOST
+        self.most_reserved = max(self.most_reserved, len(kept))
 
     def _check_disjoint(self, holders: list[JobUsage]) -> None:
         uuids = [uuid for holder in holders for uuid in holder.gpus]
@@ -302,8 +304,9 @@ def simulate(seed: int, hours: int = 3) -> World:
             queue = rnd.choice([1, 1, 2])
             world.waiting.append(waiting(asked, number, queue, rank, second))
         events.update(world.do_pass(second))
-        if world.reserved and world.reserved.starts_at and world.reserved.starts_at > after(second):
-            events.add((world.reserved.starts_at - T0).total_seconds())
+        for row in world.turns.values():
+            if row.lapsed_at is None and row.until and row.until > after(second):
+                events.add((row.until - T0).total_seconds())
     return world
 
 

@@ -47,7 +47,7 @@ def judge(claimed: Sequence[tuple[str, str]]) -> Iterator[str]:
 def judge_after_a_pass() -> Iterator[str]:
     """What the next pass must have put right at the latest."""
     placement_pass.run_passes()
-    for reservation in Reservation.objects.select_related("run"):
+    for reservation in Reservation.kept():
         if reservation.run.status != RunStatus.SUBMITTED:
             yield f"capacity is reserved for {reservation.run}, which is {reservation.run.status}"
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Run
+from dstackweb.scheduler.models import Reservation
 from tests.factories import join, make_host, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -180,3 +182,14 @@ def test_a_reason_that_is_the_one_above_is_not_said_again(project: Project, ann:
         "8 GPUs",
         "9 GPUs",
     ]
+
+
+def test_each_run_with_a_reservation_is_marked_and_none_whose_hold_has_lapsed(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    at = timezone.now()
+    for name, starts_at, lapsed_at in (("one", at, None), ("two", None, None), ("three", None, at)):
+        run = Run.objects.get(pk=make_run(project, ann, name).pk)
+        Reservation.objects.create(run=run, nodes=[], starts_at=starts_at, expires_at=at, lapsed_at=lapsed_at)
+    text = as_user(ann).get("/p/main/queue/").text
+    assert (text.count("reserved, starts by"), text.count("reserved, start time unknown")) == (1, 1)
