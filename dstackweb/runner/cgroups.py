@@ -131,24 +131,36 @@ def make(name: str, limits: Limits) -> Group:
     used = [one for one in hierarchies() if one.version == 2 or one.controllers & {*CONTROLLERS, "freezer"}]
     if not used:
         raise CannotMake("not_mounted")
-    folders: list[str] = []
-    problem: OSError | None = None
-    for hierarchy in used:
-        folder = os.path.join(hierarchy.parent(), PREFIX + name)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o755)
-            _try_to_enter(folder)
-            folders.append(folder)
-        except OSError as error:
-            problem = problem or error
-            Group((folder,)).remove()
+    folders, problem = _made([os.path.join(hierarchy.parent(), PREFIX + name) for hierarchy in used])
     if not folders:
         assert problem is not None
         raise CannotMake(_code(problem), str(problem))
     memory = [_limit_memory(folder, limits.memory_mib) for folder in folders]
     cpu = [_limit_cpu(folder, limits) for folder in folders]
     return Group(tuple(folders), limits.memory_mib if any(memory) else None, limits.cpus if any(cpu) else None)
+
+
+def _made(wanted: list[str]) -> tuple[list[str], OSError | None]:
+    """The folders that could be made and entered, and what went wrong first with another."""
+    problem: OSError | None = None
+    made: list[str] = []
+    for folder in wanted:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o755)
+            made.append(folder)
+        except OSError as error:
+            problem = problem or error
+    if made and _trouble_entering(made) is None:
+        return made, problem
+    usable = []
+    for folder in made:
+        if (trouble := _trouble_entering([folder])) is None:
+            usable.append(folder)
+        else:
+            problem = problem or trouble
+            Group((folder,)).remove()
+    return usable, problem
 
 
 def support() -> dict[str, Any]:
@@ -245,21 +257,20 @@ def _gives(folder: str, wanted: frozenset[str]) -> bool:
     return not missing or _attempt(folder, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
 
 
-def _try_to_enter(folder: str) -> None:
-    """Have a process of its own enter, since this one must stay outside. Raises OSError."""
+def _trouble_entering(folders: list[str]) -> OSError | None:
+    """Why a process cannot enter these groups: one of its own tries, since this one must stay outside."""
     pid = os.fork()
     if pid == 0:
         number = errno.EIO
         try:
-            Group((folder,)).enter()
+            Group(tuple(folders)).enter()
             number = 0
         except OSError as error:
             number = error.errno or errno.EIO
         finally:
             os._exit(number)
-    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if number:
-        raise OSError(abs(number), os.strerror(abs(number)), folder)
+    number = abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return OSError(number, os.strerror(number), folders[0]) if number else None
 
 
 def _limit_memory(folder: str, mib: int | None) -> bool:
