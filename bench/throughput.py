@@ -134,7 +134,7 @@ def _wait(port: int, done: int) -> None:
         assert not counted["failed"], text
         if counted["done"] >= done:
             return
-        time.sleep(0.25)
+        time.sleep(0.5)
 
 
 def _call(

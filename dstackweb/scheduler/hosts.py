@@ -19,7 +19,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Availability, Handle, Hosts, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local, starts
 from dstackweb.backends.models import Host
 from dstackweb.gpus.samples import intake
@@ -46,6 +46,14 @@ KILL_MARGIN_S = 15.0
 """How long a stopping job's runner may take beyond its grace before its host kills it."""
 
 
+def _presence(backend: Hosts, handle: Handle, job: Job) -> Presence:
+    """What is left of a job here. A search of all processes is what a start would cost most, so an unclaimed job, of
+    which nothing can run but a runner, is not searched for."""
+    if not job.claim_nonce and not local.runner_alive(job.pk):
+        return Presence.GONE
+    return backend.observe(handle)
+
+
 def check_job(job_id: str) -> None:
     """Advance one job of this host: start or revive its runner, or stop it."""
     active = Job.objects.timed().select_related("host", "backend", "run").filter(status__in=JOB_ACTIVE)
@@ -58,7 +66,7 @@ def check_job(job_id: str) -> None:
         log.warning("%s: processes still alive after kill, will retry", job)
         return
     try:
-        presence = backend.observe(handle)
+        presence = _presence(backend, handle, job)
     except OSError as error:
         # Without a claim nothing runs: whatever is wrong here, another host may start it.
         if job.claim_nonce or not _return(job, error):

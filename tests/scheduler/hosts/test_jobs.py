@@ -7,7 +7,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import local
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.hosts import check_jobs
-from tests.factories import make_host, make_run, place_all
+from tests.factories import make_host, make_run, place_all, placed_job
 
 pytestmark = pytest.mark.django_db
 
@@ -30,3 +30,26 @@ def test_why_a_job_does_not_start_is_kept_and_keeps_no_other_job_from_being_trie
     check_jobs("box-1")
     assert len(asked) == 2
     assert all("No space left" in job.message for job in Job.objects.all())
+
+
+def test_a_job_that_nobody_claimed_is_started_without_a_search_of_all_processes(
+    project: Project, member: User, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DSTACKWEB_HOST_NAME = "box-1"
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    started: list[object] = []
+    searched: list[object] = []
+    monkeypatch.setattr(local, "ensure_runner", lambda order: started.append(order["job"]))
+
+    def search(job_id: object) -> bool:
+        searched.append(job_id)
+        return True
+
+    monkeypatch.setattr(local, "tree_gone", search)
+    check_jobs("box-1")
+    assert (started, searched) == ([str(placed_job(run).pk)], [])
+    Job.objects.update(claim_nonce="nonce")
+    check_jobs("box-1")
+    assert searched == [placed_job(run).pk]
