@@ -19,6 +19,8 @@ TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 60.0
 """Longest `Retry-After` that is honoured."""
 
+PACE_MAX_S = 4.0
+
 KEY_MAX, NAME_MAX, MESSAGE_MAX = 300, 200, 2000
 """Characters of a key, of a prefix or group name, and of a message that the server accepts."""
 
@@ -150,6 +152,19 @@ def _first(refused: object) -> str:
         return ""
     one = refused[0]
     return f"{one.get('key', '')}: {one.get('detail') or one.get('reason', '')}"[:300]
+
+
+class Pace:
+    """Seconds between two requests, `s`: longer after each 429, so that many reporters share a server, then shorter."""
+
+    def __init__(self, least_s: float) -> None:
+        self.s = self.least_s = least_s
+
+    def slow_down(self) -> None:
+        self.s = min(2 * self.s, max(self.least_s, PACE_MAX_S))
+
+    def speed_up(self) -> None:
+        self.s = max(0.8 * self.s, self.least_s)
 
 
 def reporter_name() -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from dstackweb.tracking.client import TIMEOUT_S, Entry, Outcome, SendResult, TasksClient, reporter_name, to_body
+from dstackweb.tracking.client import TIMEOUT_S, Entry, Outcome, Pace, SendResult, TasksClient, reporter_name, to_body
 from dstackweb.tracking.spool import Spool
 
 log = logging.getLogger("dstackweb.tracking")
@@ -68,7 +68,7 @@ class Sender:
         self.reporter = reporter or reporter_name()
         self.url = url
         self._post = post or TasksClient(url, token)
-        self._interval_s, self._heartbeat_s = interval_s, heartbeat_s
+        self._pace, self._heartbeat_s = Pace(interval_s), heartbeat_s
         self._pending_max, self._batch = pending_max, BATCH
         # Reentrant: a signal handler or the garbage collector may report while its thread reports.
         self.lock = threading.RLock()
@@ -229,7 +229,7 @@ class Sender:
             self._stopped = True
 
     def _run(self) -> None:
-        next_at, soon_s = 0.0, min(SOON_S, self._interval_s)
+        next_at, soon_s = 0.0, min(SOON_S, self._pace.least_s)
         try:
             while not self._stopped:
                 with contextlib.suppress(Empty):  # a heartbeat is due
@@ -249,7 +249,7 @@ class Sender:
                 if closing:
                     self._end()
                     return
-                next_at = time.monotonic() + self._interval_s
+                next_at = time.monotonic() + self._pace.s
                 with self._delivered:
                     self._flushes_done = flushes
                     self._delivered.notify_all()
@@ -306,8 +306,8 @@ class Sender:
 
     def _send_heartbeat(self) -> None:
         """Send an empty request if nothing else was sent for long. If it fails, the next one follows as long after."""
-        idle_s = time.monotonic() - self._sent_at
-        if self._has_sent and not self._stopped and not self._closing.is_set() and idle_s >= 0.9 * self._heartbeat_s:
+        due = time.monotonic() - self._sent_at >= 0.9 * self._heartbeat_s
+        if due and self._has_sent and not self._stopped and not self._closing.is_set():
             self._sent_at = time.monotonic()
             result = self._send_within_deadline(self._body([]))
             if result.outcome in (Outcome.ACCEPTED, Outcome.ENDED):
@@ -324,8 +324,8 @@ class Sender:
             return
         self._waiting = ""
         if result.outcome is Outcome.ACCEPTED:
-            self._has_sent = True
-            self._sent_at = time.monotonic()
+            self._has_sent, self._sent_at = True, time.monotonic()
+            self._pace.speed_up()
             if result.attempt is not None:
                 self.attempt_changes += self._attempt not in (None, result.attempt)
                 self._attempt = result.attempt
@@ -344,7 +344,9 @@ class Sender:
             if not self._waiting:
                 log.info("tasks are reported later: %s", result.detail)
             self._waiting = result.detail
-        elif not self._unreachable and not result.detail.startswith("429"):
+        elif result.detail.startswith("429"):
+            self._pace.slow_down()
+        elif not self._unreachable:
             self._unreachable = True
             log.warning("cannot report tasks to %s, will retry (%s)", self.url, result.detail)
 

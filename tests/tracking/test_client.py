@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.tracking.client import LONGEST_WAIT_S, Outcome, SendResult, TasksClient, classify
+from dstackweb.tracking.client import LONGEST_WAIT_S, Outcome, Pace, SendResult, TasksClient, classify
 from tests.servers import free_port
 from tests.tracking.ear import Ear
 
@@ -69,3 +69,15 @@ def test_no_answer_means_later(ear: Ear) -> None:
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not an http:// or https:// URL"):
         TasksClient(url, "secret")
+
+
+def test_the_pace_is_slower_after_each_refusal_and_recovers() -> None:
+    pace = Pace(0.5)
+    seen = []
+    for _ in range(5):
+        pace.slow_down()
+        seen.append(pace.s)
+    assert seen == [1.0, 2.0, 4.0, 4.0, 4.0]
+    for _ in range(20):
+        pace.speed_up()
+    assert pace.s == 0.5

@@ -310,3 +310,35 @@ for step in track(range(4), prefix="step"):
     second = TaskPrefix.objects.filter(scope__attempt=2)
     assert {row.name: (row.memory, row.total) for row in second} == {"train": (5, 5), "step": (4, 4)}
     all_agree()
+
+
+@pytest.mark.slow
+def test_forty_small_reporters_do_not_starve_one_another(env: dict[str, str], tmp_path: Path) -> None:
+    code = """
+import os, threading, time
+from dstackweb.tracking.sender import Sender
+URL, TOKEN = os.environ["DSTACKWEB_TASKS_URL"], os.environ["DSTACKWEB_TASKS_TOKEN"]
+lags = []
+def work(name):
+    sender = Sender(URL, TOKEN)
+    for number in range(8):
+        sender.event(f"{name}-{number}", "memory")
+        began = time.monotonic()
+        while sender.backlog:
+            time.sleep(0.02)
+        lags.append(time.monotonic() - began)
+        time.sleep(0.3)
+    assert sender.close(30)
+threads = [threading.Thread(target=work, args=(f"worker{name}",)) for name in range(40)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+lags.sort()
+print(f"{lags[len(lags) // 2]:.2f} {lags[-1]:.2f}")
+"""
+    process = program(tmp_path, code, env)
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert Scope.objects.get(run_id__gt=0).memory == 320
+    _median, longest = map(float, output.split())
+    assert longest < 10
+    all_agree()
