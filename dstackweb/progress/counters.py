@@ -130,11 +130,11 @@ class CounterRows:
         """Row ids of a group that was read."""
         return GroupIds(self.prefixes[group_name[0]].id, self.groups[group_name].id)
 
-    def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> None:
+    def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> Delta:
         """Change the rows that were read by `deltas`, and write them with the scope's row. Call once.
 
         Missing prefixes and groups are created, and groups that lost their last task are deleted. `ids`: whether `ids`
-        knows the created groups afterwards.
+        knows the created groups afterwards. Returns the sum of all deltas.
         """
         scope = self.scope
         whole = Delta()
@@ -171,6 +171,7 @@ class CounterRows:
         self._write_groups(sorted(deltas), whole.columns(), ids)
         bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
         bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
+        return whole
 
     def _load_prefixes(self, names: Collection[str]) -> dict[str, _PrefixRow]:
         found = bulk.find(
@@ -333,8 +334,8 @@ class BatchUpdate:
     deltas: defaultdict[GroupName, Delta] = field(default_factory=lambda: defaultdict(Delta))
     new_prefixes: set[str] = field(default_factory=set)
     new_groups: set[GroupName] = field(default_factory=set)
-    unfinished: Counter[int] = field(default_factory=Counter)
-    """Change of the number of live tasks, by the id of their reporter."""
+    taken_over: Counter[int] = field(default_factory=Counter)
+    """Live tasks that other reporters had reported before, by the reporter's id."""
 
     def is_released(self, state: TaskState, seq: int) -> bool:
         """Whether a live state is outdated because the reporter has ended since: the task is released."""

@@ -16,6 +16,7 @@ from dstackweb.progress.reports import Count
 from dstackweb.progress.states import LIVE, TaskState
 
 STATES = tuple(TaskState)
+PLACES = {state: place for place, state in enumerate(STATES)}
 COUNT_COLUMNS = {
     "seq": "bigint", **{state.value: "bigint" for state in STATES}, "duration_n": "bigint", "duration_s": "float8",
 }  # fmt: skip
@@ -56,7 +57,7 @@ def release_live(update: BatchUpdate) -> None:
     for prefix, group, *values in found:
         old = ReportedCount.of(*values)
         new = old._replace(states=_released(old.states))
-        _add(update, (prefix, group), old, new)
+        update.deltas[prefix, group].add(_difference(old, new))
         rows.append(_row(new))
     bulk.update("progress_reportercount", COUNT_COLUMNS, rows)
 
@@ -81,11 +82,14 @@ def decide(update: BatchUpdate, counts: Sequence[Count]) -> Counts:
                 update.reject(index, count.prefix, reason, "counts")
                 continue
             update.scope.counted += 1
-        states = tuple([count.states.get(state, 0) for state in STATES])
+        numbers = [0] * len(STATES)
+        for state, number in count.states.items():
+            numbers[PLACES[state]] = number
+        states = tuple(numbers)
         if update.is_released(TaskState.WAITING, count.seq):
             states = _released(states)
         newest[group_name] = new = ReportedCount(old.id, count.seq, states, count.duration_n, count.duration_s)
-        _add(update, group_name, old, new)
+        update.deltas[group_name].add(_difference(old, new))
         update.receipt.applied += 1
     return newest
 
@@ -115,12 +119,6 @@ def _load(update: BatchUpdate, group_names: Iterable[GroupName]) -> Counts:
         update.reporter.pk,
     )
     return {(prefix, group): ReportedCount.of(*values) for prefix, group, *values in found}
-
-
-def _add(update: BatchUpdate, group_name: GroupName, old: ReportedCount, new: ReportedCount) -> None:
-    delta = _difference(old, new)
-    update.deltas[group_name].add(delta)
-    update.unfinished[update.reporter.pk] += sum([delta.states.get(state, 0) for state in LIVE])
 
 
 def _row(count: ReportedCount) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counters import BatchUpdate, CounterRows, lock_scope
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
-from dstackweb.progress.states import NoReports
+from dstackweb.progress.states import LIVE, NoReports
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
@@ -71,11 +71,11 @@ def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     counts = group_counts.decide(update, batch.counts)
     failed = _new_failures(update, batch.failures)
     update.counters.read(update.deltas)
-    update.counters.shift(update.deltas, now_ms)
+    whole = update.counters.shift(update.deltas, now_ms)
     task_events.write(update, tasks)
     group_counts.write(update, counts)
     _write_failures(update, [*failed, *tasks.failed], tasks.done)
-    _write_reporters(update)
+    _write_reporters(update, sum(whole.states.get(state, 0) for state in LIVE))
     return update.receipt
 
 
@@ -108,13 +108,15 @@ def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
     return reporter
 
 
-def _write_reporters(update: BatchUpdate) -> None:
-    """Save the reporter, and the numbers of unfinished tasks of others whose tasks it has taken over."""
-    mine = update.reporter
-    mine.unfinished += update.unfinished.pop(mine.pk, 0)
-    mine.save()
-    for pk, more in sorted(update.unfinished.items()):
-        Reporter.objects.filter(pk=pk).update(unfinished=F("unfinished") + more)
+def _write_reporters(update: BatchUpdate, live: int) -> None:
+    """Save the reporter, and the numbers of unfinished tasks of others whose tasks it has taken over.
+
+    `live`: change of the number of live tasks by this batch.
+    """
+    update.reporter.unfinished += live + update.taken_over.total()
+    update.reporter.save()
+    for pk, taken in sorted(update.taken_over.items()):
+        Reporter.objects.filter(pk=pk).update(unfinished=F("unfinished") - taken)
 
 
 def _new_failures(update: BatchUpdate, failures: Sequence[Failure]) -> list[Failure]:

@@ -22,7 +22,6 @@ from dstackweb.progress.states import CODES, DROPPED, GONE, LIVE, STATE_OF, Task
 FORGOTTEN = TaskState.FORGOTTEN
 TIMED = (TaskState.MEMORY, TaskState.ERRED)
 """Entering one of these ends the timing of a task's processing."""
-IS_LIVE = frozenset(LIVE)
 LIVE_CODES = frozenset(CODES[state] for state in LIVE)
 HAS_LIVE_STATE = f"state IN ({', '.join(map(str, sorted(LIVE_CODES)))})"
 
@@ -64,7 +63,6 @@ def release_live(update: BatchUpdate) -> None:
         )
         for prefix, group, state, count in cursor.fetchall():
             update.deltas[prefix, group].move(STATE_OF[state], TaskState.RELEASED, count)
-            update.unfinished[update.reporter.pk] -= count
         cursor.execute(
             "UPDATE progress_task SET state = %s, since_ms = %s"
             f" WHERE reporter_id = %s AND seq <= %s AND {HAS_LIVE_STATE}",
@@ -82,7 +80,6 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
     group_name_of = _group_names(update.counters, known.values())
     names = _reporter_names(update, known.values())
     endings = Endings(events, update.reporter.pk, known, names)
-    unfinished = 0
     for index, event in _effective_events(update, events, known, names):
         row = known.get(event.key)
         state = TaskState.RELEASED if update.is_released(event.state, event.seq) else event.state
@@ -100,10 +97,7 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
         else:
             group_name = group_name_of[row.group_id]
             tasks.moved.append((row, event, state))
-            if row.state in LIVE_CODES:
-                update.unfinished[row.reporter_id] -= 1
         update.receipt.applied += 1
-        unfinished += state in IS_LIVE
         if event.message and state != TaskState.ERRED:
             tasks.messages[event.key] = event.message
         _add_change(update.deltas[group_name], row, event, state, update.now_ms)
@@ -111,7 +105,9 @@ def decide(update: BatchUpdate, events: Sequence[Event]) -> TaskChanges:
             tasks.failed.append(Failure(event.key, *group_name, event.seq, event.message))
         elif state == TaskState.MEMORY:
             tasks.done.append(event.key)
-    update.unfinished[update.reporter.pk] += unfinished
+    if len(names) > 1:
+        live = (row.reporter_id for row, _, _ in tasks.moved if row.state in LIVE_CODES)
+        update.taken_over.update(pk for pk in live if pk != update.reporter.pk)
     _decide_late(update, tasks, endings, events, group_name_of)
     return tasks
 

@@ -87,8 +87,7 @@ class Sender:
         self._closing = threading.Event()
         self._deadline = 0.0
         self._stopped = self._all_sent = self._attempt_ended = False
-        self._unreachable = False
-        self._waiting = ""
+        self._unreachable, self._waiting = False, ""
         self._attempt: int | None = None
         self.attempt_changes = 0
         """How often the run went on to its next attempt, which starts at zero: counts are to be reported again."""
@@ -353,7 +352,7 @@ class Sender:
     def _pause(self, retry_after_s: float | None, failed: int, cap_s: float = BACKOFF_CAP_S) -> bool:
         """Wait before the next try. Returns False when the program ends before that.
 
-        A requested wait is up to doubled, so that many reporters do not return at the same moment.
+        A requested wait is up to doubled, so that many reporters do not return at once.
         """
         closing = self._closing.is_set()
         if retry_after_s is None:
@@ -390,8 +389,7 @@ class Sender:
         lost = self._dropped + self.backlog
         self._all_sent = not lost and not self._stopped
         if lost and not self._stopped:
-            why = f": {self._waiting}" if self._waiting else ""
-            log.warning("%d tasks or groups were not reported%s", lost, why)
+            log.warning("%d tasks or groups were not reported%s", lost, f": {self._waiting}" if self._waiting else "")
 
     def _forget(self) -> None:
         with self.lock:
