@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ def test_a_host_that_can_start_nothing_is_held_back_and_loses_no_run(open_home: 
     with Server(open_home, **SOON) as server:
         jobs = server.home / "jobs"
         if jobs.exists():
-            jobs.rmdir()
+            shutil.rmtree(jobs)
         jobs.write_text("not a directory")
         names = [server.submit(f"echo {number}") for number in range(6)]
         eventually(lambda: host(server, "box")["held_back_at"], deadline=60)
