@@ -20,7 +20,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.monitoring import watch
-from dstackweb.scheduler.processes import housekeeping, tasks
+from dstackweb.scheduler.processes import retention, tasks
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -101,9 +101,9 @@ def test_tasks_of_what_runs_are_left_alone(run: Run) -> None:
     assert (scope(run).queued, scope(run).ended_ms) == (1, None)
 
 
-def test_housekeeping_prunes_what_is_old(run: Run) -> None:
+def test_what_is_old_is_pruned(run: Run) -> None:
     attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     watch.settle_tasks(timezone.now())
     Scope.objects.filter(run_id=run.pk).update(ended_ms=1)
-    housekeeping.keep_house()
+    retention.prune()
     assert not Scope.objects.filter(run_id=run.pk).exists()

@@ -20,7 +20,7 @@ from dstackweb.runs.states import ACTIVE, JOB_ACTIVE, PLACED, JobStatus, Reason,
 from dstackweb.scheduler.models import PassState
 from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
-from dstackweb.scheduler.processes import housekeeping
+from dstackweb.scheduler.processes import housekeeping, retention
 from tests.scheduler.stress.referee import one_of
 
 MEMBERS, MANAGER = ("ada", "bob"), "boss"
@@ -157,6 +157,7 @@ def look(rnd: random.Random) -> None:
     Project.objects.filter(name=rnd.choice(["main", "lab"])).update(weight=rnd.choice([1, 2, 5]))
     if rnd.random() < 0.1:
         housekeeping.keep_house()
+        retention.prune()
 
 
 class Runners:
