@@ -293,7 +293,7 @@ def _folders(above: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(above) as entries:
             return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
