@@ -170,7 +170,8 @@ def floor(tasks: int, groups: int) -> None:
     """The rows of the same tasks, inserted and twice updated."""
     from django.db import connection, transaction
 
-    from dstackweb.progress import bulk, task_events
+    from dstackweb.lib import bulk
+    from dstackweb.progress import task_events
 
     found = scope()
     ids: list[tuple[int, ...]] = []

@@ -14,11 +14,15 @@ from django.core.wsgi import get_wsgi_application
 from django.utils.module_loading import import_string
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
-MIDDLEWARE = ("django.middleware.security.SecurityMiddleware", "django.middleware.common.CommonMiddleware")
+MIDDLEWARE = (
+    "django.middleware.security.SecurityMiddleware",
+    "django.middleware.locale.LocaleMiddleware",  # a thread otherwise keeps the language of the page it served before
+    "django.middleware.common.CommonMiddleware",
+)
 
 
 class ProgramHandler(WSGIHandler):
-    """Answers programs. Sessions, forms, languages and what else pages need took half of a heartbeat's time."""
+    """Answers programs, which send a token: without sessions, forms and what else only pages need."""
 
     def load_middleware(self, is_async: bool = False) -> None:
         this: Any = self  # the stubs leave out what a handler is made of
@@ -34,5 +38,6 @@ for_programs = ProgramHandler()
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer a request: a program's or a browser's, by its path."""
     handler = for_programs if environ["PATH_INFO"].startswith(FOR_PROGRAMS) else for_pages
     return handler(environ, start_response)
