@@ -114,7 +114,9 @@ def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
 
 
 def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> None:
-    offers = site.server.api("GET", "offers", params={"backend": "aws", "cpu": "2..", "spot": "false"}).json()["items"]
+    answer = site.server.api("GET", "offers", params={"backend": "aws", "cpu": "2..", "spot": "false"}).json()
+    assert answer["items"], answer
+    offers = answer["items"]
     site.cloud.capacity(0, offers[0]["instance_type"])
     name = site.submit("true")
     run = site.server.wait(name, deadline=BOOTED_S)

@@ -42,7 +42,7 @@ def test_commands_tell_by_http_and_their_token_shows_in_no_log(server: Server) -
     name = server.submit(f"python3 -c '{BY_HTTP}'", "echo token $DSTACKWEB_TASKS_TOKEN")
     assert server.wait(name)["status"] == "done"
     answer, told = server.log(name).decode().splitlines()
-    assert json.loads(answer) == {"applied": 1, "outdated": 0, "refused": []}
+    assert json.loads(answer) == {"applied": 1, "outdated": 0, "refused": [], "attempt": 1}
     assert set(told.partition(" ")[2]) == {"*"}
     assert counted(server, name) == {"fit": {"memory": 1}}
 

@@ -116,7 +116,7 @@ def test_while_the_cloud_does_not_answer_nothing_is_concluded(job: Job, fake: Fa
     fake.throttled = THROTTLED
     report(job)
     report(job)
-    fake.tick(2 * 3600)
+    fake.tick(5 * 60)
     assert fresh(job).status == JobStatus.TERMINATING
     assert "asking the cloud about its machine" in node_line(fresh(job)).why
     assert agents.next_step(job.instance_id, agents.AgentReport(left=True))["do"] == "wait"
