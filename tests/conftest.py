@@ -10,6 +10,7 @@ their own tests run once. On PostgreSQL, those of `LONG_STORIES` are in the slow
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("quick" if "not slow" in config.option.markexpr else "full")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # While tests are collected: nothing of it is garbage, and looking takes a third of the time.
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: no later search for garbage looks at it."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether a file has nothing for the side that is asked for; None if it may have."""
+    if "both_sides" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    room = collection_path.relative_to(Path(__file__).parent).parts[0]
+    return None if room in BOTH_SIDES or "both_sides" in collection_path.read_text() else True
 
 
 def _touches_database(item: pytest.Item, *more: str) -> bool:
