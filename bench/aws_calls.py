@@ -51,7 +51,6 @@ def measure() -> None:
 
     logging.disable(logging.WARNING)
     call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
     from dstackweb.devtools.aws import Cloud
 
     cloud = Cloud.start()

@@ -23,7 +23,6 @@ class Filled:
     def __init__(self, room: int) -> None:
         """`room`: how many CPUs `large` has."""
         call_command("migrate", verbosity=0)
-        call_command("createcachetable", verbosity=0)
         self.project = make_project("main")
         self.ada = join(self.project, make_user("ada"), "manager")
         self.queue = services.ensure_queue(self.project)

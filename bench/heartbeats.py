@@ -70,7 +70,6 @@ def _fill(number: int) -> list[tuple[str, str]]:
     from tests.factories import join, make_host, make_project, make_run, make_user
 
     call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
     project = make_project("main")
     ada = join(project, make_user("ada"))
     host = make_host("large", cpus=8, memory_gib=64)

@@ -25,6 +25,7 @@ from bench import sides
 REQUESTS = 20
 REGIONS = ("eu-west-1", "us-east-1")
 SOURCES = {"types": 43200.0, "prices": 43200.0, "spot": 300.0, "quotas": 600.0}
+"""TTLs in seconds."""
 CALL_S = 0.2
 """What the cloud takes to answer."""
 HITS = 5000
@@ -39,14 +40,13 @@ def measure(number: int) -> None:
     from django.core.management import call_command
 
     from dstackweb.backends import registry
-    from dstackweb.backends.contract import Availability, Offer, SourceKey, SourceReading
+    from dstackweb.backends.contract import Availability, Offer, SourceKey, SourceReading, SourceSpec
     from dstackweb.backends.models import Backend
     from dstackweb.offers import catalog, sources, store
     from dstackweb.spec.effective import Requirements
     from tests.backends.kinds import kind_with
 
     call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
     log = Path(tempfile.mkdtemp(dir=os.environ["DSTACKWEB_HOME"]), "calls")
 
     def call(what: str) -> None:
@@ -64,7 +64,7 @@ def measure(number: int) -> None:
         ]  # fmt: skip
 
     class Sourced:
-        sources = SOURCES
+        sources = {name: SourceSpec(ttl_s, list[int]) for name, ttl_s in SOURCES.items()}
 
         def __init__(self, backend: Backend) -> None:
             self.backend = backend

@@ -52,7 +52,6 @@ def measure(sizes: list[int]) -> None:
 
     collect_rarely()  # as the web server's processes do
     call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
     project = make_project("main")
     ada = join(project, make_user("ada"))
     services.ensure_queue(project)

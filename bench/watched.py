@@ -29,7 +29,6 @@ class Watched:
 
     def __init__(self, per_host: int) -> None:
         call_command("migrate", verbosity=0)
-        call_command("createcachetable", verbosity=0)
         self.per_host = per_host
         self.project = make_project("main")
         self.ada = join(self.project, make_user("ada"), "manager")

@@ -168,20 +168,23 @@ def _database(home: Path) -> dict[str, Any]:
     }
 
 
-def _cache(name: str, entries: int, *, may_be_away: bool = True) -> dict[str, Any]:
-    """With `may_be_away` an unreachable Redis means cache misses; otherwise it raises an error."""
-    if REDIS_URL:
-        return {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": REDIS_URL,
-            "KEY_PREFIX": f"dstackweb:{name}",
-            "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2, "IGNORE_EXCEPTIONS": may_be_away},
-        }
+def _cache(name: str, *, may_be_away: bool = True) -> dict[str, Any]:
+    """Plain data as JSON: no pickle that a job could write is ever loaded.
+
+    With `may_be_away` an unreachable Redis means cache misses; otherwise it raises an error.
+    """
+    if not REDIS_URL:
+        return {"BACKEND": "dstackweb.lib.cache.RowCache", "KEY_PREFIX": name}
     return {
-        "BACKEND": "django.core.cache.backends.db.DatabaseCache",
-        "LOCATION": f"dstackweb_cache_{name}",
-        # At the limit entries are removed by key, not by age; so it must not be reached.
-        "OPTIONS": {"MAX_ENTRIES": entries},
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": f"dstackweb:{name}",
+        "OPTIONS": {
+            "SERIALIZER": "django_redis.serializers.json.JSONSerializer",
+            "SOCKET_CONNECT_TIMEOUT": 2,
+            "SOCKET_TIMEOUT": 2,
+            "IGNORE_EXCEPTIONS": may_be_away,
+        },
     }
 
 
@@ -189,7 +192,7 @@ _make_home(DSTACKWEB_HOME)
 
 SECRET_KEY = DSTACKWEB_SECRET_KEY or _secret_key(DSTACKWEB_HOME)
 DATABASES = {"default": _database(DSTACKWEB_HOME)}
-CACHES = {"default": _cache("default", 10_000), "offers": _cache("offers", 10_000, may_be_away=False)}
+CACHES = {"default": _cache("default"), "offers": _cache("offers", may_be_away=False)}
 DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -305,7 +308,7 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Browsers send a host's cookies to all its ports; without the suffix two servers on one machine would share them.
 _suffix = "" if _https else f"_{DSTACKWEB_PORT}"
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
-SESSION_ENGINE = "django.contrib.sessions.backends." + ("cached_db" if REDIS_URL else "db")
+SESSION_ENGINE = "django.contrib.sessions.backends.db"  # not in Redis: its keys are session cookies
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"

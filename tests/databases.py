@@ -95,7 +95,7 @@ def _migrate(home: Path, **env: str) -> None:
     clean = {name: value for name, value in os.environ.items() if name not in names}
     clean |= {"DJANGO_SETTINGS_MODULE": "dstackweb.settings", "DSTACKWEB_HOME": str(home), "PYTHONPATH": str(REPO)}
     code = "import django; django.setup(); from django.core.management import call_command as call; "
-    code += "call('migrate', verbosity=0); call('createcachetable', verbosity=0)"
+    code += "call('migrate', verbosity=0)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=clean | env, cwd=REPO, capture_output=True, text=True, check=False
     )

@@ -185,6 +185,13 @@ class SourceKey(NamedTuple):
     region: str
 
 
+class SourceSpec(NamedTuple):
+    """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back."""
+
+    ttl_s: float
+    type: Any
+
+
 class SourceFailure(enum.StrEnum):
     """Why a source could not be read, with the data of each code."""
 
@@ -236,15 +243,14 @@ class SourceReading:
 class Sourced(Protocol):
     """A backend that makes offers from several sources of a cloud, each with its own age."""
 
-    sources: Mapping[str, float]
-    """The TTL of each source in seconds."""
+    sources: Mapping[str, SourceSpec]
 
     def wanted(self) -> Sequence[SourceKey]:
         """All sources that its settings need."""
         ...
 
     def fetch(self, key: SourceKey) -> Any:
-        """Read a source from the cloud: a value that can be pickled, falsy if empty. Raises SourceFailed."""
+        """Read a source from the cloud: a value of its type, falsy if empty, never None. Raises SourceFailed."""
         ...
 
     def join(

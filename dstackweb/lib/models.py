@@ -1,4 +1,5 @@
-"""Leases, rate limits and circuit breakers that processes share, by name; the watcher's time; the schema's version."""
+"""Leases, rate limits, circuit breakers and cached data that processes share, by name; the watcher's time; the schema's
+version."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from django.db import IntegrityError, models, transaction
 from django.db.models import FloatField, Q, Subquery, Value
 from django.db.models.functions import Coalesce
+from django.utils import timezone
 
 from dstackweb.lib.network import full_jitter
 
@@ -211,6 +213,25 @@ def watch_time() -> Coalesce:
     """The watcher's time (seconds) as an expression: rows store it when something happens, and what has passed since
     is derived. So a check of the watcher writes one row, however many it watches."""
     return Coalesce(Subquery(Watch.objects.filter(pk=1).values("counted_s")), Value(0.0), output_field=FloatField())
+
+
+class CacheRow(models.Model):
+    """An entry of `lib.cache.RowCache`. `value` is JSON."""
+
+    key = models.CharField(primary_key=True, max_length=255)
+    value = models.TextField()
+    expires_at = models.DateTimeField(null=True, db_index=True)
+
+    def __str__(self) -> str:
+        return self.key
+
+    @classmethod
+    def current(cls) -> models.QuerySet[CacheRow]:
+        return cls.objects.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
+
+    @classmethod
+    def expired(cls) -> models.QuerySet[CacheRow]:
+        return cls.objects.filter(expires_at__lte=timezone.now())
 
 
 class SchemaVersion(models.Model):

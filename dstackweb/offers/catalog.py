@@ -193,15 +193,15 @@ class _Lookup:
 
     def _shared(self) -> CachedOffers | None:
         slot = Result.objects.filter(backend=self.backend, digest=self.digest).values_list("slot", flat=True).first()
-        found = None if slot is None else store.get(_object(self.backend.pk, slot))
-        return found if isinstance(found, CachedOffers) and found.digest == self.digest else None
+        found: CachedOffers | None = None if slot is None else store.get(_object(self.backend.pk, slot), CachedOffers)
+        return found if found is not None and found.digest == self.digest else None
 
     def _keep(self, kept: CachedOffers) -> None:
         kept.recorded_at = kept.made_at
         _local.put(self.key, kept)
         slot = self._slot()
         if slot is not None:
-            store.put(_object(self.backend.pk, slot), kept, STALE_S)
+            store.put(_object(self.backend.pk, slot), kept, CachedOffers, STALE_S)
 
     def _slot(self) -> int | None:
         """The slot of this result: its own, a free or the least recently used one. None: the backend is deleted."""

@@ -105,7 +105,7 @@ def of_backends(backends: Iterable[tuple[Backend, Sourced]], now: dt.datetime) -
         for row in SourceRow.objects.filter(backend__in=[backend for backend, _ in pairs])
     }
     return [
-        _freshness(backend, key, rows.get((backend.pk, key)), driver.sources[key.source], now)
+        _freshness(backend, key, rows.get((backend.pk, key)), driver.sources[key.source].ttl_s, now)
         for backend, driver in pairs
         for key in sorted(driver.wanted())
     ]

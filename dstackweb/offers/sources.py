@@ -22,7 +22,15 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import (
+    Sourced,
+    SourceFailed,
+    SourceFailure,
+    SourceKey,
+    SourceReading,
+    SourceSpec,
+    SourceState,
+)
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, freshness, single_flight, store
 from dstackweb.offers.models import SourceRow
@@ -85,7 +93,7 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_down():
         for key in keys:
-            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
+            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source].ttl_s, now):
                 _start_refresh(backend, key, 1.0)
     return found
 
@@ -101,18 +109,18 @@ def refresh(
     if current is None:
         return SourceReading(SourceState.FAILED, error={"code": SourceFailure.DELETED})
     backend, driver = current, _sourced(current)
-    ttl_s = driver.sources[key.source]
+    spec = driver.sources[key.source]
     called = False
 
     def known() -> SourceReading:
-        return _reading(backend, key, _row(backend, key), ttl_s, timezone.now())
+        return _reading(backend, key, _row(backend, key), spec, timezone.now())
 
     def find() -> SourceReading | None:
         row = _row(backend, key)
         now = timezone.now()
-        if freshness.is_due(backend, _known(backend, key, row), ttl_s, now, share):
+        if freshness.is_due(backend, _known(backend, key, row), spec.ttl_s, now, share):
             return None
-        return _reading(backend, key, row, ttl_s, now)
+        return _reading(backend, key, row, spec, now)
 
     def call(lead: Lead) -> SourceReading:
         nonlocal called
@@ -166,7 +174,7 @@ def refresh_due(now: dt.datetime) -> int:
             known = _known(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
             if freshness.must_refresh(backend, known, now) or (
-                in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
+                in_use and freshness.is_due(backend, known, driver.sources[key.source].ttl_s, now, freshness.AHEAD)
             ):
                 started.append(_start_refresh(backend, key, freshness.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
@@ -265,30 +273,32 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
-def _reading(backend: Backend, key: SourceKey, row: SourceRow | None, ttl_s: float, now: dt.datetime) -> SourceReading:
+def _reading(
+    backend: Backend, key: SourceKey, row: SourceRow | None, spec: SourceSpec, now: dt.datetime
+) -> SourceReading:
     known = _known(backend, key, row)
-    state = freshness.source_state(backend, known, ttl_s, now)
+    state = freshness.source_state(backend, known, spec.ttl_s, now)
     error = known.error if known is not None and known.version == backend.version else None
     if known is None or state is SourceState.FAILED:
         return SourceReading(SourceState.FAILED, error=error)
-    local = _load(backend, key, known)
+    local = _load(backend, key, known, spec)
     if local is None:
         # A newer value may have replaced it.
         newer = _row(backend, key)
         if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_down():
-            return _reading(backend, key, newer, ttl_s, now)
+            return _reading(backend, key, newer, spec, now)
         return SourceReading(SourceState.FAILED, error=error)
     return SourceReading(state, local.value, known.fetched_at, error)
 
 
-def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _LocalValue | None:
+def _load(backend: Backend, key: SourceKey, row: SourceRow, spec: SourceSpec) -> _LocalValue | None:
     """The value of a row, from this process or the cache. A lost value is recorded in the row."""
     local = _local.get((backend.pk, key))
     if local is not None and local.row.stamp == row.stamp:
         return local
-    found = store.get(_object(backend.pk, row.stamp))
-    if isinstance(found, tuple) and len(found) == 2 and found[0] == row.stamp:
-        local = _LocalValue(row, found[1])
+    found = store.get(_object(backend.pk, row.stamp), spec.type)
+    if found is not None:
+        local = _LocalValue(row, found)
         _local.put((backend.pk, key), local)
         return local
     if not store.is_down():
@@ -298,8 +308,9 @@ def _load(backend: Backend, key: SourceKey, row: SourceRow) -> _LocalValue | Non
 
 def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
     counts.add(backend.pk, calls=1)
+    kind = driver.sources[key.source].type
     try:
-        value = driver.fetch(key)
+        value = store.checked(driver.fetch(key), kind)
     except SourceFailed as failure:
         _store_error(backend, key, lead, {"code": failure.code, **failure.data})
     except Exception as failure:
@@ -307,16 +318,16 @@ def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> Non
         text = f"{type(failure).__name__}: {failure}"
         _store_error(backend, key, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        _store_value(backend, key, lead, value)
+        _store_value(backend, key, lead, value, kind)
 
 
-def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any) -> None:
+def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any, kind: Any) -> None:
     stamp, now = store.new_stamp(), timezone.now()
     fields: dict[str, Any] = {
         "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
         "fetched_at": now, "error": None, "failed_at": None, "failures": 0,
     }  # fmt: skip
-    if lead.holder is None or not store.put(_object(backend.pk, stamp), (stamp, value), KEEP_S):
+    if lead.holder is None or not store.put(_object(backend.pk, stamp), value, kind, KEEP_S):
         row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
         _local.put((backend.pk, key), _LocalValue(row, value))
         store.restamp(catalog_name(backend.pk))

@@ -1,4 +1,4 @@
-"""Objects shared by all processes through `caches["offers"]`, and each process's local copies.
+"""Objects shared by all processes through `caches["offers"]` as JSON, and each process's local copies.
 
 A stamp is a random id in a small key of its own: objects made under another stamp are outdated. Unlike a counter, it
 cannot repeat after the cache was emptied.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import logging
 import os
 import secrets
@@ -25,6 +26,7 @@ from typing import Any, Generic, TypeVar
 from django.core.cache import caches
 from django.db import DatabaseError
 from django.utils import timezone
+from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from dstackweb import __version__
@@ -129,14 +131,26 @@ def restamp(*names: str) -> None:
         _try(partial(caches["offers"].set, name, new_stamp(), STAMP_TTL_S), name)
 
 
-def get(name: str) -> Any:
-    """The object, or None: missing, unreadable, or the cache is down."""
-    return _try(lambda: caches["offers"].get(_object(name)), _object(name))
+def get(name: str, kind: Any) -> Any:
+    """The object, which is of the type `kind`, or None: missing, unreadable, or the cache is down."""
+
+    def read() -> Any:
+        found = caches["offers"].get(_object(name))
+        return None if found is None else _adapter(kind).validate_json(found)
+
+    return _try(read, _object(name))
 
 
-def put(name: str, value: Any, ttl_s: float) -> bool:
-    _try(lambda: caches["offers"].set(_object(name), value, ttl_s), _object(name))
+def put(name: str, value: Any, kind: Any, ttl_s: float) -> bool:
+    """Store an object of the type `kind`, one that pydantic knows; False if the cache is down."""
+    text = _adapter(kind).dump_json(value).decode()
+    _try(lambda: caches["offers"].set(_object(name), text, ttl_s), _object(name))
     return not is_down()
+
+
+def checked(value: Any, kind: Any) -> Any:
+    """The value, which can be stored as an object of the type `kind`. Raises ValueError for any other."""
+    return _adapter(kind).validate_python(value)
 
 
 def delete(*names: str) -> None:
@@ -159,8 +173,13 @@ def forget() -> None:
 
 
 def _object(name: str) -> str:
-    """With this program's version: pickles of another version may not fit its code."""
+    """With this program's version: objects of another version may not fit its types."""
     return f"{__version__}:{name}"
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _try(call: Callable[[], T], name: str) -> T | None:

@@ -224,7 +224,7 @@ def _broker() -> Iterable[HealthCheck]:
 
 def _offers() -> Iterable[HealthCheck]:
     """One small read of the offers cache, as this process sees it."""
-    store.get("health")
+    store.get("health", str)
     away = store.health()
     if away is None:
         yield HealthCheck(_("Offers cache"), "go", _("available"))

@@ -17,7 +17,15 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
+from dstackweb.backends.contract import (
+    Availability,
+    Offer,
+    SourceFailed,
+    SourceKey,
+    SourceReading,
+    SourceSpec,
+    SourceState,
+)
 from dstackweb.backends.models import Backend
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
@@ -40,7 +48,7 @@ class Cloud:
         cloud = self
 
         class Sourced:
-            sources = {"types": 600.0, "spot": 60.0}
+            sources = {"types": SourceSpec(600.0, list[str]), "spot": SourceSpec(60.0, dict[str, str])}
 
             def __init__(self, backend: Backend) -> None:
                 self.backend = backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pytest
 from django.core.cache import caches
@@ -215,13 +216,23 @@ def test_a_cache_that_was_emptied_is_asked_anew_and_serves_nothing_old(backend: 
 def test_an_entry_that_can_not_be_read_is_none(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     (name,) = sources.objects_of(backend.pk)
-    for garbage in ("text", ("another stamp", ["old"]), (1, 2, 3)):
-        store.put(name, garbage, 60)
+    for garbage in ("text", {"another": ["old"]}, [1, 2, 3]):
+        store.put(name, garbage, Any, 60)
         other_process()
         assert sources.read(backend, TYPES).state is FAILED
-        cloud.says[TYPES] = [garbage]
-        assert sources.refresh(backend, TYPES).value == [garbage]
+        cloud.says[TYPES] = [str(garbage)]
+        assert sources.refresh(backend, TYPES).value == [str(garbage)]
         (name,) = sources.objects_of(backend.pk)
+
+
+def test_an_answer_of_another_type_is_a_failure_beside_the_last_good_value(backend: Backend, cloud: Cloud) -> None:
+    sources.refresh(backend, TYPES)
+    cloud.says[TYPES] = {"not": "a list"}
+    sources.refresh_now(backend)
+    reading = sources.refresh(Backend.objects.get(), TYPES)
+    assert (reading.state, reading.value) == (STALE, ["g5", "g6"])
+    assert reading.error is not None
+    assert reading.error["code"] == "service_error"
 
 
 def test_one_region_that_fails_leaves_the_others(backend: Backend, cloud: Cloud) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import os
+import pickle
 import secrets
 import time
 from collections.abc import Iterator
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.lib.models import CacheRow
 from dstackweb.offers import catalog, sources, store
 from dstackweb.offers.models import SourceRow
 from tests import servers
@@ -46,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_offers_cache_tells_when_it_is_away() -> None:
     from django.conf import settings
 
-    options = settings.CACHES["offers"]["OPTIONS"]
+    options = settings.CACHES["offers"].get("OPTIONS", {})
     assert options.get("IGNORE_EXCEPTIONS") is (None if connection.vendor == "sqlite" else False)
 
 
@@ -69,24 +74,25 @@ def test_a_stamp_that_can_not_be_read_is_replaced() -> None:
 
 
 def test_an_object_that_can_not_be_read_is_none_and_the_cache_is_not_away() -> None:
-    store.put("o", [1], 60)
-    assert store.get("o") == [1]
+    store.put("o", [1], list[int], 60)
+    assert store.get("o", list[int]) == [1]
     _spoil(store._object("o"))
-    assert store.get("o") is None
+    assert store.get("o", list[int]) is None
     assert store.health() is None
-    store.put("o", [2], 60)
-    assert store.get("o") == [2]
+    store.put("o", [2], list[int], 60)
+    assert store.get("o", list[str]) is None
+    assert store.get("o", list[int]) is None
 
 
 def test_a_redis_that_died_is_told_and_left_alone_for_a_while(redis: servers.Server) -> None:
-    assert store.put("o", [1], 60)
+    assert store.put("o", [1], list[int], 60)
     assert store.health() is None
     redis.kill()
-    assert store.get("o") is None
+    assert store.get("o", list[int]) is None
     told = store.health()
     assert told is not None
     assert "onnection" in told.error
-    assert not store.put("o", [1], 60)
+    assert not store.put("o", [1], list[int], 60)
     began = time.monotonic()
     assert [store.stamp("s") for _ in range(1000)] == [store.stamp("s")] * 1000
     assert time.monotonic() - began < 0.5
@@ -101,7 +107,7 @@ def test_without_the_cache_a_process_fetches_for_itself_once_and_serves_that(
     sources.refresh(backend, TYPES)
     assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
     redis.kill()
-    store.get("x")
+    store.get("x", str)
     assert sources.read(backend, TYPES).state is SourceState.FRESH
     assert sources.read(backend, SPOT).state is SourceState.FAILED
     assert eventually(lambda: sources.read(backend, SPOT).state is SourceState.FRESH)
@@ -117,7 +123,7 @@ def test_without_the_cache_twenty_threads_of_a_process_make_one_call(
 ) -> None:
     cloud.takes_s = 0.3
     redis.kill()
-    store.get("x")
+    store.get("x", str)
     assert store.health() is not None
     found = at_once(20, lambda: len(catalog.CachedDriver(plain, wait_s=20).offers(ANY)))
     assert found == [1] * 20
@@ -127,7 +133,7 @@ def test_without_the_cache_twenty_threads_of_a_process_make_one_call(
 @pytest.mark.usefixtures("quick")
 def test_a_failure_without_the_cache_is_held_off_as_well(redis: servers.Server, backend: Backend, cloud: Cloud) -> None:
     redis.kill()
-    store.get("x")
+    store.get("x", str)
     cloud.says = {TYPES: RuntimeError("away, too")}
     eventually(lambda: sources.read(backend, TYPES).error)
     for _ in range(20):
@@ -146,7 +152,7 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
     assert store.stamp("s")
     redis.start()
     cloud.says[TYPES] = ["g7"]
-    eventually(lambda: store.put("x", 1, 60))
+    eventually(lambda: store.put("x", 1, int, 60))
     assert store.health() is None
     sources.forget()
     catalog.forget()
@@ -169,7 +175,7 @@ def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
     assert all_ended([fork(lambda: sources.refresh(backend, TYPES, share=0.0))])
     redis.kill()
     redis.start()
-    eventually(lambda: store.put("x", 1, 60))
+    eventually(lambda: store.put("x", 1, int, 60))
     assert [offer.instance_type for offer in looking.offers(ANY)] == ["p4d"]
     assert sources.read(backend, TYPES).state is SourceState.FAILED
     assert sources.refresh(backend, TYPES).value == ["g7"]
@@ -191,6 +197,32 @@ def test_a_process_keeps_what_was_used_last_and_never_more(most: int, acts: list
     assert {key for key in range(7) if kept.get(key) is not None} == set(used)
 
 
+class Bomb:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("alias", ["default", "offers"])
+def test_a_pickle_in_the_cache_is_never_loaded(alias: str, tmp_path: Path) -> None:
+    """A job that reaches Redis could write one."""
+    cache: Any = caches[alias]
+    cache.set("k", {"a": [1, "two", None]})
+    assert cache.get("k") == {"a": [1, "two", None]}
+    bomb = pickle.dumps(Bomb(tmp_path / "gone-off"))
+    if connection.vendor == "sqlite":
+        CacheRow.objects.filter(key=cache.make_key("k")).update(value=base64.b64encode(bomb).decode())
+    else:
+        cache.client.get_client().set(cache.make_key("k"), bomb)
+    with contextlib.suppress(ValueError):
+        cache.get("k")
+    assert not (tmp_path / "gone-off").exists()
+
+
 def _settle() -> None:
     """Wait for what this process does in the background."""
     for refresh in list(sources._refreshes.values()):
@@ -198,12 +230,10 @@ def _settle() -> None:
 
 
 def _spoil(name: str) -> None:
-    """Write what is no pickle over an entry."""
+    """Write what is no JSON over an entry."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE dstackweb_cache_offers SET value = %s WHERE cache_key = %s", ["?nonsense?", f":1:{name}"]
-            )
+            cursor.execute("UPDATE lib_cacherow SET value = %s WHERE key = %s", ["?nonsense?", f"offers:1:{name}"])
             assert cursor.rowcount == 1
     else:
         cache: Any = caches["offers"]
@@ -214,7 +244,7 @@ def test_without_the_cache_all_threads_of_a_process_have_one_stamp(
     redis: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis.kill()
-    store.get("x")
+    store.get("x", str)
 
     def made_slowly() -> str:
         stamp = secrets.token_hex(12)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from dstackweb.backends.contract import (
     SourceFailure,
     SourceKey,
     SourceReading,
+    SourceSpec,
 )
 from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthCheck, Kind, QuotaFamily
 from dstackweb.lib.errors import DomainError
@@ -43,12 +45,12 @@ HOUR_S = 3600.0
 class AwsBackend(Cloud):
     """One account. All calls wait for their turn in the rate limits that all processes share (docs/aws.md)."""
 
-    sources: Mapping[str, float] = {
-        "instance_types": 12 * HOUR_S,
-        "prices": 12 * HOUR_S,
-        "spot_prices": 300.0,
-        "quotas": 600.0,
-        "subnets": 12 * HOUR_S,
+    sources: Mapping[str, SourceSpec] = {
+        "instance_types": SourceSpec(12 * HOUR_S, dict[str, instance_types.InstanceType]),
+        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal]),
+        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]]),
+        "quotas": SourceSpec(600.0, dict[str, quotas.Quota]),
+        "subnets": SourceSpec(12 * HOUR_S, dict[str, str]),
     }
 
     def __init__(self, backend: Backend) -> None:

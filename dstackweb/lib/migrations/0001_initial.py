@@ -49,6 +49,14 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='CacheRow',
+            fields=[
+                ('key', models.CharField(max_length=255, primary_key=True, serialize=False)),
+                ('value', models.TextField()),
+                ('expires_at', models.DateTimeField(db_index=True, null=True)),
+            ],
+        ),
+        migrations.CreateModel(
             name='SchemaVersion',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -13,7 +13,7 @@ from django_q.models import OrmQ
 
 from dstackweb.backends import services
 from dstackweb.backends.models import HostInvite
-from dstackweb.lib.models import Lease
+from dstackweb.lib.models import CacheRow, Lease
 from dstackweb.lib.sql import for_each
 from dstackweb.offers import counts
 from dstackweb.runs.models import Move, Run, Verdict
@@ -37,6 +37,7 @@ def keep_house() -> None:
         partial(services.forget_secrets, now - instances.SEARCHED_FOR),
         SessionStore.clear_expired,
         partial(counts.prune, now),
+        CacheRow.expired().delete,
         Lease.objects.filter(expires_at__lt=now - LOST_TASK_AGE).delete,
         OrmQ.objects.filter(lock__lt=now - LOST_TASK_AGE).delete,
     )

@@ -59,7 +59,6 @@ def prepare() -> None:
     Their ageing steps differ, one of them strict. Some runs wait.
     """
     call_command("migrate", verbosity=0)
-    call_command("createcachetable", verbosity=0)
     members = {name: make_user(name) for name in (*acts.MEMBERS, acts.MANAGER)}
     steps = {"main": {"default": 30, "night": None}, "lab": {"default": 1, "night": 240}}
     for project, most in [(make_project("main"), 80), (make_project("lab", weight=3), 60)]:

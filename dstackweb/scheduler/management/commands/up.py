@@ -120,7 +120,6 @@ def prepare() -> Bootstrap:
         # Several servers may start on one database: the first sets it up.
         with schema.alone(schema.say_on_stderr):
             call_command("migrate", interactive=False, verbosity=0)
-            call_command("createcachetable", verbosity=0)
             admin = bootstrap()
             ensure_default_profile()
             sources.preload(timezone.now())

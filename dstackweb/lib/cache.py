@@ -1,0 +1,63 @@
+"""The cache of a deployment without Redis: plain data as JSON in rows of the database.
+
+Django's own database cache unpickles what it reads, so whoever can write a row would run code.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.db import transaction
+from django.utils import timezone
+
+from dstackweb.lib.models import CacheRow
+
+
+class RowCache(BaseCache):
+    """A cache backend of Django; caches of different KEY_PREFIX share the table. Housekeeping deletes expired rows."""
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(params)
+
+    def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
+        """Raises ValueError for a value that is no JSON."""
+        found = CacheRow.current().filter(pk=self._row(key, version)).values_list("value", flat=True).first()
+        return default if found is None else json.loads(found)
+
+    def set(self, key: str, value: Any, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None) -> None:
+        """`value` must be JSON data. Raises TypeError."""
+        row = CacheRow(key=self._row(key, version), value=json.dumps(value), expires_at=self._expiry(timeout))
+        with transaction.atomic():
+            CacheRow.objects.bulk_create(
+                [row], update_conflicts=True, unique_fields=["key"], update_fields=["value", "expires_at"]
+            )
+
+    def add(self, key: str, value: Any, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        """Among several processes the first one's value counts."""
+        name, text = self._row(key, version), json.dumps(value)
+        with transaction.atomic():
+            CacheRow.expired().filter(pk=name).delete()
+            defaults = {"value": text, "expires_at": self._expiry(timeout)}
+            _row, is_new = CacheRow.objects.get_or_create(pk=name, defaults=defaults)
+        return is_new
+
+    def touch(self, key: str, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        row = CacheRow.current().filter(pk=self._row(key, version))
+        return bool(row.update(expires_at=self._expiry(timeout)))
+
+    def delete(self, key: str, version: int | None = None) -> bool:
+        deleted, _ = CacheRow.objects.filter(pk=self._row(key, version)).delete()
+        return bool(deleted)
+
+    def clear(self) -> None:
+        CacheRow.objects.filter(pk__startswith=f"{self.key_prefix}:").delete()
+
+    def _row(self, key: str, version: int | None) -> str:
+        return self.make_and_validate_key(key, version=version)
+
+    def _expiry(self, timeout: float | None) -> dt.datetime | None:
+        seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
+        return None if seconds is None else timezone.now() + dt.timedelta(seconds=seconds)
