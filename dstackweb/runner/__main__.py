@@ -1,16 +1,18 @@
-"""`python -m dstackweb.runner`: the runner of one job, with its orders as JSON on standard input.
+"""`python -m dstackweb.runner`: starts a runner for each line of standard input, which is its orders as JSON.
 
 With the argument `agent`, the agent of a cloud instance instead (`agent.py`).
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
 from typing import Any
 
+from dstackweb.runner import tree
 from dstackweb.runner.state import StateDir
 
 LOG_LIMIT = 1 << 20
@@ -18,24 +20,29 @@ NO_SUCH_JOB = 404
 
 
 def main() -> None:
-    """Start the runner of one job, or with the argument `agent` the agent of an instance."""
+    """Start runners, one for each line of orders, or with the argument `agent` the agent of an instance."""
     if sys.argv[1:2] == ["agent"]:
         from dstackweb.runner import agent
 
         sys.exit(agent.main(sys.argv[2:]))
-    _launch()
+    from dstackweb.runner import loop  # noqa: F401  what all runners share is loaded once
+
+    tree.protect_memory()  # the tokens of jobs come through here
+    gc.freeze()
+    for line in sys.stdin.buffer:
+        sys.stdout.write(_launch(json.loads(line)))
+        sys.stdout.flush()
 
 
-def _launch() -> None:
-    """Detach by forking twice, so that the runner has no session or parent; print one line with the result."""
-    orders: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+def _launch(orders: dict[str, Any]) -> str:
+    """Detach a runner by forking twice, so that it has no session or parent; one line with the result."""
     read_end, write_end = os.pipe()
-    if os.fork():
+    if pid := os.fork():
         os.close(write_end)
         with os.fdopen(read_end) as answer:
-            sys.stdout.write(answer.read())
-        os.wait()
-        return
+            text = answer.read()
+        os.waitpid(pid, 0)
+        return text or "{}\n"
     os.setsid()
     if os.fork():
         os._exit(0)

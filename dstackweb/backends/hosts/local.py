@@ -6,12 +6,11 @@ Each step may be repeated or doubled at any moment. A living runner is recognize
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,14 +23,13 @@ from django.conf import settings
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner import cgroups
+from dstackweb.runner.launcher import Launcher, NotLaunched
 from dstackweb.runner.relay import start_relay
 from dstackweb.runner.state import runner_lives
 from dstackweb.runner.tree import MARKER
 
 log = logging.getLogger(__name__)
 
-LAUNCH_S = 10.0
-"""How long a runner may take to detach."""
 KILL_S = 2.0
 """How long a kill waits for the processes to end; the next call continues."""
 AT_ONCE = 200
@@ -119,25 +117,18 @@ def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
 
 
 def _launch(order: Mapping[str, object]) -> dict[str, object]:
-    # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": str(settings.BASE_DIR)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-S", "-m", "dstackweb.runner"],
-            input=json.dumps(dict(order)),
-            capture_output=True,
-            text=True,
-            env=env,
-            cwd="/",
-            timeout=LAUNCH_S,
-            check=True,
-        )
-        answer: dict[str, object] = json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        raise StartFailed(f"the runner failed with {error.returncode}: {error.stderr.strip()[-500:]}") from error
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        raise StartFailed(f"the runner gave no answer: {error}") from error
-    return answer
+        return _launcher(str(settings.BASE_DIR)).launch(order)
+    except NotLaunched as error:
+        raise StartFailed(str(error)) from error
+
+
+@functools.cache
+def _launcher(program: str) -> Launcher:
+    """This process's own, kept for its life. `program`: the folder of the code."""
+    # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": program}
+    return Launcher([sys.executable, "-S", "-m", "dstackweb.runner"], env)
 
 
 def runner_alive(job_id: UUID) -> bool:

@@ -109,13 +109,41 @@ def test_a_second_start_changes_nothing_while_a_runner_lives(serve: Callable[...
     assert api.log.count(b"once") == 1
 
 
-def test_starting_is_quick_and_leaves_no_child(serve: Callable[..., JobApi]) -> None:
-    api = serve("sleep 60")
+def test_starting_is_quick_and_all_starts_share_one_child(serve: Callable[..., JobApi]) -> None:
+    first, second = serve("sleep 60"), serve("sleep 60")
+    launch(first)
     before = time.monotonic()
-    launch(api)
-    assert time.monotonic() - before < 3
-    assert local.runner_alive(api.job)
-    assert not [child for child in psutil.Process().children() if "dstackweb.runner" in " ".join(child.cmdline())]
+    launch(second)
+    assert time.monotonic() - before < 1
+    assert local.runner_alive(first.job)
+    assert local.runner_alive(second.job)
+    assert len(launchers()) == 1
+    assert not {_runner_pid(first.job), _runner_pid(second.job)} & {p.pid for p in psutil.Process().children(True)}
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_or_hangs_harms_no_job_and_the_next_start_makes_another(
+    serve: Callable[..., JobApi], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstackweb.runner.launcher.ANSWER_S", 2.0)
+    first, second, third = serve("echo begun; sleep 0.5; echo over"), serve("echo second"), serve("echo third")
+    launch(first)
+    eventually(lambda: b"begun" in first.log)
+    [launcher] = launchers()
+    launcher.kill()
+    launch(second)
+    [launcher] = launchers()
+    launcher.suspend()
+    launch(third)
+    eventually(lambda: first.exit and second.exit and third.exit)
+    assert [bytes(api.log) for api in (first, second, third)] == [b"begun\nover\n", b"second\n", b"third\n"]
+    assert [len(set(api.claims)) for api in (first, second, third)] == [1, 1, 1]
+
+
+def launchers() -> list[psutil.Process]:
+    """This process's launchers of runners."""
+    mine = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+    return [child for child in mine if "dstackweb.runner" in child.cmdline()]
 
 
 def test_nothing_of_the_servers_environment_reaches_a_runner_or_its_job(
